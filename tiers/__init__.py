@@ -1,0 +1,1 @@
+"""Where bytes live: null, memory, DRAM arena, NVMe (imports nothing of ours)."""

@@ -1,0 +1,32 @@
+"""What can go wrong in a tier, grouped by when it happens.
+
+Opening a tier raises, because a daemon must not start on storage it cannot trust.
+Moving records never raises for one bad record: `Tier.put` and `Tier.get` answer per
+record, so that one bad sector costs one block and not a batch.
+"""
+
+from __future__ import annotations
+
+
+class TierError(Exception):
+    """Any failure of a tier; the message names the tier, the file and what is allowed."""
+
+
+class OpenError(TierError):
+    """The tier's storage cannot be opened: missing, not writable, or wrong settings."""
+
+
+class NotOursError(OpenError):
+    """The path holds something that this project did not write; nothing was touched."""
+
+
+class VersionError(OpenError):
+    """The storage was written by another format version; nothing was touched."""
+
+
+class BusyError(OpenError):
+    """Another process holds this storage."""
+
+
+class RecordSizeError(TierError):
+    """A record is empty or larger than a slab, so no slot can hold it."""
