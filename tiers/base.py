@@ -106,9 +106,10 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[Get]:
+    def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
         """Copy records into the given views, verifying each checksum; one answer per item.
 
+        An answer is (HIT, the record's checksum), or what else happened and b"".
         A view must be exactly as long as the record (else CORRUPT is *not* claimed: MISS).
         Drops a record that turns out corrupt. Blocks on the medium; never raises for one
         record. After anything but HIT the content of that view is undefined.
