@@ -1,0 +1,8 @@
+"""`python -m kvstore` is the same as the `kvstore` command."""
+
+import sys
+
+from kvstore.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

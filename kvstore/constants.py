@@ -1,0 +1,52 @@
+"""Every limit of the daemon that is not a setting, by room, with what it protects.
+
+A number that an operator should choose is a key of `kvstore.config`; a number that only
+has to be sane is here. The relations between them are checked when this is imported, so
+a bad edit stops the first test and not the first user.
+"""
+
+from __future__ import annotations
+
+import struct
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+
+def require(truth: bool, relation: str) -> None:
+    """Stop at import when a relation between limits does not hold (our bug, not the user's)."""
+    if not truth:
+        raise AssertionError(f"constants: {relation}")
+
+
+# ---- configuration (kvstore/config.py): the ranges that settings must lie in -----------
+CONFIG_FILE_BYTES_MAX = 1 * MIB  # a larger one is not a configuration file
+DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
+NVME_CAPACITY_BYTES_MIN, NVME_CAPACITY_BYTES_MAX = 4 * MIB, 1024 * TIB
+SLAB_ALIGN_BYTES = 2 * MIB  # slabs start on huge pages
+SLAB_BYTES_MAX = 256 * MIB  # what one slab's slot numbers can address at 4 KiB a slot
+SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
+NVME_DIRECTORIES_MAX = 64
+IO_THREADS_MAX = 256
+SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
+NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
+
+# ---- process (kvstore/service.py, kvstore/datadir.py) ----------------------------------
+DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
+DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
+TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
+CHECK_IDLE_S = 300.0  # the books are proven when nothing was asked for this long
+STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happened
+
+# ---- command line (kvstore/cli) --------------------------------------------------------
+STATUS_TIMEOUT_S = 5.0  # a daemon that does not answer for this long counts as unreachable
+CHECK_TIMEOUT_S = 120.0  # check() reads every row of every tier
+WATCH_INTERVAL_S_MIN = 0.1
+VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
+
+require(SLAB_ALIGN_BYTES <= SLAB_BYTES_MAX and SLAB_BYTES_MAX % SLAB_ALIGN_BYTES == 0, "slabs are whole huge pages")
+require(SLAB_BYTES_MAX <= DRAM_CAPACITY_BYTES_MAX, "a slab fits into the largest arena")
+require(DRAM_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest arena holds a slab")
+require(NVME_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest NVMe directory holds a slab")
+require(SLOT_BYTES_MIN_MIN <= SLOT_BYTES_MIN_MAX <= SLAB_BYTES_MAX, "the smallest slot fits into a slab")
+require(STATUS_TIMEOUT_S < CHECK_TIMEOUT_S, "a check may take longer than a status")
+require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
