@@ -1,0 +1,234 @@
+"""The frames of the local door: what travels over the daemon's Unix socket.
+
+    frame    │ u32 LE payload length │ payload: msgpack array, its first element the tag │
+
+    client                                    daemon
+      │  Hello(protocol, label, pid, attach) ─▶ │   peer uid checked (SO_PEERCRED)
+      │ ◀─ Welcome(…) + arena fd (SCM_RIGHTS)   │   or Error, and the connection closes
+      │  request ─▶                             │
+      │ ◀─ one answer per request, in order     │   an Error answers one request; the
+      │                                         │   connection goes on unless framing broke
+
+Block hashes travel joined, `hash_bytes` each, so that 2048 of them cost one copy and not
+2048 objects. KV bytes never travel here: they go through the arena, whose file descriptor
+comes with Welcome. That descriptor is a file description of the client's own: were it
+shared with the daemon, the daemon's lock on the arena would outlive the daemon.
+
+Requests have tags below 64, answers from 64 on. Fields may be added at the end, with a
+default; anything else raises PROTOCOL_VERSION.
+
+Light on purpose: the client imports this module inside inference engines.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+
+HEADER = struct.Struct("<I")
+HEADER_BYTES = HEADER.size
+FRAME_BYTES_MAX = 4 << 20  # payload; a larger claim closes the connection
+HELLO_BYTES_MAX = 4096  # payload of a Hello, before we know who is talking
+
+DIGEST_BYTES = 16
+CHECKSUM_BYTES = 16
+HASH_BYTES_MAX = 64
+HASHES_MAX = 65536  # per lookup, residency or prefetch
+LEASE_HASHES_MAX = 4096  # per reserve or acquire
+LOOKUP_NAMESPACES_MAX = 64
+WAIT_MS_MAX = 60_000
+LABEL_CHARS_MAX = 200
+
+# Bits of one residency byte.
+IN_DRAM = 1
+IN_NVME = 2
+PREFIX_BROKEN = 128
+
+assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
+assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
+
+_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Text = Annotated[str, Meta(max_length=1024)]
+
+
+# Requests ---------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, array_like=True, tag=1):
+    """The first frame. attach: whether the arena is wanted (admin tools do without)."""
+
+    protocol: int
+    label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
+    pid: int
+    attach: bool = True
+
+
+class Register(msgspec.Struct, array_like=True, tag=2):
+    """Make a namespace known. digest: over all that must be equal for bytes to be reusable. record_bytes:
+    size of every record. fields: the identity in words, for people. Answer: Registered."""
+
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    record_bytes: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    hash_bytes: Annotated[int, Meta(ge=1, le=HASH_BYTES_MAX)]
+    block_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    fields: Annotated[dict[_Text, _Text], Meta(max_length=64)]
+
+
+class Lookup(msgspec.Struct, array_like=True, tag=3):
+    """How many leading blocks do *all* these namespaces hold? Answer: Count."""
+
+    namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
+    hashes: bytes
+
+
+class Residency(msgspec.Struct, array_like=True, tag=4):
+    """Where is each block? Answer: Places."""
+
+    namespace: _Id
+    hashes: bytes
+
+
+class Reserve(msgspec.Struct, array_like=True, tag=5):
+    """Room for the blocks not yet held. parent: the block hash before the first, or b"". Answer: Reserved."""
+
+    namespace: _Id
+    hashes: bytes
+    parent: bytes
+
+
+class Commit(msgspec.Struct, array_like=True, tag=6):
+    """Commit these indexes of a lease (16 bytes of checksum each), abort its others. Answer: Count."""
+
+    lease: _Id
+    indexes: Annotated[list[_Id], Meta(max_length=LEASE_HASHES_MAX)]
+    checksums: bytes
+
+
+class Acquire(msgspec.Struct, array_like=True, tag=7):
+    """Hold blocks for reading, waiting at most wait_ms for slower tiers. Answer: Acquired."""
+
+    namespace: _Id
+    hashes: bytes
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)]
+
+
+class Release(msgspec.Struct, array_like=True, tag=8):
+    """Give a read lease back. Answer: Done."""
+
+    lease: _Id
+
+
+class Prefetch(msgspec.Struct, array_like=True, tag=9):
+    """Start promoting blocks to DRAM; hold nothing. Answer: Count (blocks on the way)."""
+
+    namespace: _Id
+    hashes: bytes
+
+
+class Status(msgspec.Struct, array_like=True, tag=10):
+    """Answer: StatusReport."""
+
+
+class Check(msgspec.Struct, array_like=True, tag=11):
+    """Prove that the books balance. Answer: Problems."""
+
+
+class Ping(msgspec.Struct, array_like=True, tag=12):
+    """Answer: Done."""
+
+
+# Answers ----------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=64):
+    """instance: who answers. owner, lock_base: the client locks byte lock_base + owner of the arena file
+    (OFD write lock) while it may write. Without attach: arena_bytes, owner and lock_base are 0."""
+
+    protocol: int
+    instance: str
+    arena_bytes: int
+    owner: int
+    lock_base: int
+
+
+class Registered(msgspec.Struct, array_like=True, tag=65):
+    namespace: int
+
+
+class Count(msgspec.Struct, array_like=True, tag=66):
+    value: int
+
+
+class Places(msgspec.Struct, array_like=True, tag=67):
+    """One byte a hash: 0 absent, else IN_DRAM | IN_NVME | PREFIX_BROKEN."""
+
+    residency: bytes
+
+
+class Reserved(msgspec.Struct, array_like=True, tag=68):
+    """slots: (index into hashes, offset, generation offset, generation). full: no room for the rest.
+    lease is 0 where there are no slots."""
+
+    lease: int
+    slots: list[tuple[int, int, int, int]]
+    full: bool
+
+
+class Acquired(msgspec.Struct, array_like=True, tag=69):
+    """slots: (offset, generation offset, generation, tier it came from) or None, one per hash.
+    pending: some are None only because they are still on the way. lease is 0 where all are None."""
+
+    lease: int
+    slots: list[tuple[int, int, int, int] | None]
+    pending: bool
+
+
+class Done(msgspec.Struct, array_like=True, tag=70):
+    pass
+
+
+class StatusReport(msgspec.Struct, array_like=True, tag=71):
+    report: dict[str, Any]
+
+
+class Problems(msgspec.Struct, array_like=True, tag=72):
+    lines: list[str]
+
+
+class Error(msgspec.Struct, array_like=True, tag=127):
+    """A refusal; code is one of those in kvstore.errors."""
+
+    code: str
+    message: str
+
+
+Request = (
+    Register | Lookup | Residency | Reserve | Commit | Acquire | Release | Prefetch | Status | Check | Ping
+)
+Answer = Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Error
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame_into(message: msgspec.Struct, buffer: bytearray) -> None:
+    """Replace the content of `buffer` by the frame of `message`; its memory is reused."""
+    _encoder.encode_into(message, buffer, HEADER_BYTES)
+    HEADER.pack_into(buffer, 0, len(buffer) - HEADER_BYTES)
+
+
+def encode_frame(message: msgspec.Struct) -> bytearray:
+    """The frame of `message`, in fresh memory."""
+    buffer = bytearray(256)
+    encode_frame_into(message, buffer)
+    return buffer
+
+
+hello_decoder = msgspec.msgpack.Decoder(Hello)
+welcome_decoder: msgspec.msgpack.Decoder[Welcome | Error] = msgspec.msgpack.Decoder(Welcome | Error)
+request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
