@@ -1,0 +1,166 @@
+"""A tiny language model, made on the spot: real enough for vLLM, the same bytes on every machine.
+
+A Llama of 4 layers with 2 KV heads of 64, 2.6 million seeded random parameters, and a
+byte-level BPE tokenizer trained here on a page of text. It says nothing sensible, and that
+does not matter: what matters is that its greedy output depends on every token before it, so
+that one wrong KV block changes the output.
+
+Two things make it so, and plain small random weights have neither:
+
+* the embedding and the output head are separate, else the model repeats its last token;
+* the attention weights are scaled up, so that scores differ between tokens and what
+  attention reads outweighs the residual stream it is added to.
+
+Weights are float32. In a 16-bit type the rounding of a prefill that starts at a cached
+prefix could flip a near-tie of two logits, and the demo would blame the cache for it.
+Written with numpy, safetensors and tokenizers alone: importing transformers takes longer than
+making the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MODEL_VERSION = 1  # raise when anything below changes: made models are found again by this number
+SEED = 20_260_101
+VOCABULARY = 512
+HIDDEN = 256
+LAYERS = 4
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 64
+INTERMEDIATE = 512
+POSITIONS_MAX = 4096
+ATTENTION_SCALE = 3.0  # times 1/sqrt(fan-in): scores spread over several units, softmax is peaked
+END_TOKEN = "<|end|>"
+
+TRAINING_TEXT = """
+A cache keeps what was paid for once, so that it need not be paid for again. The engine reads a
+prompt, and for every token it works out a key and a value in every layer. When the next request
+begins with the same words, the same keys and values would come out: so they are kept, in blocks,
+and each block is named by everything that stands before it. A block that is found is a block that
+need not be computed. A block that is wrong is worse than a block that is missing, and therefore
+each carries a checksum, and what fails its checksum is a miss and is counted.
+
+Memory is fast and small, disks are slower and larger, and the store of another region is slow and
+has no end. What was read often stays near; what was not read for long moves away, leaves before
+their parents, so that no prefix is broken. When the machine is stopped in the middle of a write,
+nothing half-written is ever seen: a row is ready or it is free. The next morning the daemon starts,
+adopts the memory that was left behind, looks at every row, and is warm before the first question
+comes. You are a careful assistant. Answer the question with the numbers from the table, name the
+line you took them from, and say so when the table does not tell. Question: which tier held the most
+blocks on Monday, and how many of 0 1 2 3 4 5 6 7 8 9 were read again? Answer:
+"""
+
+
+def ensure_model(directory: Path) -> Path:
+    """The model's directory under `directory`, made there if it is not complete yet.
+
+    Blocks for about a second when it has to be made. Raises OSError where the directory cannot be written.
+    """
+    target = directory / f"tiny-llama-{MODEL_VERSION}"
+    if (target / "config.json").is_file():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix="tiny-llama-", dir=directory))
+    try:
+        _write_tokenizer(staging)
+        _write_weights(staging)
+        _write_config(staging)
+        os.chmod(staging, 0o755)
+        staging.rename(target)
+    except OSError:
+        shutil.rmtree(staging, ignore_errors=True)
+        if not (target / "config.json").is_file():  # another process may have been faster
+            raise
+    return target
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END_TOKEN,
+            "model_max_length": POSITIONS_MAX,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+
+
+def _write_weights(directory: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(SEED)
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
+        return (rng.standard_normal((rows, columns)) * (scale / columns**0.5)).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN, HIDDEN**0.5),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "lm_head.weight": matrix(VOCABULARY, HIDDEN, 4.0),
+    }
+    for layer in range(LAYERS):
+        head = f"model.layers.{layer}."
+        tensors[head + "input_layernorm.weight"] = np.ones(HIDDEN, np.float32)
+        tensors[head + "post_attention_layernorm.weight"] = np.ones(HIDDEN, np.float32)
+        tensors[head + "self_attn.q_proj.weight"] = matrix(HEADS * HEAD_DIM, HIDDEN, ATTENTION_SCALE)
+        tensors[head + "self_attn.k_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, HIDDEN)
+        tensors[head + "self_attn.v_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, HIDDEN, ATTENTION_SCALE)
+        tensors[head + "self_attn.o_proj.weight"] = matrix(HIDDEN, HEADS * HEAD_DIM)
+        tensors[head + "mlp.gate_proj.weight"] = matrix(INTERMEDIATE, HIDDEN)
+        tensors[head + "mlp.up_proj.weight"] = matrix(INTERMEDIATE, HIDDEN)
+        tensors[head + "mlp.down_proj.weight"] = matrix(HIDDEN, INTERMEDIATE)
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _write_config(directory: Path) -> None:
+    _write_json(directory / "generation_config.json", {"eos_token_id": 0})
+    _write_json(
+        directory / "config.json",
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": HIDDEN,
+            "intermediate_size": INTERMEDIATE,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "max_position_embeddings": POSITIONS_MAX,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10_000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "eos_token_id": 0,
+        },
+    )
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
