@@ -1,0 +1,40 @@
+"""What the engine counts. Plain integers, read by status, metrics and tests.
+
+Names are those of the metrics (`docs/metrics.md`): one word per thing everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the daemon started. Blocks unless the name says otherwise."""
+
+    lookups: int = 0
+    lookup_blocks: int = 0
+    lookup_hit_blocks: int = 0
+    acquired_dram: int = 0  # handed out, by the tier they were in when asked for
+    acquired_nvme: int = 0
+    acquire_missed: int = 0  # asked for and not handed out, for any reason
+    committed: int = 0
+    reserve_held: int = 0  # asked to store and already held or being written
+    reserve_no_room: int = 0
+    promoted: int = 0
+    promote_no_room: int = 0
+    promote_failed: int = 0  # I/O error while loading
+    demoted: int = 0
+    demote_failed: int = 0
+    evicted_dram: int = 0
+    evicted_nvme: int = 0
+    lost_before_demote: int = 0  # evicted from DRAM while no other tier had it
+    corrupt_dram: int = 0  # checksum did not match after adoption
+    corrupt_nvme: int = 0
+    verified: int = 0  # adopted records whose checksum matched
+    adopted: int = 0
+    reservations_aborted: int = 0
+    expired_acquires: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

@@ -1,0 +1,116 @@
+"""Demotion: DRAM → NVMe in the background, so that what is in DRAM outlives it.
+
+    commit ─▶ queue (oldest first) ─▶ I/O thread: delete victims' rows, write records ─▶ on NVMe too
+
+A committed block is copied down as soon as the pool has nothing more urgent to do; when
+it later leaves DRAM nothing has to be written. The queue holds blocks of the arena, so
+the arena bounds it. A block that could not be written stays in DRAM and is not tried
+again: the next commit of its kind will find the tier working or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.blocks import IN_NVME, Block
+from kvstore.constants import (
+    DEMOTE_ATTEMPTS_MAX,
+    DEMOTE_BATCH_BYTES,
+    DEMOTE_BATCH_RECORDS,
+    EVICT_AHEAD_RECORDS,
+)
+from kvstore.counters import Counters
+from kvstore.promotion import Io
+from kvstore.room import Room
+from tiers.base import Put, Record
+
+
+class Demoter:
+    """Writes queued blocks to NVMe with at most `jobs_max` writes under way."""
+
+    def __init__(self, room: Room, io: Io, counters: Counters, jobs_max: int) -> None:
+        self._room = room
+        self._io = io
+        self._counters = counters
+        self._jobs_max = jobs_max
+        self._jobs = 0
+        self._writing: set[Block] = set()
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs and not self._room.demoting
+
+    def blocks_underway(self) -> list[Block]:
+        """Each is pinned once by this object."""
+        return list(self._writing)
+
+    def queue(self, block: Block) -> None:
+        """Have a block that is in DRAM only written down. No-op without an NVMe tier."""
+        if self._room.nvme is not None and not block.where & IN_NVME:
+            self._room.demoting[block] = None
+
+    def pump(self) -> None:
+        """Start as many writes as may be under way."""
+        while self._jobs < self._jobs_max:
+            batch = self._next_batch()
+            if not batch:
+                return
+            self._jobs += 1
+            self._submit(batch, [], DEMOTE_ATTEMPTS_MAX)
+
+    def _next_batch(self) -> list[Block]:
+        """A few blocks of one namespace, pinned, out of the queue's front."""
+        batch: list[Block] = []
+        for block in self._room.demoting:
+            if block in self._writing:
+                continue
+            if batch and block.namespace is not batch[0].namespace:
+                break
+            batch.append(block)
+            size_bytes = block.namespace.record_bytes
+            if len(batch) >= DEMOTE_BATCH_RECORDS or len(batch) * size_bytes >= DEMOTE_BATCH_BYTES:
+                break
+        for block in batch:
+            block.pins += 1
+            self._writing.add(block)
+        return batch
+
+    def _submit(self, batch: list[Block], victims: list[bytes], attempts: int) -> None:
+        arena = self._room.arena
+        items = [(arena.record(block.slot), arena.view(block.slot)) for block in batch]
+        self._io.submit(
+            lambda: self._write(items, victims), lambda results: self._written(batch, results, attempts)
+        )
+
+    def _write(self, items: list[tuple[Record, memoryview]], victims: list[bytes]) -> list[Put]:
+        """In an I/O thread."""
+        nvme = self._room.nvme
+        assert nvme is not None
+        if victims:
+            nvme.delete(victims)
+        return nvme.put(items)
+
+    def _written(self, batch: list[Block], results: list[Put], attempts: int) -> None:
+        again = [block for block, result in zip(batch, results, strict=True) if result is Put.NO_ROOM]
+        victims: list[bytes] = []
+        if again and attempts > 1:
+            victims = self._room.nvme_victims(again[0].namespace, max(len(again), EVICT_AHEAD_RECORDS))
+        for block, result in zip(batch, results, strict=True):
+            if result is Put.NO_ROOM and victims:
+                continue
+            self._finish(block, result)
+        if victims:
+            self._submit(again, victims, attempts - 1)
+            return
+        self._jobs -= 1
+        self.pump()
+
+    def _finish(self, block: Block, result: Put) -> None:
+        self._writing.discard(block)
+        self._room.demoting.pop(block, None)
+        if result is Put.STORED:
+            self._counters.demoted += 1
+            self._room.arrived_in_nvme(block)
+        else:
+            self._counters.demote_failed += 1
+        self._room.unpin(block)

@@ -1,0 +1,354 @@
+"""The engine: the one object that knows all tiers, and what every door asks for.
+
+              lookup  reserve/commit  acquire/release  prefetch
+                 │          │               │
+                 ▼          ▼               ▼
+              index ◀──── room ────▶ arena (DRAM)        ┌─ promotion: NVMe → DRAM, urgent
+             (where)        │                            │
+                            └──────▶ NVMe rows ◀─────────┴─ demotion: DRAM → NVMe, when idle
+
+One thread calls everything here (the daemon's event loop), and nothing blocks: bytes are
+moved by clients, in shared memory, and by the I/O pool.
+
+Invariants:
+
+* a block is handed out only from a READY slot whose bytes were committed in this daemon's
+  life, or whose checksum matched since;
+* every slot in use is READY (index: in DRAM), or WRITING (a write lease, or a load under
+  way), or quarantined by the arena; `check` counts them;
+* a lease ends with its session, at the latest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from kvstore import index
+from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.constants import VERIFY_PER_TICK_RECORDS
+from kvstore.counters import Counters
+from kvstore.demotion import Demoter
+from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
+from kvstore.leases import Acquired, ReadLease, ReadSlot, Reserved, Session, WriteLease, WriteSlot
+from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
+from kvstore.policies.lru import LeafLru
+from kvstore.promotion import Io, Promoter
+from kvstore.room import PolicyFactory, Room
+from tiers.arena import Arena
+from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
+
+log = logging.getLogger("kvstore.engine")
+
+DAEMON_OWNER = 0
+
+
+class Engine:
+    """All tiers of one node. `jobs_max` bounds the loads, and the demotions, under way at once."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        nvme: Tier | None,
+        namespaces: NamespaceRegistry,
+        io: Io,
+        policy: PolicyFactory = LeafLru,
+        clock: Callable[[], float] = time.monotonic,
+        jobs_max: int = 4,
+    ) -> None:
+        self.arena = arena
+        self.nvme = nvme
+        self.namespaces = namespaces
+        self.counters = Counters()
+        self.sessions: list[Session] = []
+        self.room = Room(arena, nvme, namespaces, policy, self.counters)
+        self.promoter = Promoter(self.room, io, self.counters, jobs_max)
+        self.demoter = Demoter(self.room, io, self.counters, jobs_max)
+        self._clock = clock
+        self._lease_number = 0
+
+    # -- sessions --
+
+    def open_session(self, owner: int, label: str = "") -> Session:
+        """A client attached; owner is its number in the arena, 0 if it has none."""
+        session = Session(owner, label)
+        self.sessions.append(session)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """Take everything back from a client that is gone. Idempotent.
+
+        Slots it was writing stay WRITING until the arena sees that its process cannot
+        write any more.
+        """
+        if session not in self.sessions:
+            return
+        self.sessions.remove(session)
+        for lease in list(session.leases.values()):
+            if isinstance(lease, WriteLease):
+                self._abort(lease, free=session.owner == DAEMON_OWNER)
+            else:
+                self._let_go(lease)
+        session.leases.clear()
+        if session.owner != DAEMON_OWNER:
+            self.arena.abandon_owner(session.owner)
+
+    def register(self, spec: NamespaceSpec) -> int:
+        """The id of a namespace. Raises NamespaceConflict, BadRequest."""
+        if len(spec.digest) != NAMESPACE_BYTES:
+            raise BadRequest(f"namespace digest of {len(spec.digest)} bytes: {NAMESPACE_BYTES} are required")
+        if not 8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES:
+            raise BadRequest(
+                f"hash_bytes {spec.hash_bytes}: allowed are 8 to {KEY_BYTES_MAX - NAMESPACE_BYTES}"
+            )
+        if not 0 < spec.record_bytes <= self.arena.layout.slab_bytes:
+            raise BadRequest(
+                f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes)"
+            )
+        return self.namespaces.register(spec).id
+
+    # -- reading --
+
+    def lookup(self, namespaces: list[int], hashes: bytes) -> int:
+        """How many leading blocks are present in all namespaces with an unbroken prefix."""
+        if not namespaces:
+            raise BadRequest("lookup: at least one namespace is required")
+        count = asked = self._count(self.namespaces.get(namespaces[0]), hashes)
+        for number in namespaces:
+            namespace = self.namespaces.get(number)
+            self._count(namespace, hashes)
+            count = index.rooted_prefix(namespace, hashes, count)
+        self.counters.lookups += 1
+        self.counters.lookup_blocks += asked
+        self.counters.lookup_hit_blocks += count
+        return count
+
+    def residency(self, number: int, hashes: bytes) -> bytes:
+        """One byte a hash: `blocks.IN_DRAM | IN_NVME | BROKEN_PREFIX`, 0 where absent."""
+        namespace = self.namespaces.get(number)
+        self._count(namespace, hashes)
+        return index.residency(namespace, hashes)
+
+    def acquire(
+        self, session: Session, number: int, hashes: bytes, on_ready: Callable[[Acquired], None]
+    ) -> ReadLease:
+        """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once.
+
+        It may be called before this returns. `expire` on the lease makes it answer at once
+        with what is ready.
+        """
+        namespace = self.namespaces.get(number)
+        asked = self._split(namespace, hashes)
+        lease = ReadLease(
+            self._next_lease(), len(asked), lambda lease: self._answer(session, lease, on_ready)
+        )
+        session.leases[lease.number] = lease
+        lease.outstanding = 1  # so that it cannot finish before all are asked for
+        now_s = self._clock()
+        for position, block_hash in enumerate(asked):
+            block = namespace.blocks.get(block_hash)
+            if block is None or not block.where:
+                continue
+            block.touched_s = now_s
+            lease.tiers[position] = IN_DRAM if block.where & IN_DRAM else IN_NVME
+            if self.promoter.is_ready(block):
+                lease.hold(position, block)
+            else:
+                lease.outstanding += 1
+                self.promoter.want(block, lambda b, at=position: lease.settle(at, b))  # type: ignore[misc]
+        lease.outstanding -= 1
+        if lease.outstanding == 0:
+            lease.expire()
+        return lease
+
+    def prefetch(self, number: int, hashes: bytes) -> int:
+        """Start bringing blocks into DRAM; answers how many are on the way."""
+        namespace = self.namespaces.get(number)
+        started = 0
+        for block_hash in self._split(namespace, hashes):
+            block = namespace.blocks.get(block_hash)
+            if block is not None and block.where and not self.promoter.is_ready(block):
+                self.promoter.want(block, lambda _: None)
+                started += 1
+        return started
+
+    # -- writing --
+
+    def reserve(self, session: Session, number: int, hashes: bytes, parent: bytes) -> Reserved:
+        """Slots for the blocks of this run that are not held yet. `parent` is the hash before it."""
+        namespace = self.namespaces.get(number)
+        asked = self._split(namespace, hashes)
+        if parent and len(parent) != namespace.hash_bytes:
+            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
+        if len(set(asked)) != len(asked) or parent in asked:
+            raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
+        lease = WriteLease(self._next_lease(), namespace, {}, {}, {})
+        slots: list[WriteSlot] = []
+        full = False
+        for position, block_hash in enumerate(asked):
+            before, parent = parent, block_hash
+            block = namespace.blocks.get(block_hash)
+            if block_hash in namespace.writing or (block is not None and block.where):
+                self.counters.reserve_held += 1
+                continue
+            slot = self.room.slot(namespace, block_hash, before, session.owner)
+            if slot is None:
+                full = True
+                self.counters.reserve_no_room += len(asked) - position
+                break
+            namespace.writing.add(block_hash)
+            lease.parents[position], lease.hashes[position], lease.slots[position] = before, block_hash, slot
+            slots.append(WriteSlot(position, *self._place(slot)))
+        if slots:
+            session.leases[lease.number] = lease
+        return Reserved(lease.number if slots else 0, slots, full)
+
+    def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
+        """Make these blocks of a write lease visible; the others of it are given up."""
+        lease = session.leases.get(number)
+        if not isinstance(lease, WriteLease):
+            raise UnknownLease(f"write lease {number}: not held by this connection")
+        if len(checksums) != CHECKSUM_BYTES * len(indexes):
+            raise BadRequest(f"commit: {len(checksums)} bytes of checksums for {len(indexes)} blocks")
+        if len(set(indexes)) != len(indexes) or any(i not in lease.slots for i in indexes):
+            raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
+        now_s = self._clock()
+        for at, position in enumerate(indexes):
+            slot = lease.slots.pop(position)
+            self.arena.commit(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
+            block_hash = lease.hashes[position]
+            block = self.room.arrived_in_dram(
+                lease.namespace, block_hash, lease.parents[position], slot, now_s
+            )
+            self.demoter.queue(block)
+        self.counters.committed += len(indexes)
+        self._drop_write_lease(session, lease)
+        self.demoter.pump()
+        return len(indexes)
+
+    def release(self, session: Session, number: int) -> None:
+        """Give a lease back: unpin what was read, give up what was not committed."""
+        lease = session.leases.pop(number, None)
+        if lease is None:
+            raise UnknownLease(f"lease {number}: not held by this connection")
+        if isinstance(lease, WriteLease):
+            self._drop_write_lease(session, lease)
+        else:
+            self._let_go(lease)
+
+    # -- upkeep --
+
+    def tick(self) -> None:
+        """Once a second or so: quarantined slots, adopted records, waiting demotions."""
+        self.arena.sweep()
+        self.promoter.verify_some(VERIFY_PER_TICK_RECORDS)
+        self.demoter.pump()
+
+    def adopt(self) -> None:
+        """Fill the index from the tiers, once, before the first session."""
+        from kvstore.adoption import adopt
+
+        adopt(self)
+
+    def status(self) -> dict[str, object]:
+        """Figures for people and machines; the fields are documented in docs/cli.md."""
+        tiers = [_tier_status(self.arena.stats())]
+        if self.nvme is not None:
+            tiers.append(_tier_status(self.nvme.stats()))
+        return {
+            "tiers": tiers,
+            "counters": self.counters.as_dict(),
+            "sessions": [
+                {"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in self.sessions
+            ],
+            "loading_blocks": self.promoter.underway,
+            "demoting_blocks": len(self.room.demoting),
+            "unverified_blocks": len(self.room.unverified),
+            "namespaces": [
+                {
+                    "digest": n.digest.hex(),
+                    "record_bytes": n.record_bytes,
+                    "block_tokens": n.spec.block_tokens,
+                    "blocks": len(n.blocks),
+                    "fields": n.spec.fields,
+                }
+                for n in self.namespaces
+            ],
+        }
+
+    def check(self) -> list[str]:
+        """Prove that the books balance; one line per violation."""
+        from kvstore.books import check
+
+        return check(self)
+
+    # -- helpers --
+
+    def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
+        slots: list[ReadSlot | None] = []
+        for position, block in enumerate(lease.blocks):
+            if block is None:
+                self.counters.acquire_missed += 1
+                slots.append(None)
+                continue
+            tier = lease.tiers[position]
+            if tier == IN_DRAM:
+                self.counters.acquired_dram += 1
+            else:
+                self.counters.acquired_nvme += 1
+            slots.append(ReadSlot(*self._place(block.slot), tier))
+        pending = lease.outstanding > 0
+        self.counters.expired_acquires += pending
+        if not any(slots):
+            session.leases.pop(lease.number, None)
+        on_ready(Acquired(lease.number if any(slots) else 0, slots, pending))
+
+    def _let_go(self, lease: ReadLease) -> None:
+        lease.finished = True
+        for block in lease.blocks:
+            if block is not None:
+                self.room.unpin(block)
+
+    def _drop_write_lease(self, session: Session, lease: WriteLease) -> None:
+        session.leases.pop(lease.number, None)
+        self._abort(lease, free=True)
+
+    def _abort(self, lease: WriteLease, free: bool) -> None:
+        """Give up what the lease did not commit; not `free`: its process may write still."""
+        lease.namespace.writing.difference_update(lease.hashes.values())
+        self.counters.reservations_aborted += len(lease.slots)
+        if free:
+            for slot in lease.slots.values():
+                self.arena.free(slot)
+
+    def _place(self, slot: int) -> tuple[int, int, int]:
+        arena = self.arena
+        return arena.offset(slot), arena.generation_offset(slot), arena.generation(slot)
+
+    def _count(self, namespace: Namespace, hashes: bytes) -> int:
+        count, rest = divmod(len(hashes), namespace.hash_bytes)
+        if rest:
+            raise BadRequest(
+                f"hashes of {len(hashes)} bytes: not a multiple of hash_bytes {namespace.hash_bytes}"
+            )
+        return count
+
+    def _split(self, namespace: Namespace, hashes: bytes) -> list[bytes]:
+        self._count(namespace, hashes)
+        return index.split_hashes(hashes, namespace.hash_bytes)
+
+    def _next_lease(self) -> int:
+        self._lease_number += 1
+        return self._lease_number
+
+
+def _tier_status(stats: TierStats) -> dict[str, object]:
+    return {
+        "name": stats.name,
+        "capacity_bytes": stats.capacity_bytes,
+        "used_bytes": stats.used_bytes,
+        "free_bytes": stats.free_bytes,
+        "records": stats.records,
+        "classes": [{"slot_bytes": c.slot_bytes, "total": c.total, "used": c.used} for c in stats.classes],
+    }

@@ -1,0 +1,156 @@
+"""The index: every block this node knows, as a forest of prefixes.
+
+    lookup([h0 … h2047])  ─▶  is h1023 rooted? yes ─▶ is h1535? no ─▶ …  11 probes, not 2048
+
+A hit counts only while the prefix is unbroken. Because `rooted` is kept up to date when
+blocks come and go (see `kvstore.blocks`), the longest usable prefix is found by halving:
+a block hash names everything before it, so along any chain a caller can ask for, rooted
+is first true and then false.
+
+The index knows no tier: the engine tells it which bits came and went. Its cost when a
+block in the middle of a chain comes or goes is the size of what hangs on it; eviction
+takes leaves first, so that is rare (a corrupt record, a gap that is filled).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstore.blocks import BROKEN_PREFIX, IN_DRAM, IN_NVME, Block
+from kvstore.namespaces import Namespace
+
+
+def split_hashes(hashes: bytes, hash_bytes: int) -> list[bytes]:
+    """The block hashes of one concatenated run."""
+    return [hashes[at : at + hash_bytes] for at in range(0, len(hashes), hash_bytes)]
+
+
+def rooted_prefix(namespace: Namespace, hashes: bytes, count: int) -> int:
+    """How many of the first `count` hashes are present with an unbroken prefix."""
+    get, size = namespace.blocks.get, namespace.hash_bytes
+    low, high = 0, count  # the answer is in [low, high]
+    while low < high:
+        middle = (low + high) // 2
+        block = get(hashes[middle * size : (middle + 1) * size])
+        if block is not None and block.rooted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def residency(namespace: Namespace, hashes: bytes) -> bytes:
+    """One byte a hash: 0 absent, else the bits of `where`, and BROKEN_PREFIX if not rooted."""
+    get = namespace.blocks.get
+    found = map(get, split_hashes(hashes, namespace.hash_bytes))
+    return bytes(
+        0 if b is None or not b.where else b.where | (0 if b.rooted else BROKEN_PREFIX) for b in found
+    )
+
+
+def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
+    """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
+    block = namespace.blocks.get(block_hash)
+    if block is None:
+        block = namespace.blocks[block_hash] = Block(namespace, block_hash)
+    if block.parent is None and block.where == 0 and parent:  # new, or a ghost known only by name
+        block.parent = namespace.blocks.get(parent)
+        if block.parent is None:
+            block.parent = namespace.blocks[parent] = Block(namespace, parent)
+        block.parent.add_child(block)
+    if not block.where & bit:
+        block.where |= bit
+        _count_kid(block, bit, 1)
+    if not block.rooted and (block.parent is None or block.parent.rooted):
+        _spread(block, True)
+    return block
+
+
+def left(block: Block, bit: int) -> None:
+    """A tier lost the block. Forgets it, and ghosts above it, when nothing needs them."""
+    if block.where & bit:
+        block.where &= ~bit
+        _count_kid(block, bit, -1)
+    if block.where:
+        return
+    if block.rooted:
+        _spread(block, False)
+    while block.where == 0 and block.children is None:
+        del block.namespace.blocks[block.hash]
+        parent = block.parent
+        if parent is None:
+            return
+        parent.remove_child(block)
+        block = parent
+
+
+def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) -> None:
+    """Put many (hash, parent hash) pairs, in any order, into a namespace: the start-up path.
+
+    Same result as calling `arrived` for each; rooted is spread once at the end.
+    """
+    blocks = namespace.blocks
+    get = blocks.get
+    for block_hash, parent in rows:
+        block = get(block_hash)
+        if block is None:
+            block = blocks[block_hash] = Block(namespace, block_hash)
+        elif block.where & bit:
+            continue
+        if parent and block.parent is None:
+            above = get(parent)
+            if above is None:
+                above = blocks[parent] = Block(namespace, parent)
+            block.parent = above
+            if above.children is None:
+                above.children = block
+            else:
+                above.add_child(block)
+        block.where |= bit
+        _count_kid(block, bit, 1)
+    for block in blocks.values():
+        if block.parent is None and block.where and not block.rooted:
+            _spread(block, True)
+
+
+def _count_kid(block: Block, bit: int, change: int) -> None:
+    parent = block.parent
+    if parent is None:
+        return
+    if bit == IN_DRAM:
+        parent.kids_dram += change
+    else:
+        parent.kids_nvme += change
+
+
+def _spread(block: Block, rooted: bool) -> None:
+    """Set `rooted` on a block and on every descendant whose answer changes with it."""
+    stack = [block]
+    while stack:
+        block = stack.pop()
+        block.rooted = rooted
+        stack.extend(child for child in block.each_child() if child.where and child.rooted != rooted)
+
+
+def check(namespace: Namespace) -> list[str]:
+    """One line per violated invariant of this namespace's forest."""
+    problems: list[str] = []
+    for block_hash, block in namespace.blocks.items():
+        name = f"index: block {block_hash[:8].hex()}"
+        parent = block.parent
+        if block.hash != block_hash:
+            problems.append(f"{name}: filed under another hash")
+        if block.where == 0 and block.children is None:
+            problems.append(f"{name}: a ghost without children")
+        if parent is not None and (
+            namespace.blocks.get(parent.hash) is not parent
+            or all(c is not block for c in parent.each_child())
+        ):
+            problems.append(f"{name}: hangs on a parent that does not know it")
+        if block.rooted != bool(block.where and (parent is None or parent.rooted)):
+            problems.append(f"{name}: rooted is {block.rooted}")
+        in_dram = sum(1 for child in block.each_child() if child.where & IN_DRAM)
+        in_nvme = sum(1 for child in block.each_child() if child.where & IN_NVME)
+        if (block.kids_dram, block.kids_nvme) != (in_dram, in_nvme):
+            problems.append(f"{name}: counts of children are wrong")
+    return problems

@@ -1,0 +1,70 @@
+"""The I/O pool: a few threads that move bytes, so that the engine's thread never waits.
+
+    engine thread ── submit(work, done) ──▶ urgent ▷ ordinary ──▶ threads (GIL free in I/O)
+                  ◀── post(done(result)) ───────────────────────────┘
+
+Loads go before stores: what an engine waits for is `urgent`, what we do on the side is
+not. `work` runs in a thread and returns a value; `done` gets it back on the engine's
+thread, through the `post` that the owner supplies (an event loop's call_soon_threadsafe).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+log = logging.getLogger("kvstore.iopool")
+T = TypeVar("T")
+
+
+class IoPool:
+    """`threads` workers over two queues. The queues are bounded by the callers' own limits."""
+
+    def __init__(self, threads: int, post: Callable[[Callable[[], None]], object]) -> None:
+        self._post = post
+        self._urgent: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._ordinary: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"kvstore-io-{n}", daemon=True) for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None:
+        """Run `work` in a thread, then `done(result)` on the engine's thread."""
+        with self._wake:
+            (self._urgent if urgent else self._ordinary).append((work, done))
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Finish what runs, forget what waits. Idempotent."""
+        with self._wake:
+            self._closed = True
+            self._urgent.clear()
+            self._ordinary.clear()
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._urgent or self._ordinary or self._closed):
+                    self._wake.wait()
+                if self._closed:
+                    return
+                work, done = (self._urgent or self._ordinary).popleft()
+            try:
+                result = work()
+            except Exception:  # a bug: the work of a tier answers, it does not raise
+                log.exception("I/O work failed")
+                continue
+            try:
+                self._post(lambda done=done, result=result: done(result))  # type: ignore[misc]
+            except RuntimeError:  # the loop is closed: nobody waits for this any more
+                return

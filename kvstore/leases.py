@@ -1,0 +1,105 @@
+"""Sessions and leases: who holds which slots, so that a dead client leaves nothing behind.
+
+    session (one connection) ──▶ WriteLease: slots being filled, in state WRITING
+                             └─▶ ReadLease:  blocks pinned while somebody copies out of them
+
+A lease ends by commit, by release, or with its session. A pinned block is in no policy's
+queue; only the lease moves it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.blocks import Block
+from kvstore.namespaces import Namespace
+
+
+class WriteSlot(NamedTuple):
+    """Where the client writes hash number `position` of its request; offsets are in the arena file."""
+
+    position: int
+    offset: int
+    generation_offset: int
+    generation: int
+
+
+class ReadSlot(NamedTuple):
+    """Where the client reads; `tier` is where the block was when asked for (`blocks.IN_*`)."""
+
+    offset: int
+    generation_offset: int
+    generation: int
+    tier: int
+
+
+@dataclass(slots=True)
+class Reserved:
+    """Answer to reserve. `full`: some blocks found no room and are not in `slots`."""
+
+    lease: int
+    slots: list[WriteSlot]
+    full: bool
+
+
+@dataclass(slots=True)
+class Acquired:
+    """Answer to acquire: one entry a hash, None for a miss. `pending`: some were not ready in time."""
+
+    lease: int
+    slots: list[ReadSlot | None]
+    pending: bool
+
+
+@dataclass(slots=True)
+class Session:
+    """One attached client; `owner` is its number in the arena (0: attached without arena)."""
+
+    owner: int
+    label: str
+    leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WriteLease:
+    number: int
+    namespace: Namespace
+    parents: dict[int, bytes]  # position -> hash before it
+    hashes: dict[int, bytes]
+    slots: dict[int, int]  # position -> arena slot
+
+
+class ReadLease:
+    """Blocks pinned for one client; `settle` is called once for each that was not ready."""
+
+    __slots__ = ("_finish", "blocks", "finished", "number", "outstanding", "tiers")
+
+    def __init__(self, number: int, count: int, finish: Callable[[ReadLease], None]) -> None:
+        self.number = number
+        self.blocks: list[Block | None] = [None] * count
+        self.tiers = bytearray(count)
+        self.outstanding = 0
+        self.finished = False
+        self._finish = finish
+
+    def hold(self, position: int, block: Block) -> None:
+        block.pins += 1
+        self.blocks[position] = block
+
+    def settle(self, position: int, block: Block | None) -> None:
+        """A block arrived (pinned from here on) or will not come (None)."""
+        if self.finished:
+            return
+        if block is not None:
+            self.hold(position, block)
+        self.outstanding -= 1
+        if self.outstanding == 0:
+            self.expire()
+
+    def expire(self) -> None:
+        """Answer now, with what is ready. Idempotent."""
+        if not self.finished:
+            self.finished = True
+            self._finish(self)

@@ -1,0 +1,152 @@
+"""Namespaces: whose bytes can be reused for whom.
+
+Nothing about the model is in an engine's block hash, so two models share hashes. A
+namespace is the digest of everything that must be equal for bytes to be reusable; the
+client computes it (see `connectors`), and we keep its readable fields for reports.
+
+The registry survives restarts in one small file, `namespaces.json`, rewritten by
+write-to-temp, sync, rename, sync-directory whenever a namespace is added. Losing it loses
+only names: digests and sizes come back from the tiers' own rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from kvstore.blocks import Block
+from kvstore.constants import NAMESPACES_MAX
+from kvstore.errors import NamespaceConflict, UnknownNamespace
+from tiers.base import NAMESPACE_BYTES
+from tiers.slots import slot_bytes_for
+
+log = logging.getLogger("kvstore.namespaces")
+
+
+class NamespaceSpec(msgspec.Struct, frozen=True):
+    """What a client says of a namespace. digest: 16 bytes; fields: readable identity."""
+
+    digest: bytes
+    record_bytes: int
+    hash_bytes: int
+    block_tokens: int = 0
+    fields: dict[str, str] = {}
+
+
+class Namespace:
+    """A registered namespace and the blocks this node knows of it."""
+
+    __slots__ = ("blocks", "id", "slot_bytes", "spec", "writing")
+
+    def __init__(self, number: int, spec: NamespaceSpec) -> None:
+        self.id = number
+        self.spec = spec
+        self.slot_bytes = slot_bytes_for(spec.record_bytes)
+        self.blocks: dict[bytes, Block] = {}
+        self.writing: set[bytes] = set()  # reserved and not yet committed
+
+    @property
+    def digest(self) -> bytes:
+        return self.spec.digest
+
+    @property
+    def hash_bytes(self) -> int:
+        return self.spec.hash_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        return self.spec.record_bytes
+
+
+class NamespaceRegistry:
+    """All namespaces of this node, by id and by digest. `path` None keeps nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._by_digest: dict[bytes, Namespace] = {}
+        self._by_id: list[Namespace] = []
+        for spec in self._read():
+            self._add(spec)
+
+    def __iter__(self) -> Iterator[Namespace]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, number: int) -> Namespace:
+        """Raises UnknownNamespace."""
+        if 0 <= number < len(self._by_id):
+            return self._by_id[number]
+        raise UnknownNamespace(f"namespace {number}: not registered on this connection's daemon")
+
+    def register(self, spec: NamespaceSpec) -> Namespace:
+        """The namespace of this digest, added if new. Raises NamespaceConflict."""
+        known = self._by_digest.get(spec.digest)
+        if known is None:
+            known = self._add(spec)
+            self._write()
+            return known
+        if (known.record_bytes, known.hash_bytes) != (spec.record_bytes, spec.hash_bytes):
+            raise NamespaceConflict(
+                f"namespace {spec.digest.hex()}: registered with record_bytes={known.record_bytes} "
+                f"hash_bytes={known.hash_bytes}, asked for {spec.record_bytes} and {spec.hash_bytes}"
+            )
+        if spec.fields and not known.spec.fields:
+            known.spec = spec
+            self._write()
+        return known
+
+    def found(self, key: bytes, record_bytes: int) -> Namespace | None:
+        """The namespace of a key that a tier holds; added if only the tier knows it.
+
+        None if the key cannot belong to it (another record size).
+        """
+        known = self._by_digest.get(key[:NAMESPACE_BYTES])
+        if known is None:
+            digest, hash_bytes = key[:NAMESPACE_BYTES], len(key) - NAMESPACE_BYTES
+            known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes))
+        return known if known.record_bytes == record_bytes else None
+
+    def of_key(self, key: bytes) -> Namespace | None:
+        """The namespace a key belongs to, None if it is not known."""
+        return self._by_digest.get(key[:NAMESPACE_BYTES])
+
+    def _add(self, spec: NamespaceSpec) -> Namespace:
+        if len(self._by_id) >= NAMESPACES_MAX:
+            raise NamespaceConflict(f"too many namespaces: {NAMESPACES_MAX} are allowed")
+        namespace = Namespace(len(self._by_id), spec)
+        self._by_id.append(namespace)
+        self._by_digest[spec.digest] = namespace
+        return namespace
+
+    def _read(self) -> list[NamespaceSpec]:
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=list[NamespaceSpec])
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("namespace names are lost, bytes are not: %s: %s", self._path, error)
+            return []
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(msgspec.json.encode([namespace.spec for namespace in self._by_id]))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            log.warning("namespace names are not saved: %s: %s", self._path, error)

@@ -1,0 +1,1 @@
+"""Eviction policies: which block leaves a tier first."""

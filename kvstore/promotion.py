@@ -1,0 +1,161 @@
+"""Promotion: NVMe → DRAM for blocks somebody waits for, and proof of adopted ones.
+
+    acquire ─▶ want(block) ─▶ on NVMe?   slot ─▶ queue ─▶ I/O thread reads and verifies ─┐
+                          └─▶ adopted?  ─────────▶ queue ─▶ I/O thread verifies ─────────┤
+                                                                waiters are told ◀───────┘
+
+The bytes go from disk straight into the arena slot. One load serves all who wait for the
+block. Bytes adopted from a dead daemon are believed only after their checksum matched;
+one that does not match is dropped, and loaded from NVMe if it is there.
+
+A block on its way is pinned once by this object, so that no policy evicts it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX
+from kvstore.counters import Counters
+from kvstore.room import Room
+from tiers.base import Get
+
+T = TypeVar("T")
+Waiter = Callable[[Block | None], None]  # the block in DRAM, or None if it will not come
+
+
+class Io(Protocol):
+    """What the engine needs of `kvstore.iopool.IoPool`; tests run work in place."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None: ...
+
+
+class Promoter:
+    """Brings blocks into DRAM, verified; answers each waiter exactly once."""
+
+    def __init__(self, room: Room, io: Io, counters: Counters, jobs_max: int) -> None:
+        self._room = room
+        self._io = io
+        self._counters = counters
+        self._jobs_max = jobs_max
+        self._jobs = 0
+        self._waiters: dict[Block, list[Waiter]] = {}
+        self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
+
+    @property
+    def underway(self) -> int:
+        """Blocks being loaded or verified."""
+        return len(self._waiters)
+
+    def blocks_underway(self) -> list[Block]:
+        """Each is pinned once by this object."""
+        return list(self._waiters)
+
+    def is_ready(self, block: Block) -> bool:
+        """Whether a client may read the block from its arena slot now."""
+        return bool(block.where & IN_DRAM) and block not in self._room.unverified
+
+    def want(self, block: Block, waiter: Waiter) -> None:
+        """Tell `waiter` when the block is in DRAM and true. May answer before returning."""
+        waiters = self._waiters.get(block)
+        if waiters is not None:
+            waiters.append(waiter)
+        elif self.is_ready(block):
+            waiter(block)
+        elif block.where & IN_DRAM:
+            self._start(block, waiter)
+            self._io.submit(
+                lambda: self._room.arena.verify(block.slot), lambda ok: self._verified(block, ok), True
+            )
+        else:
+            self._load(block, waiter)
+
+    def verify_some(self, count: int) -> None:
+        """Start verifying a few adopted blocks that nobody asked for yet."""
+        for block in [
+            b for _, b in zip(range(count), self._room.unverified, strict=False) if b not in self._waiters
+        ]:
+            self.want(block, lambda _: None)
+
+    def _start(self, block: Block, waiter: Waiter) -> None:
+        block.pins += 1
+        self._waiters[block] = [waiter]
+
+    def _finish(self, block: Block, ready: bool) -> None:
+        for waiter in self._waiters.pop(block):
+            waiter(block if ready else None)
+        self._room.unpin(block)
+
+    # -- verification of adopted blocks --
+
+    def _verified(self, block: Block, matches: bool) -> None:
+        self._room.unverified.pop(block, None)
+        if matches:
+            self._counters.verified += 1
+            self._finish(block, True)
+            return
+        self._counters.corrupt_dram += 1
+        waiters = self._waiters.pop(block)
+        self._room.left_dram(block)
+        self._room.unpin(block)
+        for waiter in waiters:
+            self._load_or_miss(block, waiter)
+
+    # -- loads --
+
+    def _load_or_miss(self, block: Block, waiter: Waiter) -> None:
+        if block in self._waiters or block.where:
+            self.want(block, waiter)
+        else:
+            waiter(None)
+
+    def _load(self, block: Block, waiter: Waiter) -> None:
+        if not block.where & IN_NVME or len(self._queue) >= LOADS_WAITING_MAX:
+            waiter(None)
+            return
+        self._start(block, waiter)
+        parent = block.parent.hash if block.parent is not None else b""
+        slot = self._room.slot(block.namespace, block.hash, parent, 0)
+        if slot is None:
+            self._counters.promote_no_room += 1
+            self._finish(block, False)
+            return
+        self._queue.append((block, slot))
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._queue and self._jobs < self._jobs_max:
+            count = min(LOAD_BATCH_RECORDS, -(-len(self._queue) // self._jobs_max))
+            batch = [self._queue.popleft() for _ in range(count)]
+            self._jobs += 1
+            self._io.submit(lambda b=batch: self._read(b), lambda r, b=batch: self._loaded(b, r), True)  # type: ignore[misc]
+
+    def _read(self, batch: list[tuple[Block, int]]) -> list[tuple[Get, bytes]]:
+        """In an I/O thread: fill the slots."""
+        assert self._room.nvme is not None
+        return self._room.nvme.get([(block.key, self._room.arena.view(slot)) for block, slot in batch])
+
+    def _loaded(self, batch: list[tuple[Block, int]], results: list[tuple[Get, bytes]]) -> None:
+        self._jobs -= 1
+        for (block, slot), (result, checksum) in zip(batch, results, strict=True):
+            if result is Get.HIT:
+                self._counters.promoted += 1
+                self._room.arena.commit(slot, checksum)
+                self._room.promoted(block, slot)
+            else:
+                self._room.arena.free(slot)
+                self._missed(block, result)
+            self._finish(block, result is Get.HIT)
+        self._pump()
+
+    def _missed(self, block: Block, result: Get) -> None:
+        """The one place where a tier's failure becomes a miss: it is counted here."""
+        if result is Get.CORRUPT:
+            self._counters.corrupt_nvme += 1
+        elif result is Get.FAILED:
+            self._counters.promote_failed += 1
+        if block.where & IN_NVME:
+            self._room.left_nvme(block)

@@ -1,0 +1,196 @@
+"""Room: which blocks leave a tier so that others can come, and the books of where blocks are.
+
+Everything that changes `Block.where` goes through here, so that index, arena, NVMe rows
+and policies can never disagree.
+
+    reserve/promote ──▶ slot(): free slot? ─ no ─▶ victims of the same size class
+                                                └▶ else take over a whole slab of another
+
+A block that waits to be written to NVMe is not dropped from DRAM while the NVMe tier is
+working: refusing a new block costs a recompute later, dropping this one costs the same
+and the write besides. "No room" is answered at once; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvstore import index
+from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
+from kvstore.constants import SLAB_TAKEOVER_EVERY
+from kvstore.counters import Counters
+from kvstore.namespaces import Namespace, NamespaceRegistry
+from kvstore.policies.base import Policy
+from tiers.arena import Arena
+from tiers.base import NAMESPACE_BYTES, Tier
+
+PolicyFactory = Callable[[int], Policy]
+
+
+class Room:
+    """Hands out arena slots and NVMe room, evicting where it must."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        nvme: Tier | None,
+        namespaces: NamespaceRegistry,
+        policy: PolicyFactory,
+        counters: Counters,
+    ) -> None:
+        self.arena = arena
+        self.nvme = nvme
+        self.demoting: OrderedDict[Block, None] = OrderedDict()  # in DRAM only, on the way to NVMe
+        self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
+        self._namespaces = namespaces
+        self._make_policy = policy
+        self._policies: dict[tuple[int, int], Policy] = {}
+        self._counters = counters
+        self._evictions = 0
+
+    # -- where blocks are --
+
+    def policy(self, bit: int, namespace: Namespace) -> Policy:
+        """The policy of the size class that this namespace's records use in a tier."""
+        slot_bytes = namespace.slot_bytes
+        if bit == IN_DRAM:
+            slot_bytes = max(slot_bytes, self.arena.layout.slot_bytes_min)
+        policy = self._policies.get((bit, slot_bytes))
+        if policy is None:
+            policy = self._policies[bit, slot_bytes] = self._make_policy(bit)
+        return policy
+
+    def settle(self, block: Block) -> None:
+        """Let the policies have a block that may have become evictable."""
+        if block.pins:
+            return
+        if block.where & IN_DRAM:
+            self.policy(IN_DRAM, block.namespace).may_leave(block)
+        if block.where & IN_NVME:
+            self.policy(IN_NVME, block.namespace).may_leave(block)
+
+    def unpin(self, block: Block) -> None:
+        block.pins -= 1
+        self.settle(block)
+
+    def arrived_in_dram(
+        self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int, now_s: float
+    ) -> Block:
+        """The slot is READY and holds this block's bytes."""
+        block = index.arrived(namespace, block_hash, parent, IN_DRAM)
+        block.slot = slot
+        block.touched_s = now_s
+        self.settle(block)
+        return block
+
+    def promoted(self, block: Block, slot: int) -> None:
+        """A known block was read into this slot, which is READY."""
+        index.arrived(block.namespace, block.hash, b"", IN_DRAM)
+        block.slot = slot
+        self.settle(block)
+
+    def arrived_in_nvme(self, block: Block) -> None:
+        index.arrived(block.namespace, block.hash, b"", IN_NVME)
+        self.settle(block)
+
+    def left_dram(self, block: Block) -> None:
+        """Forget the DRAM copy and give its slot back."""
+        self.demoting.pop(block, None)
+        self.unverified.pop(block, None)
+        slot, block.slot = block.slot, NO_SLOT
+        self.arena.free(slot)
+        self._left(block, IN_DRAM)
+
+    def left_nvme(self, block: Block) -> None:
+        """Forget the NVMe copy; the caller deletes the row, or knows that it is gone."""
+        self._left(block, IN_NVME)
+
+    def _left(self, block: Block, bit: int) -> None:
+        parent = block.parent
+        index.left(block, bit)
+        if parent is not None:
+            self.settle(parent)
+
+    # -- DRAM --
+
+    def slot(self, namespace: Namespace, block_hash: bytes, parent: bytes, owner: int) -> int | None:
+        """An arena slot in state WRITING, or None when there is no room."""
+        digest = namespace.digest
+        parent_key = digest + parent if parent else b""
+        slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
+        if slot is None and self._evict_from_dram(namespace):
+            slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
+        return slot
+
+    def _evict_from_dram(self, namespace: Namespace) -> bool:
+        """Free one slot of this namespace's class; False if nothing may leave."""
+        policy = self.policy(IN_DRAM, namespace)
+        self._evictions += 1
+        if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
+            if self._take_over_slab(namespace):
+                return True
+        for block in policy.victims():
+            if block in self.demoting:
+                continue  # comes back to the policy when it is on NVMe
+            self._evict(block)
+            return True
+        return self._take_over_slab(namespace)
+
+    def _evict(self, block: Block) -> None:
+        self._counters.evicted_dram += 1
+        if not block.where & IN_NVME:
+            self._counters.lost_before_demote += self.nvme is not None
+        self.left_dram(block)
+
+    def _others_are_colder(self, policy: Policy) -> bool:
+        """Whether another size class holds something unused for longer than our next victim."""
+        own_s = policy.coldest_s()
+        others_s = [
+            coldest_s
+            for (bit, _), other in self._policies.items()
+            if bit == IN_DRAM and other is not policy and (coldest_s := other.coldest_s()) is not None
+        ]
+        return own_s is not None and bool(others_s) and min(others_s) < own_s
+
+    def _take_over_slab(self, namespace: Namespace) -> bool:
+        """Empty the cheapest slab of another size class, if nothing in it is in use."""
+        blocks = [
+            self.block_of(self.arena.record(slot).key) for slot in self.arena.reclaim(namespace.record_bytes)
+        ]
+        if not blocks or any(b is None or b.pins or b in self.demoting for b in blocks):
+            return False
+        for block in blocks:
+            if block is not None:
+                self._evict(block)
+        return self.arena.has_room(namespace.record_bytes)
+
+    def block_of(self, key: bytes) -> Block | None:
+        """The block of a key that a tier named."""
+        namespace = self._namespaces.of_key(key)
+        return namespace.blocks.get(key[NAMESPACE_BYTES:]) if namespace is not None else None
+
+    # -- NVMe --
+
+    def nvme_victims(self, namespace: Namespace, count: int) -> list[bytes]:
+        """Keys to delete from NVMe so that `count` records of this namespace find room.
+
+        The index forgets them at once; the caller deletes their rows before it writes.
+        """
+        keys: list[bytes] = []
+        for block in self.policy(IN_NVME, namespace).victims():
+            keys.append(self._evict_from_nvme(block))
+            if len(keys) == count:
+                return keys
+        if keys or self.nvme is None:
+            return keys
+        blocks = [self.block_of(key) for key in self.nvme.reclaim(namespace.record_bytes)]
+        if any(block is None or block.pins for block in blocks):
+            return []
+        return [self._evict_from_nvme(block) for block in blocks if block is not None]
+
+    def _evict_from_nvme(self, block: Block) -> bytes:
+        self._counters.evicted_nvme += 1
+        key = block.key
+        self.left_nvme(block)
+        return key
