@@ -1,0 +1,47 @@
+"""Byte-range locks that belong to an open file, not to a process (Linux OFD locks).
+
+A lock is dropped by the kernel when the last descriptor of the open file is closed, also
+by `kill -9`; that is how a dead process is told from a slow one. Locks lie beyond the end
+of the file, so they need no storage: byte `LOCK_BASE + owner`.
+
+A descriptor that was inherited or passed over a socket shares its locks with the sender.
+Whoever wants locks of its own opens the file anew, for example through /proc/self/fd/N.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+from tiers.constants import LOCK_BASE
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+
+
+def _flock(kind: int, owner: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, LOCK_BASE + owner, 1, 0)
+
+
+def try_lock(fd: int, owner: int) -> bool:
+    """Take an owner's byte for this open file; False if another open file holds it. Never blocks."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, owner))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def unlock(fd: int, owner: int) -> None:
+    """Give an owner's byte back; no error if it was not held."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, owner))
+
+
+def is_locked(fd: int, owner: int) -> bool:
+    """Whether another open file than this one holds the owner's byte."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, owner))
+    kind: int = _FLOCK.unpack(answer)[0]
+    return kind != fcntl.F_UNLCK

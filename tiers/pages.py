@@ -1,0 +1,205 @@
+"""Where the arena file lies, and on which pages.
+
+    hugetlbfs with enough free pages  ▶  tmpfs mounted with huge=always  ▶  /dev/shm
+    "hugetlb"                            "huge tmpfs"                       "4 KiB"
+
+Huge pages about double the speed of copies and of disk reads into the arena, so the best
+place that can be had is taken. An arena that this instance left behind is found first: a
+warm cache on small pages is worth more than a cold one on huge pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from tiers.constants import PREFAULT_PIECE_BYTES, SLAB_ALIGN_BYTES
+from tiers.errors import OpenError
+
+HugePages = Literal["auto", "on", "off"]
+PageKind = Literal["hugetlb", "huge tmpfs", "4 KiB"]
+
+SHM: Final = Path("/dev/shm")
+HUGE_TMPFS: Final = Path("/run/kvstore/huge")
+_THP: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_HUGE_OPTIONS: Final = ("huge=always", "huge=within_size", "huge=advise")  # we do advise, see advise_huge
+_HUGE_POOL: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+_MADV_POPULATE_WRITE: Final = 23
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+
+_log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)  # CDLL, not PyDLL: calls run without the GIL
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+
+
+@dataclass(slots=True, frozen=True)
+class Mount:
+    """One line of the mount table."""
+
+    path: Path
+    kind: str
+    options: frozenset[str]
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """A file for the arena and the pages that its directory gives."""
+
+    path: Path
+    page_kind: PageKind
+
+
+def mounts(table: Path = Path("/proc/self/mounts")) -> list[Mount]:
+    """Every mount of this process's namespace, in mount order."""
+    found = []
+    for line in table.read_text().splitlines():
+        _, path, kind, options = line.split(" ")[:4]
+        found.append(Mount(Path(path.encode().decode("unicode_escape")), kind, frozenset(options.split(","))))
+    return found
+
+
+def page_kind(directory: Path) -> PageKind:
+    """Which pages a file in this directory gets. The kernel may still fall back to small ones."""
+    mount = _mount_of(directory)
+    if mount is None:
+        return "4 KiB"
+    if mount.kind == "hugetlbfs":
+        return "hugetlb"
+    is_huge = mount.kind == "tmpfs" and not mount.options.isdisjoint(_HUGE_OPTIONS)
+    return "huge tmpfs" if is_huge and not _huge_denied() else "4 KiB"
+
+
+def arena_name(instance: str) -> str:
+    return f"kvstore-{instance}.arena"
+
+
+def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str) -> Place:
+    """Where the arena of this instance goes. `preferred` is a directory and rules out all others.
+
+    May mount a huge tmpfs at /run/kvstore/huge when we may. Raises OpenError where
+    `huge_pages` is "on" and no huge pages can be had.
+    """
+    name = arena_name(instance)
+    places = [preferred] if preferred is not None else _candidates(huge_pages)
+    allowed = [place for place in places if _allowed(page_kind(place), huge_pages)]
+    existing = [place for place in allowed if (place / name).exists()]
+    roomy = existing or [place for place in allowed if place != SHM and _has_pages(place, size_bytes)]
+    if roomy:
+        return Place(roomy[0] / name, page_kind(roomy[0]))
+    if preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
+        return Place(HUGE_TMPFS / name, page_kind(HUGE_TMPFS))
+    if huge_pages == "on":
+        raise OpenError(
+            f"huge_pages is on, but {size_bytes} bytes of huge pages cannot be had: reserve "
+            f"{-(-size_bytes // SLAB_ALIGN_BYTES)} pages (vm.nr_hugepages) and mount hugetlbfs, or mount a "
+            f'tmpfs with huge=always at {HUGE_TMPFS}, or allow "auto" or "off"'
+        )
+    directory = preferred or SHM
+    return Place(directory / name, page_kind(directory))
+
+
+def mount_huge_tmpfs(directory: Path) -> bool:
+    """Mount a tmpfs with huge=always there; False where we may not or the kernel will not."""
+    if os.geteuid() != 0 or any(mount.path == directory for mount in mounts()):
+        return False
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    options = b"huge=always,size=100%,mode=0700"  # the arena's capacity is the limit, not the mount's
+    if _libc.mount(b"kvstore", str(directory).encode(), b"tmpfs", flags, options) != 0:
+        _log.info("cannot mount a huge tmpfs at %s: %s", directory, os.strerror(ctypes.get_errno()))
+        return False
+    return True
+
+
+def require_room(directory: Path, size_bytes: int) -> None:
+    """Raises OpenError where the file system is too small for the whole file."""
+    status = os.statvfs(directory)
+    free_bytes = status.f_bavail * status.f_frsize
+    if status.f_blocks and free_bytes < size_bytes:  # no blocks: a file system without a limit
+        raise OpenError(
+            f"arena: {directory} has {free_bytes} bytes free, {size_bytes} are needed; lower the capacity"
+        )
+
+
+def advise_huge(mapping: mmap.mmap) -> None:
+    """Ask for huge pages where the kernel gives them on request only; never an error."""
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: a kernel without transparent huge pages, or hugetlbfs
+            raise
+
+
+def populate(mapping: mmap.mmap, fd: int, start: int, length: int) -> Generator[int, None, None]:
+    """Give every page of a range its memory; yields the bytes done so far. Keeps what is stored.
+
+    Runs without the GIL. Raises OSError (ENOMEM, EFAULT, ENOSPC) where the memory is not there.
+    """
+    pin = ctypes.c_char.from_buffer(mapping)  # the mapping cannot be closed meanwhile
+    address = ctypes.addressof(pin)
+    done = 0
+    while done < length:
+        piece = min(PREFAULT_PIECE_BYTES, length - done)
+        if _libc.madvise(address + start + done, piece, _MADV_POPULATE_WRITE) != 0:
+            number = ctypes.get_errno()
+            if number == errno.EINTR:
+                continue
+            if number != errno.EINVAL:
+                raise OSError(number, os.strerror(number))
+            os.posix_fallocate(fd, start + done, piece)  # Linux before 5.14
+        done += piece
+        yield done
+
+
+def _candidates(huge_pages: HugePages) -> list[Path]:
+    """Directories for the arena, best first."""
+    if huge_pages == "off":
+        return [SHM]
+    table = mounts()
+    places = [mount.path for mount in table if mount.kind == "hugetlbfs" and _is_2m(mount)]
+    if any(mount.path == HUGE_TMPFS for mount in table):
+        places.append(HUGE_TMPFS)
+    return places if huge_pages == "on" else [*places, SHM]
+
+
+def _huge_denied() -> bool:
+    """Whether the machine's settings rule out huge pages in every tmpfs."""
+    return not _THP.exists() or "[deny]" in _THP.read_text()
+
+
+def _is_2m(mount: Mount) -> bool:
+    return not any(option.startswith("pagesize=") and option != "pagesize=2M" for option in mount.options)
+
+
+def _allowed(kind: PageKind, huge_pages: HugePages) -> bool:
+    return huge_pages == "auto" or (kind == "4 KiB") == (huge_pages == "off")
+
+
+def _has_pages(directory: Path, size_bytes: int) -> bool:
+    """Whether a new file of this size finds its memory here."""
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return False
+    if page_kind(directory) == "hugetlb":
+        free = int((_HUGE_POOL / "free_hugepages").read_text()) - int(
+            (_HUGE_POOL / "resv_hugepages").read_text()
+        )
+        return free * SLAB_ALIGN_BYTES >= size_bytes
+    status = os.statvfs(directory)
+    return not status.f_blocks or status.f_bavail * status.f_frsize >= size_bytes
+
+
+def _mount_of(directory: Path) -> Mount | None:
+    """The mount that a directory lies on: the last one with the longest matching path."""
+    resolved = directory.resolve()
+    holding = [mount for mount in mounts() if resolved.is_relative_to(mount.path)]
+    return (
+        max(enumerate(holding), key=lambda item: (len(item[1].path.parts), item[0]))[1] if holding else None
+    )
