@@ -119,6 +119,12 @@ class Nvme(Section):
     direct: Switch = "auto"
 
 
+class Engine(Section):
+    """How bytes move between the tiers."""
+
+    io_threads: Annotated[Count, Field(ge=1, le=limits.IO_THREADS_MAX)] = 4
+
+
 class Config(Section):
     """Everything `kvstore serve` can be told."""
 
@@ -128,6 +134,7 @@ class Config(Section):
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
+    engine: Engine = Engine()
 
 
 def sections() -> dict[str, type[Section]]:
@@ -166,7 +173,10 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
         if slab_bytes % limits.SLAB_ALIGN_BYTES:
             yield f"{name}.slab_bytes", f"allowed are multiples of {exact_size(limits.SLAB_ALIGN_BYTES)}"
         if capacity_bytes < slab_bytes:
-            yield f"{name}.capacity_bytes", f"must hold one slab ({name}.slab_bytes = {exact_size(slab_bytes)})"
+            yield (
+                f"{name}.capacity_bytes",
+                f"must hold one slab ({name}.slab_bytes = {exact_size(slab_bytes)})",
+            )
     if dram.slot_bytes_min % limits.SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
         yield (
             "dram.slot_bytes_min",
@@ -175,4 +185,7 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     if len(set(nvme.directories)) < len(nvme.directories):
         yield "nvme.directories", "the same directory is listed twice"
     if config.data_dir in nvme.directories:
-        yield "nvme.directories", f"data_dir ({config.data_dir}) has files of its own: use a directory below or elsewhere"
+        yield (
+            "nvme.directories",
+            f"data_dir ({config.data_dir}) has files of its own: use a directory below or elsewhere",
+        )

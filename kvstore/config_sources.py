@@ -99,7 +99,7 @@ def chosen_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """"; did you mean X?" or the list of what there is."""
+    """ "; did you mean X?" or the list of what there is."""
     close = difflib.get_close_matches(name, known, 1, NEAREST_NAME_CUTOFF)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
 
@@ -118,7 +118,9 @@ def _read(path: Path, required: bool) -> str | None:
     except OSError as error:
         raise ConfigError([f"{path}: cannot read the configuration: {error.strerror}"]) from error
     if len(content) > CONFIG_FILE_BYTES_MAX:
-        raise ConfigError([f"{path}: too large for a configuration: allowed are {CONFIG_FILE_BYTES_MAX} bytes"])
+        raise ConfigError(
+            [f"{path}: too large for a configuration: allowed are {CONFIG_FILE_BYTES_MAX} bytes"]
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -191,7 +193,9 @@ def _from_sets(sets: Sequence[str], problems: list[str]) -> dict[str, Given]:
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals:
-            problems.append(f"--set {text}: allowed is KEY=VALUE, for example --set dram.capacity_bytes=64GiB")
+            problems.append(
+                f"--set {text}: allowed is KEY=VALUE, for example --set dram.capacity_bytes=64GiB"
+            )
         elif key not in known:
             problems.append(f"--set {text}: unknown key {key}: {nearest(key, known)}")
         else:

@@ -25,6 +25,23 @@ class StartError(KvstoreError):
     """The daemon cannot start; the message names the setting or the file to look at."""
 
 
+class DataDirBusy(StartError):
+    """Another process holds the data dir; `pid` is its number where it is known."""
+
+    def __init__(self, path: object, pid: int | None) -> None:
+        holder = f"pid {pid}" if pid is not None else "another process"
+        super().__init__(f"data_dir {path}: in use by {holder}; stop it first, or use another data_dir")
+        self.pid = pid
+
+
+class DataDirNotOurs(StartError):
+    """The data dir holds something else, or another format version; nothing was touched."""
+
+
+class DataDirError(StartError):
+    """The data dir cannot be made, read or written."""
+
+
 class SettingError(StartError):
     """A setting has a value that is not allowed."""
 

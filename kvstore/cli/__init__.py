@@ -49,7 +49,8 @@ class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, with the nearest valid word."""
 
     def error(self, message: str) -> NoReturn:
-        raise CliError(f"{self.prog}: {message} (see {self.prog} --help)", exit_code=USAGE)
+        command = self.prog.removeprefix("kvstore ")
+        raise CliError(f"{command}: {message} (see {self.prog} --help)", exit_code=USAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except CliError as error:
         for problem in error.problems:
-            print(problem if problem.startswith("kvstore ") else f"kvstore: {problem}", file=sys.stderr)
+            print(f"kvstore: {problem}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -75,13 +76,14 @@ def _run(words: list[str]) -> int:
     if command not in COMMANDS:
         return _no_command(words)
     module = importlib.import_module(f"kvstore.cli.{command}")
-    parser = Parser(prog=f"kvstore {command}", description=module.__doc__, formatter_class=_Formatter)
+    parser = Parser(
+        prog=f"kvstore {command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     module.add_arguments(parser)
     return int(module.run(parser.parse_args(words[1:])))
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    pass
 
 
 def _no_command(words: list[str]) -> int:
@@ -98,7 +100,9 @@ def _no_command(words: list[str]) -> int:
         raise CliError(f"no command: known are {', '.join(COMMANDS)} (see kvstore --help)", exit_code=USAGE)
     close = difflib.get_close_matches(first, COMMANDS, 1)
     hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(COMMANDS)}"
-    raise CliError(f"unknown {'option' if first.startswith('-') else 'command'} {first}: {hint}", exit_code=USAGE)
+    raise CliError(
+        f"unknown {'option' if first.startswith('-') else 'command'} {first}: {hint}", exit_code=USAGE
+    )
 
 
 def _overview() -> str:

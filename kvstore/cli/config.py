@@ -1,0 +1,72 @@
+"""Show the effective configuration with the source of each value, or check it.
+
+kvstore config show                  TOML, each line with a comment saying where it comes from
+kvstore config show -o json          the same for programs
+kvstore config check                 silent and 0 when valid; one line per problem otherwise
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli import OK
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.output import print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show", "check"))
+    add_config_arguments(parser)
+    add_output_argument(parser, "toml", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvstore.config import keys, value_of
+
+    loaded = load_config(args)
+    if args.action == "check":
+        return OK
+    values = []
+    for key in keys():
+        given = loaded.given.get(key)
+        where = given.where if given else "default"
+        values.append(
+            (key, _plain(value_of(loaded.config, key)), given.source if given else "default", where)
+        )
+    if args.output == "json":
+        print_json(
+            {
+                "file": str(loaded.file) if loaded.file else None,
+                "values": {
+                    key: {"value": value, "source": source, "where": where}
+                    for key, value, source, where in values
+                },
+            }
+        )
+    else:
+        _print_toml([(key, value, where) for key, value, _, where in values])
+    return OK
+
+
+def _print_toml(values: list[tuple[str, Any, str]]) -> None:
+    """A file that `--config` takes back, giving exactly this configuration."""
+    from kvstore.config_sources import written
+    from kvstore.sizes import exact_size
+
+    section = ""
+    for key, value, where in values:
+        table, _, name = key.rpartition(".")
+        if table != section:
+            section = table
+            print(f"\n[{table}]")
+        is_size = name.endswith("_bytes") or "_bytes_" in name
+        text = written(exact_size(value) if is_size else value)
+        print(f"{name} = {text}  # {where}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value

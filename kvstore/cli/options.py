@@ -1,0 +1,68 @@
+"""Options that several commands share: which configuration, which socket, which output."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore.cli import NOT_FOUND, USAGE, CliError
+
+if TYPE_CHECKING:
+    from kvstore.config_sources import Loaded
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config, --data-dir, --socket and --set: everything that shapes the configuration."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration file (default: $KVSTORE_CONFIG, else /etc/kvstore/kvstore.toml if it is there)",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="same as --set data_dir=DIR")
+    parser.add_argument("--socket", metavar="PATH", help="same as --set socket_path=PATH")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, e.g. dram.capacity_bytes=64GiB; may be given several times",
+    )
+
+
+def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:
+    """-o: the first choice is the default."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=choices,
+        default=choices[0],
+        help=f"form of the output (default {choices[0]})",
+    )
+
+
+def load_config(args: argparse.Namespace) -> Loaded:
+    """The configuration these arguments ask for. Raises CliError with every problem in it."""
+    from kvstore.config_sources import ConfigError, load
+
+    absolute = {
+        "data_dir": ("--data-dir", args.data_dir),
+        "socket_path": ("--socket", args.socket),
+    }
+    flags = {
+        key: (flag, str(Path(value).absolute()))
+        for key, (flag, value) in absolute.items()
+        if value is not None
+    }
+    try:
+        return load(args.config, args.set, flags)
+    except ConfigError as error:
+        raise CliError(*error.problems, exit_code=NOT_FOUND if error.missing_file else USAGE) from error
+
+
+def socket_path(args: argparse.Namespace) -> Path:
+    """Where the daemon listens. With --socket no configuration is read at all."""
+    if args.socket is not None:
+        return Path(args.socket).absolute()
+    return load_config(args).config.socket_path

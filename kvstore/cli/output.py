@@ -1,0 +1,53 @@
+"""Printing for people and for programs: JSON, and tables that fit where they go.
+
+On a terminal tables are drawn with rich; in a pipe they are plain columns, so that grep,
+awk and a log file see neither boxes nor wrapped lines.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def print_json(value: Mapping[str, Any], indent: int | None = 2) -> None:
+    """One JSON document on stdout. Keys keep their order; bytes never appear."""
+    print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A titled table; numbers right, text left."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    right = [
+        bool(rows) and all(isinstance(row[n], (int, float)) for row in rows) for n in range(len(columns))
+    ]
+    if is_terminal():
+        _draw(title, columns, texts, right)
+        return
+    widths = [max(len(line[n]) for line in [list(columns), *texts]) for n in range(len(columns))]
+    print(title)
+    for line in [list(columns), *texts]:
+        cells = (
+            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)
+        )
+        print("  " + "  ".join(cells).rstrip())
+    print()
+
+
+def _draw(title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column, at_right in zip(columns, right, strict=True):
+        table.add_column(column, justify="right" if at_right else "left", overflow="fold")
+    for line in texts:
+        table.add_row(*map(Text, line))  # Text: a bracket in a name is a bracket, not markup
+    Console().print(table)
