@@ -187,5 +187,5 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     if config.data_dir in nvme.directories:
         yield (
             "nvme.directories",
-            f"data_dir ({config.data_dir}) has files of its own: use a directory below or elsewhere",
+            f"data_dir ({config.data_dir}) has files of its own: use one below it or elsewhere",
         )

@@ -147,9 +147,7 @@ def _from_file(path: Path, text: str, problems: list[str]) -> dict[str, Given]:
 
 def _flat(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in content.items():
-        if isinstance(value, dict) and name in sections():
-            yield from ((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
-        elif isinstance(value, dict) and value:  # an unknown table: name the keys in it
+        if isinstance(value, dict) and (value or name in sections()):
             yield from ((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield name, value

@@ -115,13 +115,13 @@ def _read_mark(path: Path) -> str | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataDirNotOurs(
-            f"data_dir {path}: {MARK} is damaged ({error}); restore it, or use another data_dir"
+            f"data_dir {path}: {MARK} is damaged ({error}); restore it, or use another one"
         ) from error
     if magic != MAGIC:
         raise DataDirNotOurs(f"data_dir {path}: {MARK} was not written by kvstore")
     if version != DATA_DIR_FORMAT:
         raise DataDirNotOurs(
-            f"data_dir {path}: format {version}, this program reads {DATA_DIR_FORMAT}; use the version that made it"
+            f"data_dir {path}: format {version}, allowed is {DATA_DIR_FORMAT}; use the version that made it"
         )
     return str(instance)
 

@@ -11,7 +11,16 @@ import re
 from kvstore.constants import GIB, KIB, MIB, TIB
 
 _UNITS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
-_DECIMAL = {"K": "KiB", "M": "MiB", "G": "GiB", "T": "TiB", "KB": "KiB", "MB": "MiB", "GB": "GiB", "TB": "TiB"}
+_DECIMAL = {
+    "K": "KiB",
+    "M": "MiB",
+    "G": "GiB",
+    "T": "TiB",
+    "KB": "KiB",
+    "MB": "MiB",
+    "GB": "GiB",
+    "TB": "TiB",
+}
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -24,13 +33,14 @@ def parse_size(text: object) -> int:
         raise ValueError('not a size: allowed are bytes as a number, or a string like "64GiB"')
     number, unit = match.group(1), match.group(2).upper()
     if unit in _DECIMAL:
-        raise ValueError(f"unit {match.group(2)!r} is ambiguous: write {_DECIMAL[unit]} (allowed: B, KiB, MiB, GiB, TiB)")
+        raise ValueError(f"unit {match.group(2)!r} is ambiguous: write {_DECIMAL[unit]}")
     if unit not in _UNITS:
         raise ValueError(f"unknown unit {match.group(2)!r}: allowed are B, KiB, MiB, GiB, TiB")
     if "." not in number:
         return int(number) * _UNITS[unit]
     whole, fraction = number.split(".")
-    scaled, rest = divmod(int(whole + fraction) * _UNITS[unit], 10 ** len(fraction))
+    divisor: int = 10 ** len(fraction)
+    scaled, rest = divmod(int(whole + fraction) * _UNITS[unit], divisor)
     if rest:
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return scaled
@@ -48,5 +58,9 @@ def short_size(size_bytes: float) -> str:
     """For reading, three digits: 1536 -> "1.5 KiB". Not exact."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(size_bytes) >= factor:
-            return f"{size_bytes / factor:.3g} {unit}" if size_bytes < 1000 * factor else f"{size_bytes / factor:.0f} {unit}"
+            return (
+                f"{size_bytes / factor:.3g} {unit}"
+                if size_bytes < 1000 * factor
+                else f"{size_bytes / factor:.0f} {unit}"
+            )
     return f"{size_bytes:.0f} B"
