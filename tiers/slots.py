@@ -127,8 +127,9 @@ class SlotPool:
         self._open.clear()
         for number, slab in self._slabs.items():
             slab.free = [p for p in range(len(slab.flags) - 1, -1, -1) if not slab.flags[p]]
+            open_slabs = self._open.setdefault(slab.slot_bytes, {})
             if slab.free:
-                self._open.setdefault(slab.slot_bytes, {})[number] = None
+                open_slabs[number] = None
 
     def smallest_slab(self, size_bytes: int) -> int | None:
         """The slab of another class with the fewest used slots: the cheapest to take over."""
