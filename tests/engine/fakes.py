@@ -1,0 +1,94 @@
+"""Doubles for the engine's tests: I/O that the test runs when it likes, a tier with faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tiers.base import Get, Put, Record, Tier, TierStats
+from tiers.checksum import digest
+
+
+class SteppedIo:
+    """Runs submitted work only when told to, in an order the test chooses."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], urgent: bool = False) -> None:
+        self.waiting.append((work, done))
+
+    def step(self, position: int = 0) -> None:
+        work, done = self.waiting.pop(position)
+        done(work())
+
+    def run(self) -> None:
+        while self.waiting:
+            self.step()
+
+
+class FaultyTier(Tier):
+    """Records in a dict of `slots` places; failures are drawn from a seed."""
+
+    name = "nvme"
+
+    def __init__(self, slots: int, seed: int = 0, fault_rate: float = 0.0) -> None:
+        self.slots = slots
+        self.fault_rate = fault_rate
+        self.rows: dict[bytes, tuple[Record, bytes]] = {}
+        self._random = random.Random(seed)
+
+    def _fails(self) -> bool:
+        return self._random.random() < self.fault_rate
+
+    def scan(self) -> Iterator[Record]:
+        return iter([record for record, _ in self.rows.values()])
+
+    def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
+        answers = []
+        for record, view in items:
+            if self._fails():
+                answers.append(Put.FAILED)
+            elif len(self.rows) >= self.slots and record.key not in self.rows:
+                answers.append(Put.NO_ROOM)
+            else:
+                self.rows[record.key] = (record, bytes(view))
+                answers.append(Put.STORED)
+        return answers
+
+    def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
+        answers = []
+        for key, view in items:
+            if self._fails():
+                answers.append((Get.FAILED, b""))
+            elif key not in self.rows:
+                answers.append((Get.MISS, b""))
+            else:
+                record, data = self.rows[key]
+                view[:] = data
+                answers.append((Get.HIT, record.checksum))
+                if digest(view) != record.checksum:
+                    del self.rows[key]
+                    answers[-1] = (Get.CORRUPT, b"")
+        return answers
+
+    def flip(self, key: bytes) -> None:
+        """Damage one stored record."""
+        record, data = self.rows[key]
+        self.rows[key] = (record, bytes([data[0] ^ 1]) + data[1:])
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        return sum(self.rows.pop(key, None) is not None for key in keys)
+
+    def reclaim(self, size_bytes: int) -> list[bytes]:
+        return []
+
+    def stats(self) -> TierStats:
+        return TierStats(self.name, self.slots, len(self.rows), len(self.rows))
+
+    def check(self) -> list[str]:
+        return [] if len(self.rows) <= self.slots else ["fake: over capacity"]
+
+    def close(self) -> None:
+        self.rows.clear()

@@ -1,0 +1,169 @@
+"""The engine against a model: random operations, late I/O, faults, restarts, dying clients."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvstore.blocks import BROKEN_PREFIX
+from kvstore.engine import Engine
+from kvstore.leases import Acquired, Reserved, Session
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from tests.engine.fakes import FaultyTier, SteppedIo
+from tiers.arena import open_arena
+from tiers.checksum import digest
+
+RECORD_BYTES = 100_000  # 20 slots a slab of 2 MiB
+CHAINS, DEPTH = 4, 12
+MIB = 1 << 20
+
+
+def block_hash(chain: int, depth: int) -> bytes:
+    """Chains share their first four blocks, as prompts share a system prompt."""
+    return f"{0 if depth < 4 else chain:04d}-{depth:03d}".encode()
+
+
+def content(namespace: int, hashed: bytes) -> bytes:
+    return digest(memoryview(bytes([namespace]) + hashed)) * (RECORD_BYTES // 16)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """What comes back is what was committed, and the books balance after every step."""
+
+    @initialize(seed=st.integers(0, 999), fault_rate=st.sampled_from([0.0, 0.0, 0.2]), nvme_slots=st.integers(5, 60))
+    def start(self, seed: int, fault_rate: float, nvme_slots: int) -> None:
+        self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
+        self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
+        self.clock_s = 0.0
+        self.boot()
+
+    def boot(self) -> None:
+        self.arena = open_arena(self.directory / "arena", 2 * MIB, 2 * MIB, 16384)
+        self.io = SteppedIo()
+        self.engine = Engine(self.arena, self.nvme, self.namespaces, self.io, clock=self.tick_clock)
+        self.engine.adopt()
+        self.ids = [
+            self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8)) for n in range(2)
+        ]
+        self.sessions: list[Session] = [self.engine.open_session(0, "test") for _ in range(2)]
+        self.writes: list[tuple[Session, int, list[bytes], Reserved]] = []
+        self.reads: list[tuple[Session, int]] = []
+
+    def tick_clock(self) -> float:
+        self.clock_s += 1.0
+        return self.clock_s
+
+    def wanted(self, namespace: int, hashed: bytes) -> bytes:
+        return content(namespace, hashed)[: RECORD_BYTES - 8 * namespace]
+
+    @rule(who=st.integers(0, 1), ns=st.integers(0, 1), chain=st.integers(0, CHAINS - 1), lo=st.integers(0, 6), n=st.integers(1, 8))
+    def reserve(self, who: int, ns: int, chain: int, lo: int, n: int) -> None:
+        hashes = [block_hash(chain, d) for d in range(lo, min(lo + n, DEPTH))]
+        parent = block_hash(chain, lo - 1) if lo else b""
+        answer = self.engine.reserve(self.sessions[who], self.ids[ns], b"".join(hashes), parent)
+        for position, offset, _, _ in answer.slots:
+            data = self.wanted(ns, hashes[position])
+            self.arena.mapping[offset : offset + len(data)] = data
+        if answer.slots:
+            self.writes.append((self.sessions[who], ns, hashes, answer))
+
+    @rule(pick=st.integers(0, 99), keep=st.integers(0, 255))
+    def commit(self, pick: int, keep: int) -> None:
+        if self.writes:
+            session, ns, hashes, answer = self.writes.pop(pick % len(self.writes))
+            chosen = [slot.position for slot in answer.slots if keep >> (slot.position % 8) & 1]
+            sums = b"".join(digest(memoryview(self.wanted(ns, hashes[i]))) for i in chosen)
+            assert self.engine.commit(session, answer.lease, chosen, sums) == len(chosen)
+
+    @rule(who=st.integers(0, 1), ns=st.integers(0, 1), chain=st.integers(0, CHAINS - 1), n=st.integers(1, DEPTH), hurry=st.booleans())
+    def acquire(self, who: int, ns: int, chain: int, n: int, hurry: bool) -> None:
+        hashes = [block_hash(chain, d) for d in range(n)]
+        answers: list[Acquired] = []
+        lease = self.engine.acquire(self.sessions[who], self.ids[ns], b"".join(hashes), answers.append)
+        if hurry:
+            lease.expire()
+        elif not answers:
+            self.io.run()
+        assert len(answers) == 1
+        for hashed, slot in zip(hashes, answers[0].slots, strict=True):
+            if slot is not None:
+                data = self.wanted(ns, hashed)
+                assert self.arena.mapping[slot.offset : slot.offset + len(data)] == data
+        if answers[0].lease:
+            self.reads.append((self.sessions[who], answers[0].lease))
+
+    @rule(pick=st.integers(0, 99))
+    def release(self, pick: int) -> None:
+        if self.reads:
+            self.engine.release(*self.reads.pop(pick % len(self.reads)))
+
+    @rule(pick=st.integers(0, 99))
+    def step(self, pick: int) -> None:
+        if self.io.waiting:
+            self.io.step(pick % len(self.io.waiting))
+
+    @rule()
+    def tick(self) -> None:
+        self.engine.tick()
+
+    @rule(chain=st.integers(0, CHAINS - 1), ns=st.integers(0, 1))
+    def look(self, chain: int, ns: int) -> None:
+        """The halving search agrees with a walk along the chain."""
+        joined = b"".join(block_hash(chain, d) for d in range(DEPTH))
+        places = self.engine.residency(self.ids[ns], joined)
+        walked = 0
+        while walked < DEPTH and places[walked]:
+            walked += 1
+        assert self.engine.lookup([self.ids[ns]], joined) == walked
+        assert all(place == 0 or place & BROKEN_PREFIX for place in places[walked:])
+
+    @rule(who=st.integers(0, 1))
+    def client_dies(self, who: int) -> None:
+        gone = self.sessions[who]
+        self.engine.close_session(gone)
+        self.writes = [w for w in self.writes if w[0] is not gone]
+        self.reads = [r for r in self.reads if r[0] is not gone]
+        self.sessions[who] = self.engine.open_session(0, "test")
+
+    @rule()
+    def corrupt_one_on_nvme(self) -> None:
+        if self.nvme.rows:
+            self.nvme.flip(min(self.nvme.rows))
+
+    @rule(damage=st.booleans())
+    def daemon_is_killed(self, damage: bool) -> None:
+        """Nothing is closed; the next daemon adopts file and rows, even with a byte flipped."""
+        ready = [b for n in self.namespaces for b in n.blocks.values() if b.slot >= 0]
+        if damage and ready:
+            at = self.arena.offset(ready[0].slot)
+            self.arena.mapping[at] ^= 1
+        self.arena.close()
+        self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
+        self.boot()
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.engine.check() == []
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            for session in list(self.engine.sessions):
+                self.engine.close_session(session)
+            self.io.run()
+            assert self.engine.check() == []
+            assert all(b.pins == 0 for n in self.namespaces for b in n.blocks.values())
+            self.arena.close(unlink=True)
+            shutil.rmtree(self.directory)
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngine = EngineMachine.TestCase
