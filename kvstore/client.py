@@ -1,0 +1,526 @@
+"""The client of the local door: what an inference engine (and every tool of ours) calls.
+
+    client = Client("/run/kvstore/kvstore.sock", label="vllm rank 0")
+    space = client.namespace(digest, record_bytes=2 << 20, hash_bytes=32, block_tokens=64, fields={})
+    stored = client.put(space, hashes, b"", buffers)      # reserve ─▶ copy and sum ─▶ commit
+    blocks = client.lookup([space], hashes)                # leading blocks, all namespaces
+    copied = client.get(space, hashes[:blocks], into)      # acquire ─▶ copy ─▶ valid? ─▶ release
+
+KV bytes are copied here, between the caller's memory and the shared arena; only names and
+offsets go over the socket. For device memory, take `arena` (its address can be registered
+with the driver) and copy to and from the slots of `reserve` and `acquire`.
+
+What a caller may rely on:
+
+* every call ends within its deadline (`timeout_s`, plus `wait_s` where there is one);
+* it raises Unavailable or Refused and nothing else. Wrong argument types are the caller's bug;
+* after Unavailable, calls fail at once without a system call until the backoff is over,
+  then the next one reconnects; namespaces are registered again by themselves;
+* any thread may call: one call is on the wire at a time, the others wait for it within their
+  own deadline. Copies are not serialised. Use a second client where a long `wait_s` would be
+  in the way of short calls;
+* a forked child may call too: it connects anew. Leases stay with the process that made them.
+
+Light on purpose: importing this costs a few milliseconds; the rest comes with the first call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore import copying
+from kvstore.client_arena import ArenaView
+from kvstore.client_leases import ReadLease, ReadSlot, WriteLease, WriteSlot
+from kvstore.errors import ClientError, Refused, Unavailable
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from kvstore import wire
+    from kvstore.client_connection import Connection
+
+__all__ = [
+    "ArenaView",
+    "Client",
+    "ClientError",
+    "Namespace",
+    "ReadLease",
+    "ReadSlot",
+    "Refused",
+    "Unavailable",
+    "WriteLease",
+    "WriteSlot",
+]
+
+TIMEOUT_S = 1.0
+BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
+BACKOFF_S_MAX = 2.0
+LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
+LEASE_HASHES_MAX = 4096  # as in kvstore.wire, which is not imported here
+
+
+class Namespace:
+    """A handle: whose blocks. Sizes in bytes; see `Client.namespace`."""
+
+    __slots__ = ("block_tokens", "digest", "fields", "hash_bytes", "record_bytes")
+
+    def __init__(
+        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+    ) -> None:
+        self.digest = digest
+        self.record_bytes = record_bytes
+        self.hash_bytes = hash_bytes
+        self.block_tokens = block_tokens
+        self.fields = fields
+
+
+class Client:
+    """One process's connection to the daemon. See the module's head for what holds for every call."""
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        timeout_s: float = TIMEOUT_S,
+        label: str = "",
+        attach: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Does not connect: the first call does.
+
+        timeout_s: deadline of every call. label: who we are, in the daemon's status. attach:
+        False for tools that need no arena (reserve, acquire, put, get are refused). clock:
+        seconds, measures the backoff.
+        """
+        self._path = os.fspath(socket_path)
+        self._timeout_s = timeout_s
+        self._label = label
+        self._attach = attach
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._connection: Connection | None = None
+        self._view: ArenaView | None = None
+        self._epoch = 0
+        self._failures = 0
+        self._retry_at = 0.0
+        self._reason = ""
+        self._closed = False
+        _clients.add(self)
+
+    # -- the connection --
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as the last call knows. Makes no call."""
+        return self._connection is not None
+
+    @property
+    def instance(self) -> str:
+        """The name of the daemon that answered last, "" before. Makes no call."""
+        connection = self._connection
+        return connection.instance if connection is not None else ""
+
+    @property
+    def arena(self) -> ArenaView:
+        """The arena mapped into this process; connects if need be.
+
+        Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the
+        same. Raises Unavailable, Refused.
+        """
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._connect(deadline).arena()
+
+    @property
+    def arena_epoch(self) -> int:
+        """Grows whenever a reconnect maps another arena: views and registrations of the old one are stale.
+
+        0 before the first connection. A daemon that came back with the same arena file leaves
+        it as it is: the mapping was kept. Makes no call.
+        """
+        return self._epoch
+
+    def close(self) -> None:
+        """Disconnect; every later call raises Unavailable. Idempotent. Open leases are void."""
+        with self._guard:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._view = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- calls --
+
+    def namespace(
+        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+    ) -> Namespace:
+        """A handle for a namespace; makes no call (it is registered when first used).
+
+        digest: 16 bytes over everything that must be equal for bytes to be reusable.
+        record_bytes: size of every block's KV. hash_bytes: length of a block hash, at most 64.
+        fields: the identity in words (at most 64, of at most 1024 characters each).
+        """
+        return Namespace(digest, record_bytes, hash_bytes, block_tokens, dict(fields))
+
+    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes]) -> int:
+        """How many leading blocks are present in *all* the namespaces, with an unbroken prefix.
+
+        At most 65536 hashes. Raises Unavailable, Refused.
+        """
+        if not hashes or not namespaces:
+            return 0
+        joined = _join(namespaces[0], hashes)
+
+        def call(w: Any, ids: list[int]) -> wire.Request:
+            return w.Lookup(ids, joined)  # type: ignore[no-any-return]
+
+        return _count(self._call(namespaces, call))
+
+    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+        """Where each block is: one byte a hash, 0 absent, else wire.IN_DRAM | wire.IN_NVME | wire.PREFIX_BROKEN.
+
+        At most 65536 hashes. Raises Unavailable, Refused.
+        """
+        if not hashes:
+            return b""
+        joined = _join(namespace, hashes)
+        answer = self._call((namespace,), lambda w, ids: w.Residency(ids[0], joined))
+        return answer.residency  # type: ignore[no-any-return]
+
+    def reserve(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> WriteLease:
+        """Room in the arena for those of these consecutive blocks that are not held yet.
+
+        parent: the block hash before hashes[0], b"" at the root. At most 4096 hashes. A full
+        arena answers at once, with fewer slots (a leading run) and `full`. Raises Unavailable,
+        Refused.
+        """
+        if not hashes:
+            return WriteLease(self, None, 0, [], False)
+        joined = _join(namespace, hashes)
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            answer = self._ask(
+                connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent), deadline
+            )
+            slots = self._write_slots(connection, answer, namespace.record_bytes)
+        return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
+
+    def acquire(self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0) -> ReadLease:
+        """Hold blocks in DRAM for reading, promoting them from slower tiers.
+
+        Answers when all are ready or known to be misses, at the latest after wait_s (at most
+        60 s): then `pending` tells that some are on their way. At most 4096 hashes. Raises
+        Unavailable, Refused.
+        """
+        if not hashes:
+            return ReadLease(self, None, 0, [], False)
+        joined = _join(namespace, hashes)
+        wait_ms = max(0, int(wait_s * 1000))
+        deadline = self._deadline(wait_s)
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            answer = self._ask(
+                connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms), deadline
+            )
+            slots = self._read_slots(connection, answer, namespace.record_bytes)
+        return ReadLease(self, connection if answer.lease else None, answer.lease, slots, answer.pending)
+
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+        """Start promoting blocks to DRAM; answers how many are on their way. Raises Unavailable, Refused."""
+        if not hashes:
+            return 0
+        joined = _join(namespace, hashes)
+        return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon says of itself. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
+
+    def check(self) -> list[str]:
+        """Have the daemon prove that its books balance; one line per problem. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
+
+    def ping(self) -> None:
+        """One round trip; connects if need be. Raises Unavailable, Refused."""
+        self._call((), lambda w, _: w.Ping())
+
+    # -- copies --
+
+    def put(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, buffers: Sequence[ReadableBuffer]
+    ) -> int:
+        """Store consecutive blocks from host memory; answers how many were stored now.
+
+        buffers: one contiguous buffer of record_bytes per hash. Blocks held already are skipped
+        and not counted; a full arena ends the put early. Copies with two threads. Raises
+        Unavailable, Refused.
+        """
+        _require_buffers(namespace, hashes, buffers)
+        stored = 0
+        for start, stop in _batches(len(hashes), namespace.record_bytes):
+            before = hashes[start - 1] if start else parent
+            with self.reserve(namespace, hashes[start:stop], before) as lease:
+                pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
+                digests = _copied(copying.copy_and_digest, pairs)
+                stored += lease.commit(
+                    {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
+                )
+                if lease.full:
+                    break
+        return stored
+
+    def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        into: Sequence[WriteableBuffer],
+        wait_s: float = 0.0,
+    ) -> int:
+        """Copy leading blocks to host memory; answers how many are there and true.
+
+        into: one contiguous writable buffer of record_bytes per hash; what lies behind the
+        answered count is undefined. wait_s: for slower tiers, over the whole call. Copies with
+        two threads. Raises Unavailable, Refused.
+        """
+        _require_buffers(namespace, hashes, into)
+        give_up_at = time.monotonic() + wait_s
+        copied = 0
+        for start, stop in _batches(len(hashes), namespace.record_bytes):
+            with self.acquire(
+                namespace, hashes[start:stop], max(0.0, give_up_at - time.monotonic())
+            ) as lease:
+                run = lease.leading()
+                _copied(copying.copy, [(into[start + i], slot.view) for i, slot in enumerate(run)])
+                copied += min(len(run), lease.valid_count())
+            if copied < stop:
+                break
+        return copied
+
+    # -- what leases call --
+
+    def hash_views(self, views: Sequence[memoryview]) -> list[bytes]:
+        """xxh3_128 of each, by two threads."""
+        return copying.digest_all(views)
+
+    def commit_lease(self, connection: Connection, lease: int, checksums: Mapping[int, bytes]) -> int:
+        """Close a write lease: commit these indexes, abort the others. Raises Unavailable, Refused."""
+        indexes, joined = list(checksums), b"".join(checksums.values())
+        return _count(self._call_on(connection, lambda w, _: w.Commit(lease, indexes, joined)))
+
+    def release_lease(self, connection: Connection, lease: int) -> None:
+        """Close a read lease. Raises Unavailable, Refused."""
+        self._call_on(connection, lambda w, _: w.Release(lease))
+
+    # -- inside --
+
+    def _deadline(self, extra_s: float = 0.0) -> float:
+        """When a call that starts now must be over. Raises Unavailable while backing off: no system call."""
+        if self._connection is None:
+            self._raise_if_backing_off()
+        return time.monotonic() + self._timeout_s + max(0.0, extra_s)
+
+    def _raise_if_backing_off(self) -> None:
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._clock() < self._retry_at:
+            raise Unavailable(f"waiting before the next attempt to connect: {self._reason}")
+
+    def _locked(self, deadline: float) -> _Locked:
+        return _Locked(self._guard, deadline)
+
+    def _call(self, namespaces: Sequence[Namespace], make: Callable[[Any, list[int]], wire.Request]) -> Any:
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._ask(self._connect(deadline), namespaces, make, deadline)
+
+    def _call_on(self, connection: Connection, make: Callable[[Any, list[int]], wire.Request]) -> Any:
+        """A call that only makes sense on the connection its lease was made on."""
+        deadline = time.monotonic() + self._timeout_s
+        with self._locked(deadline):
+            if connection.lost:
+                raise Unavailable("the connection that this lease belongs to was lost")
+            return self._ask(connection, (), make, deadline)
+
+    def _connect(self, deadline: float) -> Connection:
+        """The connection; a new one if there is none. Called with the lock held."""
+        if self._connection is not None:
+            return self._connection
+        self._raise_if_backing_off()
+        from kvstore.client_connection import Connection
+
+        try:
+            connection = Connection(self._path, self._label, self._attach, self._view, deadline)
+        except ClientError as error:
+            self._back_off(error)
+            raise
+        self._connection = connection
+        self._failures = 0
+        if self._attach and connection.arena() is not self._view:
+            self._view = connection.arena()
+            self._epoch += 1
+        return connection
+
+    def _ask(
+        self,
+        connection: Connection,
+        namespaces: Sequence[Namespace],
+        make: Callable[[Any, list[int]], wire.Request],
+        deadline: float,
+    ) -> Any:
+        """Exchange, registering namespaces first where this connection does not know them."""
+        from kvstore import wire
+
+        try:
+            ids = [self._namespace_id(connection, namespace, deadline) for namespace in namespaces]
+            return connection.exchange(make(wire, ids), deadline)
+        except Refused:
+            raise
+        except BaseException as error:
+            connection.close()
+            self._connection = None
+            self._back_off(error)
+            raise
+
+    def _namespace_id(self, connection: Connection, namespace: Namespace, deadline: float) -> int:
+        number = connection.namespace_ids.get(namespace)
+        if number is None:
+            from kvstore import wire
+
+            request = wire.Register(
+                namespace.digest,
+                namespace.record_bytes,
+                namespace.hash_bytes,
+                namespace.block_tokens,
+                namespace.fields,
+            )
+            answer: Any = connection.exchange(request, deadline)
+            number = connection.namespace_ids[namespace] = int(answer.namespace)
+        return number
+
+    def _back_off(self, error: BaseException) -> None:
+        self._reason = str(error)
+        self._retry_at = self._clock() + min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, 16))
+        self._failures += 1
+
+    def _write_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[WriteSlot]:
+        if not answer.slots:
+            return []
+        view = connection.arena().view
+        try:
+            return [
+                WriteSlot(index, view(offset, record_bytes), offset) for index, offset, _, _ in answer.slots
+            ]
+        except ValueError as error:
+            raise self._nonsense(connection, error) from error
+
+    def _read_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[ReadSlot | None]:
+        if not answer.lease:
+            return [None] * len(answer.slots)
+        view = connection.arena().view
+        slots: list[ReadSlot | None] = []
+        try:
+            for entry in answer.slots:
+                if entry is None:
+                    slots.append(None)
+                    continue
+                offset, generation_offset, generation, tier = entry
+                readable = view(offset, record_bytes).toreadonly()
+                slots.append(ReadSlot(readable, offset, tier, generation_offset, generation))
+        except ValueError as error:
+            raise self._nonsense(connection, error) from error
+        return slots
+
+    def _nonsense(self, connection: Connection, error: ValueError) -> Unavailable:
+        """The daemon named offsets outside of the arena: nothing it says can be believed."""
+        connection.close()
+        self._connection = None
+        self._back_off(error)
+        return Unavailable(f"kvstore daemon: {error}")
+
+    def _forget_in_child(self) -> None:
+        self._guard = threading.Lock()
+        if self._connection is not None:
+            self._connection.forget_in_child()
+        self._connection = None
+        self._view = None
+        self._failures, self._retry_at = 0, 0.0
+
+
+class _Locked:
+    """Holds a lock, waiting for it no longer than the deadline. Raises Unavailable."""
+
+    __slots__ = ("_deadline", "_lock")
+
+    def __init__(self, lock: threading.Lock, deadline: float) -> None:
+        self._lock = lock
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        if not self._lock.acquire(timeout=max(0.0, self._deadline - time.monotonic())):
+            raise Unavailable("deadline passed while another thread's call was on the wire")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _count(answer: Any) -> int:
+    value: int = answer.value
+    return value
+
+
+def _join(namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+    joined = b"".join(hashes)
+    if len(joined) != len(hashes) * namespace.hash_bytes:
+        raise Refused("bad_request", f"every hash must have {namespace.hash_bytes} bytes")
+    return joined
+
+
+def _require_buffers(
+    namespace: Namespace, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]
+) -> None:
+    if len(hashes) != len(buffers):
+        raise Refused("bad_request", f"{len(hashes)} hashes and {len(buffers)} buffers")
+    for buffer in buffers:
+        if memoryview(buffer).nbytes != namespace.record_bytes:
+            raise Refused("bad_request", f"every buffer must have {namespace.record_bytes} bytes")
+
+
+def _copied(copy: Callable[[Any], Any], pairs: Any) -> Any:
+    """A copy between buffers, with a wrong buffer told as Refused."""
+    try:
+        return copy(pairs)
+    except (ValueError, BufferError, TypeError) as error:
+        raise Refused("bad_request", f"buffer cannot be copied: {error}") from error
+
+
+def _batches(count: int, record_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of blocks that one lease may hold."""
+    step = max(1, min(LEASE_HASHES_MAX, LEASE_BYTES_MAX // record_bytes))
+    return ((start, min(start + step, count)) for start in range(0, count, step))
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    """A forked child shares sockets and locks with its parent until it lets go of them."""
+    for client in list(_clients):
+        client._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)

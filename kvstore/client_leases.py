@@ -1,0 +1,190 @@
+"""Leases as a client holds them: slots of the arena to write into or to read from.
+
+    write   reserve ─▶ WriteLease: fill slots ─▶ commit   (leaving without commit aborts)
+    read    acquire ─▶ ReadLease: copy out ─▶ valid()? ─▶ release
+
+A lease belongs to the connection it was made on. When that connection is lost the daemon
+takes the slots back: a commit then raises Unavailable, and `valid()` tells a reader whether
+the bytes it copied were still the right ones. A write lease must always be closed (commit,
+abort or the end of its `with`): until then the daemon does not hand its slots out again.
+
+A lease is used by one thread at a time, and by the process that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvstore.errors import Refused, Unavailable
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
+    from kvstore.client_connection import Connection
+
+
+class WriteSlot:
+    """Room for one record. index: its position in the hashes of the reserve. view: exactly record_bytes,
+    writable. offset: of view in the arena, in bytes."""
+
+    __slots__ = ("index", "offset", "view")
+
+    def __init__(self, index: int, view: memoryview, offset: int) -> None:
+        self.index = index
+        self.view = view
+        self.offset = offset
+
+
+class ReadSlot:
+    """One record in the arena. view: exactly record_bytes, read-only. offset: of view in the arena, in bytes.
+    tier: where it was when asked for (wire.IN_DRAM or wire.IN_NVME)."""
+
+    __slots__ = ("_generation", "_generation_offset", "offset", "tier", "view")
+
+    def __init__(
+        self, view: memoryview, offset: int, tier: int, generation_offset: int, generation: int
+    ) -> None:
+        self.view = view
+        self.offset = offset
+        self.tier = tier
+        self._generation_offset = generation_offset
+        self._generation = generation
+
+
+class WriteLease:
+    """Slots for the blocks that were not held yet. Context manager.
+
+    slots: ascending by index; blocks that are held already (or being written by somebody
+    else) are not in it. full: the daemon had no room for the rest.
+    """
+
+    __slots__ = ("_client", "_connection", "_number", "full", "slots")
+
+    def __init__(
+        self, client: Client, connection: Connection | None, number: int, slots: list[WriteSlot], full: bool
+    ) -> None:
+        self._client = client
+        self._connection = connection  # None once closed
+        self._number = number
+        self.slots = slots
+        self.full = full
+        if connection is not None:
+            connection.lock_for_writing().enter()
+
+    def commit(self, checksums: Mapping[int, bytes] | None = None) -> int:
+        """Make records visible and close the lease; answers how many the daemon took.
+
+        checksums: index -> xxh3_128 digest (16 bytes) of the record; indexes left out are
+        aborted. None: all slots, hashed here, which reads every byte once. Raises Unavailable
+        (nothing is stored), Refused.
+        """
+        connection = self._open_connection()
+        if connection is None:
+            return 0
+        try:
+            if checksums is None:
+                digests = self._client.hash_views([slot.view for slot in self.slots])
+                checksums = {slot.index: digest for slot, digest in zip(self.slots, digests, strict=True)}
+            return self._client.commit_lease(connection, self._number, checksums)
+        finally:
+            self._close(connection)
+
+    def abort(self) -> None:
+        """Give all slots back unwritten and close the lease. Idempotent; never raises a ClientError."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            self._client.commit_lease(connection, self._number, {})
+        except (Unavailable, Refused):
+            pass  # the daemon takes the slots back with the connection
+        finally:
+            self._close(connection)
+
+    def _open_connection(self) -> Connection | None:
+        if self._connection is None and self.slots:
+            raise Refused("unknown_lease", "this write lease is closed already")
+        return self._connection
+
+    def _close(self, connection: Connection) -> None:
+        self._connection = None
+        connection.lock_for_writing().leave()
+
+    def __enter__(self) -> WriteLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class ReadLease:
+    """Records held in DRAM until released. Context manager.
+
+    slots: one per hash, None for a miss. pending: some are None only because they are still
+    on their way from a slower tier; ask again later.
+    """
+
+    __slots__ = ("_arena", "_client", "_connection", "_number", "pending", "slots")
+
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection | None,
+        number: int,
+        slots: list[ReadSlot | None],
+        pending: bool,
+    ) -> None:
+        self._client = client
+        self._connection = connection  # None once released
+        self._arena = connection.arena() if connection is not None else None
+        self._number = number
+        self.slots = slots
+        self.pending = pending
+
+    def valid(self) -> bool:
+        """After copying: whether every slot held its record all the while. Costs no call.
+
+        Only false when the daemon took the slots back because the connection was lost.
+        """
+        return self.valid_count() == len(self.slots)
+
+    def valid_count(self) -> int:
+        """Like `valid`, for a copy of leading slots: how many, counting misses as valid, held
+        their record all the while."""
+        if self._arena is None:
+            return len(self.slots)
+        generation = self._arena.generation
+        for position, slot in enumerate(self.slots):
+            if slot is not None and generation(slot._generation_offset) != slot._generation:
+                return position
+        return len(self.slots)
+
+    def leading(self) -> list[ReadSlot]:
+        """The slots before the first miss."""
+        run: list[ReadSlot] = []
+        for slot in self.slots:
+            if slot is None:
+                break
+            run.append(slot)
+        return run
+
+    def release(self) -> None:
+        """Give the slots back. Idempotent; never raises Unavailable: a lost connection gave them back."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            self._client.release_lease(connection, self._number)
+        except Unavailable:
+            pass
+
+    def __enter__(self) -> ReadLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
