@@ -38,8 +38,6 @@ def adopt(engine: Engine) -> None:
             gc.enable()
     for namespace in engine.namespaces:
         for block in namespace.blocks.values():
-            if block.where & IN_DRAM and not block.where & IN_NVME:
-                engine.demoter.queue(block)
             engine.room.settle(block)
 
 

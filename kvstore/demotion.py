@@ -44,11 +44,6 @@ class Demoter:
         """Each is pinned once by this object."""
         return list(self._writing)
 
-    def queue(self, block: Block) -> None:
-        """Have a block that is in DRAM only written down. No-op without an NVMe tier."""
-        if self._room.nvme is not None and not block.where & IN_NVME:
-            self._room.demoting[block] = None
-
     def pump(self) -> None:
         """Start as many writes as may be under way."""
         while self._jobs < self._jobs_max:

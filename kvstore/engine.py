@@ -221,7 +221,7 @@ class Engine:
             block = self.room.arrived_in_dram(
                 lease.namespace, block_hash, lease.parents[position], slot, now_s
             )
-            self.demoter.queue(block)
+            self.room.queue_demotion(block)
         self.counters.committed += len(indexes)
         self._drop_write_lease(session, lease)
         self.demoter.pump()

@@ -53,7 +53,7 @@ class Acquired:
     pending: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """One attached client; `owner` is its number in the arena (0: attached without arena)."""
 
@@ -62,7 +62,7 @@ class Session:
     leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WriteLease:
     number: int
     namespace: Namespace

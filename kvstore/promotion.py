@@ -95,6 +95,7 @@ class Promoter:
         self._room.unverified.pop(block, None)
         if matches:
             self._counters.verified += 1
+            self._room.queue_demotion(block)
             self._finish(block, True)
             return
         self._counters.corrupt_dram += 1

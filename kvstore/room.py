@@ -94,6 +94,11 @@ class Room:
         index.arrived(block.namespace, block.hash, b"", IN_NVME)
         self.settle(block)
 
+    def queue_demotion(self, block: Block) -> None:
+        """Have a block written down to NVMe, if it is in DRAM only and known to be true."""
+        if self.nvme is not None and not block.where & IN_NVME and block not in self.unverified:
+            self.demoting[block] = None
+
     def left_dram(self, block: Block) -> None:
         """Forget the DRAM copy and give its slot back."""
         self.demoting.pop(block, None)
