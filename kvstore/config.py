@@ -41,6 +41,15 @@ def _switched(value: object) -> object:
     return value
 
 
+def _between(low: float, high: float) -> Callable[[Any], Any]:
+    def validate(value: float) -> float:
+        if not low <= value <= high:  # also refuses nan
+            raise ValueError(f"allowed are {low} to {high}")
+        return value
+
+    return validate
+
+
 def _size_between(low: int, high: int) -> Callable[[int], int]:
     def validate(value: int) -> int:
         if not low <= value <= high:
@@ -122,7 +131,7 @@ class Nvme(Section):
 class Engine(Section):
     """How bytes move between the tiers."""
 
-    io_threads: Annotated[Count, Field(ge=1, le=limits.IO_THREADS_MAX)] = 4
+    io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
 
 
 class Config(Section):
@@ -130,7 +139,7 @@ class Config(Section):
 
     data_dir: AbsolutePath = Path("/var/lib/kvstore")
     socket_path: SocketPath = Path(DEFAULT_SOCKET)
-    stop_timeout_s: Annotated[Number, Field(ge=0, le=3600, allow_inf_nan=False)] = 20.0
+    stop_timeout_s: Annotated[Number, AfterValidator(_between(0, limits.STOP_TIMEOUT_S_MAX))] = 20.0
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()

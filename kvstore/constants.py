@@ -27,6 +27,7 @@ SLAB_BYTES_MAX = 256 * MIB  # what one slab's slot numbers can address at 4 KiB 
 SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
 NVME_DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
+STOP_TIMEOUT_S_MAX = 3600
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
@@ -35,18 +36,36 @@ DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
 DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
 TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
 CHECK_IDLE_S = 300.0  # the books are proven when nothing was asked for this long
+FLUSH_POLL_S = 0.02  # between two looks at whether everything is on NVMe, while stopping
 STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happened
 
 # ---- command line (kvstore/cli) --------------------------------------------------------
 STATUS_TIMEOUT_S = 5.0  # a daemon that does not answer for this long counts as unreachable
 CHECK_TIMEOUT_S = 120.0  # check() reads every row of every tier
-WATCH_INTERVAL_S_MIN = 0.1
+WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
 
-require(SLAB_ALIGN_BYTES <= SLAB_BYTES_MAX and SLAB_BYTES_MAX % SLAB_ALIGN_BYTES == 0, "slabs are whole huge pages")
+require(
+    SLAB_ALIGN_BYTES <= SLAB_BYTES_MAX and SLAB_BYTES_MAX % SLAB_ALIGN_BYTES == 0,
+    "slabs are whole huge pages",
+)
 require(SLAB_BYTES_MAX <= DRAM_CAPACITY_BYTES_MAX, "a slab fits into the largest arena")
 require(DRAM_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest arena holds a slab")
 require(NVME_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest NVMe directory holds a slab")
 require(SLOT_BYTES_MIN_MIN <= SLOT_BYTES_MIN_MAX <= SLAB_BYTES_MAX, "the smallest slot fits into a slab")
 require(STATUS_TIMEOUT_S < CHECK_TIMEOUT_S, "a check may take longer than a status")
 require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
+
+# ---- engine (kvstore/engine.py, room.py, promotion.py, demotion.py) ---------------------
+NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
+SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
+LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row
+LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire answers a miss
+DEMOTE_BATCH_RECORDS = 8
+DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
+DEMOTE_ATTEMPTS_MAX = 3  # rounds of evicting for one batch before it is given up
+EVICT_AHEAD_RECORDS = 16  # rows deleted from NVMe at once when it is full
+VERIFY_PER_TICK_RECORDS = 64  # adopted records proven in the background at each tick
+
+require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
+require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")

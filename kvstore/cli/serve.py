@@ -1,0 +1,45 @@
+"""Run the daemon in the foreground until SIGTERM or SIGINT.
+
+When engines can attach, one line goes to stdout:
+
+    ready socket=/run/kvstore/kvstore.sock arena=/dev/shm/kvstore-….arena pages=4-KiB
+
+Everything else is logged to stderr. SIGTERM: no new connections, blocks that only DRAM
+holds are written to NVMe for at most stop_timeout_s, and the arena stays in shared memory
+for the next start. A second SIGTERM skips the writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from kvstore.cli import FAILED, OK, CliError
+from kvstore.cli.options import add_config_arguments, load_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    loaded = load_config(args)
+    config = loaded.config
+
+    import uvloop
+
+    from kvstore import logs
+    from kvstore.errors import StartError
+    from kvstore.service import Service
+    from kvstore.storage import open_storage
+    from tiers.errors import OpenError
+
+    logs.configure(config.log.level, config.log.format)
+    try:
+        storage = open_storage(config)
+        service = Service(config, storage)
+        uvloop.run(service.run())
+    except (StartError, OpenError) as error:
+        raise CliError(str(error)) from error
+    if service.failure is not None:
+        raise CliError(service.failure, exit_code=FAILED)
+    return OK
