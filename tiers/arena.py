@@ -241,7 +241,7 @@ class Arena:
                         done = next(pieces, None)
                     except OSError as error:
                         raise OpenError(
-                            f"arena {self.path}: no memory for {self.capacity_bytes} bytes: {error.strerror}; "
+                            f"arena {self.path}: no memory for its slabs: {error.strerror}; "
                             "lower the arena's capacity or make room in shared memory"
                         ) from error
                     if done is None:

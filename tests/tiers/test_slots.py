@@ -1,0 +1,107 @@
+"""The slot pool against a model: slots never overlap, and the books always balance."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tiers.errors import RecordSizeError
+from tiers.slots import SLOT_ALIGN_BYTES, SlotPool, slot_bytes_for
+
+SLABS = 3
+SLAB_BYTES = 8 * SLOT_ALIGN_BYTES
+SIZES = st.integers(1, SLAB_BYTES)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The model is a dict slot -> size of what is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SlotPool(SLABS, SLAB_BYTES)
+        self.taken: dict[int, int] = {}
+
+    @rule(size_bytes=SIZES)
+    def take(self, size_bytes: int) -> None:
+        room = self.pool.has_room(size_bytes)
+        slot = self.pool.take(size_bytes)
+        assert (slot is not None) == room
+        if slot is not None:
+            assert slot not in self.taken
+            self.taken[slot] = size_bytes
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.taken)))
+        self.pool.give(slot)
+        del self.taken[slot]
+
+    @rule()
+    def restore(self) -> None:
+        pool = SlotPool(SLABS, SLAB_BYTES)
+        assert all(pool.mark(slot, size) for slot, size in self.taken.items())
+        assert not any(pool.mark(slot, size) for slot, size in self.taken.items())
+        pool.settle()
+        assert pool.used_bytes() == self.pool.used_bytes() and pool.classes() == self.pool.classes()
+        self.pool = pool
+
+    @rule(size_bytes=SIZES)
+    def smallest_slab_is_of_another_class(self, size_bytes: int) -> None:
+        slab = self.pool.smallest_slab(size_bytes)
+        others = {
+            s >> 16 for s, size in self.taken.items() if slot_bytes_for(size) != slot_bytes_for(size_bytes)
+        }
+        assert (slab in others) if others else slab is None
+        if slab is not None:
+            assert set(self.pool.slots_in(slab)) == {slot for slot in self.taken if slot >> 16 == slab}
+
+    @invariant()
+    def slots_do_not_overlap(self) -> None:
+        ranges = []
+        for slot, size_bytes in self.taken.items():
+            slab, offset, slot_bytes = self.pool.locate(slot)
+            assert size_bytes <= slot_bytes == slot_bytes_for(size_bytes)
+            assert offset + slot_bytes <= SLAB_BYTES
+            ranges.append((slab * SLAB_BYTES + offset, slab * SLAB_BYTES + offset + slot_bytes))
+        ranges.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(ranges))
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert self.pool.check() == []
+        assert self.pool.used_bytes() == sum(slot_bytes_for(size) for size in self.taken.values())
+        assert sum(entry.used for entry in self.pool.classes()) == len(self.taken)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1, SLAB_BYTES + 1])
+def test_impossible_sizes_raise(size_bytes: int) -> None:
+    """A record that no slab can hold is refused by name."""
+    with pytest.raises(RecordSizeError, match="slab_bytes"):
+        SlotPool(SLABS, SLAB_BYTES).take(size_bytes)
+
+
+def test_a_slab_changes_its_class_when_empty() -> None:
+    """The last slot given back frees the slab for records of any size."""
+    pool = SlotPool(1, SLAB_BYTES)
+    slot = pool.take(SLOT_ALIGN_BYTES)
+    assert slot is not None and not pool.has_room(SLAB_BYTES)
+    pool.give(slot)
+    assert pool.take(SLAB_BYTES) is not None
+
+
+@pytest.mark.parametrize(("slot", "size_bytes"), [(SLABS << 16, 4096), (-1, 4096), (8, 4096), (0, 0)])
+def test_marks_that_cannot_be_are_refused(slot: int, size_bytes: int) -> None:
+    """Restoring refuses slots outside the pool, and leaves the books in order."""
+    pool = SlotPool(SLABS, SLAB_BYTES)
+    assert not pool.mark(slot, size_bytes)
+    pool.settle()
+    assert pool.check() == []
