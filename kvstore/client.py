@@ -31,13 +31,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from kvstore import copying
 from kvstore.client_arena import ArenaView
 from kvstore.client_leases import ReadLease, ReadSlot, WriteLease, WriteSlot
 from kvstore.errors import ClientError, Refused, Unavailable
 
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
     from typing import Any
 
@@ -63,6 +63,7 @@ TIMEOUT_S = 1.0
 BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
 BACKOFF_S_MAX = 2.0
 LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
+LEASE_SHARE_MAX = 0.25  # of the arena, per lease of put and get
 LEASE_HASHES_MAX = 4096  # as in kvstore.wire, which is not imported here
 
 
@@ -189,7 +190,7 @@ class Client:
         return _count(self._call(namespaces, call))
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
-        """Where each block is: one byte a hash, 0 absent, else wire.IN_DRAM | wire.IN_NVME | wire.PREFIX_BROKEN.
+        """Where each block is, one byte a hash: 0 absent, else bits IN_DRAM, IN_NVME, PREFIX_BROKEN of kvstore.wire.
 
         At most 65536 hashes. Raises Unavailable, Refused.
         """
@@ -270,7 +271,7 @@ class Client:
         """
         _require_buffers(namespace, hashes, buffers)
         stored = 0
-        for start, stop in _batches(len(hashes), namespace.record_bytes):
+        for start, stop in self._batches(len(hashes), namespace.record_bytes):
             before = hashes[start - 1] if start else parent
             with self.reserve(namespace, hashes[start:stop], before) as lease:
                 pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
@@ -298,7 +299,7 @@ class Client:
         _require_buffers(namespace, hashes, into)
         give_up_at = time.monotonic() + wait_s
         copied = 0
-        for start, stop in _batches(len(hashes), namespace.record_bytes):
+        for start, stop in self._batches(len(hashes), namespace.record_bytes):
             with self.acquire(
                 namespace, hashes[start:stop], max(0.0, give_up_at - time.monotonic())
             ) as lease:
@@ -450,6 +451,12 @@ class Client:
         self._back_off(error)
         return Unavailable(f"kvstore daemon: {error}")
 
+    def _batches(self, count: int, record_bytes: int) -> Iterator[tuple[int, int]]:
+        """Ranges of blocks that one lease of put or get may hold."""
+        lease_bytes = min(LEASE_BYTES_MAX, int(self.arena.size_bytes * LEASE_SHARE_MAX)) if count else 0
+        step = max(1, min(LEASE_HASHES_MAX, lease_bytes // record_bytes))
+        return ((start, min(start + step, count)) for start in range(0, count, step))
+
     def _forget_in_child(self) -> None:
         self._guard = threading.Lock()
         if self._connection is not None:
@@ -506,12 +513,6 @@ def _copied(copy: Callable[[Any], Any], pairs: Any) -> Any:
         return copy(pairs)
     except (ValueError, BufferError, TypeError) as error:
         raise Refused("bad_request", f"buffer cannot be copied: {error}") from error
-
-
-def _batches(count: int, record_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of blocks that one lease may hold."""
-    step = max(1, min(LEASE_HASHES_MAX, LEASE_BYTES_MAX // record_bytes))
-    return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

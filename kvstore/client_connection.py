@@ -12,6 +12,7 @@ because msgspec and logging cost more to import than everything else together.
 from __future__ import annotations
 
 import array
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,8 @@ import msgspec
 from kvstore import wire
 from kvstore.client_arena import ArenaView, OwnerLock
 from kvstore.errors import Refused, Unavailable
+
+log = logging.getLogger("kvstore.client")
 
 _RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
 _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
@@ -51,6 +54,7 @@ class Connection:
             if isinstance(error, _LOST):
                 raise Unavailable(f"kvstore daemon at {path}: {_reason(error)}") from error
             raise
+        log.info("connected to the kvstore daemon at %s (instance %s)", path, self.instance or "unnamed")
 
     # -- what leases need --
 
@@ -139,7 +143,10 @@ class Connection:
     def _attach(self, label: str, attach: bool, view: ArenaView | None, deadline: float) -> None:
         hello = wire.Hello(wire.PROTOCOL_VERSION, label[: wire.LABEL_CHARS_MAX], os.getpid(), attach)
         self._set_timeout(deadline)
-        self._socket.sendall(wire.encode_frame(hello))
+        try:
+            self._socket.sendall(wire.encode_frame(hello))
+        except BrokenPipeError:
+            pass  # refused before we spoke: the reason is there to be read
         payload, fds = self._receive_with_fds(deadline)
         try:
             welcome = wire.welcome_decoder.decode(payload)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from kvstore.errors import Refused, Unavailable
 
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
     from kvstore.client import Client
     from kvstore.client_connection import Connection

@@ -28,6 +28,8 @@ SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
 NVME_DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
 STOP_TIMEOUT_S_MAX = 3600
+CONNECTIONS_MAX_MAX = 1000  # each attached one needs an owner number of the arena (1 to 1023)
+LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
@@ -65,7 +67,27 @@ DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 DEMOTE_ATTEMPTS_MAX = 3  # rounds of evicting for one batch before it is given up
 EVICT_AHEAD_RECORDS = 16  # rows deleted from NVMe at once when it is full
+ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_PER_TICK_RECORDS = 64  # adopted records proven in the background at each tick
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
+
+# ---- local door (kvstore/door.py) -------------------------------------------------------
+DOOR_CONNECTIONS_MAX = 1100  # every owner of the arena (1023) and some tools
+DOOR_BACKLOG = 512  # clients that may wait to be accepted while a check runs
+DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
+DOOR_STALLED_S_MAX = 10.0  # half a frame, or answers nobody reads
+DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
+DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
+DOOR_RECEIVE_BYTES = 256 * KIB  # one read; one buffer for all connections
+DOOR_FRAME_START_BYTES = 128 * KIB  # memory for a frame that comes in pieces; grows as its bytes come
+DOOR_AHEAD_BYTES_MAX = 256 * KIB  # requests a peer may send before the last one is answered
+DOOR_UNREAD_BYTES_MAX = 256 * KIB  # answers a peer may leave unread before we stop serving it
+DOOR_LEASES_MAX = 1024  # per connection
+DOOR_LEASE_SHARE_MAX = 0.5  # of the arena, per connection
+DOOR_NAMESPACES_MAX = 1024  # per connection
+DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
+
+require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
+require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register more than there may be")

@@ -18,10 +18,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import xxhash
 
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -34,7 +34,7 @@ _PyBUF_WRITABLE = 1
 
 
 class _PyBuffer(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012 - ctypes wants it so
+    _fields_ = [
         ("buf", ctypes.c_void_p),
         ("obj", ctypes.py_object),
         ("len", ctypes.c_ssize_t),
@@ -61,7 +61,7 @@ class Pinned:
     __slots__ = ("_buffer", "address", "size_bytes")
 
     def __init__(self, buffer: ReadableBuffer, writable: bool = False) -> None:
-        """Raises BufferError, TypeError if it is not a contiguous buffer, or read-only where it must not be."""
+        """Raises BufferError or TypeError if it is not contiguous, or read-only where it must not be."""
         self._buffer: _PyBuffer | None = None
         raw = _PyBuffer()
         _get_buffer(buffer, ctypes.byref(raw), _PyBUF_WRITABLE if writable else 0)

@@ -11,7 +11,9 @@ Light on purpose: the client imports this module inside inference engines.
 
 from __future__ import annotations
 
-from typing import ClassVar
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class KvstoreError(Exception):
