@@ -134,6 +134,14 @@ class Engine(Section):
     io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
 
 
+class Door(Section):
+    """What the processes that attach here may take."""
+
+    connections_max: Annotated[Count, AfterValidator(_between(1, limits.CONNECTIONS_MAX_MAX))] = 256
+    leases_max: Annotated[Count, AfterValidator(_between(1, limits.LEASES_MAX_MAX))] = 4096
+    lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = 0.5
+
+
 class Config(Section):
     """Everything `kvstore serve` can be told."""
 
@@ -144,6 +152,7 @@ class Config(Section):
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
     engine: Engine = Engine()
+    door: Door = Door()
 
 
 def sections() -> dict[str, type[Section]]:
