@@ -353,6 +353,23 @@ def open_arena(
     raise BusyError(f"arena {path}: other processes keep replacing it")
 
 
+def existing_layout(path: Path) -> Layout | None:
+    """What the arena at `path` was made for, None when there is no file. Changes nothing.
+
+    Raises NotOursError, VersionError or OpenError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OpenError(f"arena {path}: {error.strerror}") from error
+    try:
+        return _read_header(path, fd)[0]
+    finally:
+        os.close(fd)
+
+
 def _open_existing(path: Path, layout: Layout) -> Arena | None:
     """The arena at the path; None when there is none (any more)."""
     try:
@@ -373,6 +390,7 @@ def _open_existing(path: Path, layout: Layout) -> Arena | None:
         if found == layout:
             return Arena(path, lock_fd, layout, instance, adopted=True)
         _log.warning("arena %s: was made for %s, now %s: replaced, its records are lost", path, found, layout)
+        pages.require_room(path.parent, layout.file_bytes - os.fstat(lock_fd).st_blocks * 512)
         path.unlink()
         os.close(lock_fd)
         return None

@@ -107,7 +107,8 @@ class DramTier(Tier):
             return [self._arena.record(slot).key for slot in self._arena.reclaim(size_bytes)]
 
     def stats(self) -> TierStats:
-        return self._arena.stats()
+        with self._lock:  # never held for a copy
+            return self._arena.stats()
 
     def check(self) -> list[str]:
         with self._lock:

@@ -82,7 +82,8 @@ class MemoryTier(Tier):
         return []
 
     def stats(self) -> TierStats:
-        return TierStats(self.name, self._capacity_bytes, self._used_bytes, len(self._held))
+        with self._lock:
+            return TierStats(self.name, self._capacity_bytes, self._used_bytes, len(self._held))
 
     def check(self) -> list[str]:
         with self._lock:

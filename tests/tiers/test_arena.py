@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers.arena_filler import CLIENT
 from tests.tiers.factories import CAPACITY_BYTES, SLAB_BYTES, content, record
 from tiers import locks
 from tiers.arena import Arena, open_arena
@@ -175,6 +176,24 @@ def test_kill_9_at_any_instant(path: Path) -> None:
     assert adopted > 100 and len(generations) > 10
 
 
+@pytest.mark.timeout(120)
+def test_kill_9_beside_a_living_client(path: Path) -> None:
+    """While a client lives, what it was writing when the daemon died stays in quarantine, and only that."""
+    make(path).close()
+    for seed in range(6):
+        with process("hold", str(path), str(CLIENT)):
+            with process("fill", str(path), str(seed)):
+                time.sleep(0.05 + 0.013 * seed)
+            arena = make(path)
+            waiting = arena.quarantined_slots
+            assert waiting <= 1 and arena.sweep() == 0 and arena.check() == []
+            used = sum(entry.used for entry in arena.stats().classes)
+            assert used == len(arena.adopted_slots()) + waiting
+        assert arena.sweep() == waiting and arena.quarantined_slots == 0
+        assert arena.check() == []
+        arena.close()
+
+
 def test_killed_writes_wait_for_a_living_owner(path: Path) -> None:
     """WRITING slots of a dead daemon are freed at once, unless their owner's lock is still held."""
     first = make(path)
@@ -312,6 +331,18 @@ def test_other_settings_replace_it_with_one_warning(path: Path, caplog: pytest.L
     assert bytes(view) == content(0, SIZE)
     view.release()
     second.close()
+
+
+def test_a_replacement_that_cannot_be_spares_the_old(path: Path) -> None:
+    """A capacity that the place has no room for is refused before the old arena is removed."""
+    first = make(path)
+    slot = store(first, 0)
+    first.close()
+    with pytest.raises(OpenError, match="bytes free"):
+        make(path, 1 << 50)
+    again = make(path)
+    assert again.adopted and again.verify(slot)
+    again.close()
 
 
 def flip_magic(path: Path) -> None:

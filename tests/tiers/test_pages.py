@@ -1,0 +1,162 @@
+"""Where the arena goes, on which pages, and how it gets its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tiers import pages
+from tiers.arena import open_arena
+from tiers.checksum import digest
+from tiers.errors import OpenError
+
+SLAB_BYTES = 2 << 20
+NEEDED_BYTES = 10 << 20
+Mounter = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def mounter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mounter]:
+    """Mounts a file system under the test's own directory; unmounts it afterwards."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mounted: list[Path] = []
+
+    def mount(kind: str, options: str) -> Path:
+        directory = tmp_path / f"mount{len(mounted)}"
+        directory.mkdir()
+        if libc.mount(b"test", str(directory).encode(), kind.encode(), 0, options.encode()) != 0:
+            pytest.skip(f"cannot mount {kind} here: {os.strerror(ctypes.get_errno())}")
+        mounted.append(directory)
+        return directory
+
+    only_ours(monkeypatch, tmp_path)
+    monkeypatch.setattr(pages, "HUGE_TMPFS", tmp_path / "huge")
+    yield mount
+    for directory in [*mounted, tmp_path / "huge"]:
+        libc.umount2(str(directory).encode(), 2)
+
+
+def only_ours(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    """Let the code under test see no mounts of the machine but /dev/shm, and those of this test."""
+    real = pages.mounts
+    monkeypatch.setattr(
+        pages, "mounts", lambda: [m for m in real() if m.path == pages.SHM or m.path.is_relative_to(root)]
+    )
+
+
+def choose(
+    huge: pages.HugePages, preferred: Path | None = None, size_bytes: int = NEEDED_BYTES
+) -> pages.Place:
+    return pages.choose_arena_path(preferred, huge, size_bytes, "test-pages")
+
+
+def require_huge_pages() -> None:
+    path = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    if not path.exists() or int(path.read_text()) << 21 < NEEDED_BYTES:
+        pytest.skip("no free huge pages on this machine")
+
+
+def test_off_means_plain_shared_memory() -> None:
+    """With huge_pages off the arena lies in /dev/shm, named after its instance."""
+    assert choose("off") == pages.Place(Path("/dev/shm/kvstore-test-pages.arena"), pages.page_kind(pages.SHM))
+
+
+def test_on_without_huge_pages_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With huge_pages on and none to be had, the error names the settings that would give some."""
+    only_ours(monkeypatch, tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for preferred in (None, tmp_path):
+        with pytest.raises(OpenError, match=r"vm.nr_hugepages.*huge=always.*auto"):
+            choose("on", preferred)
+
+
+def test_auto_falls_back_to_small_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With huge_pages auto and none to be had, /dev/shm is used and reported as what it is."""
+    only_ours(monkeypatch, tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert choose("auto").path.parent == pages.SHM
+    assert choose("auto").page_kind == pages.page_kind(pages.SHM)
+
+
+def test_a_preferred_directory_rules_out_others(tmp_path: Path) -> None:
+    """A configured directory is used, and its pages are reported."""
+    assert choose("auto", tmp_path) == pages.Place(tmp_path / "kvstore-test-pages.arena", "4 KiB")
+
+
+def test_hugetlbfs_is_used_while_it_has_pages(mounter: Mounter) -> None:
+    """Free huge pages come first; when there are too few, the arena goes elsewhere."""
+    require_huge_pages()
+    directory = mounter("hugetlbfs", "pagesize=2M")
+    assert choose("auto") == choose("on") == pages.Place(directory / "kvstore-test-pages.arena", "hugetlb")
+    assert choose("auto", size_bytes=1 << 50).page_kind != "hugetlb"
+
+
+def test_auto_mounts_a_huge_tmpfs(mounter: Mounter, tmp_path: Path) -> None:
+    """Where we may mount, a tmpfs with huge=always is made once and used from then on."""
+    mounter("tmpfs", "size=1m")  # skips where mounting is not allowed
+    place = choose("auto")
+    assert place == pages.Place(tmp_path / "huge" / "kvstore-test-pages.arena", "huge tmpfs")
+    assert choose("on") == place
+    assert sum(mount.path == tmp_path / "huge" for mount in pages.mounts()) == 1
+    assert (tmp_path / "huge").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_arena_left_behind_is_found_first(
+    mounter: Mounter, monkeypatch: pytest.MonkeyPatch, shm: Path
+) -> None:
+    """A warm arena on small pages is preferred to an empty one on huge pages."""
+    mounter("tmpfs", "size=1m")
+    monkeypatch.setattr(pages, "SHM", shm)
+    real = pages.mounts
+    monkeypatch.setattr(pages, "mounts", lambda: [*real(), pages.Mount(shm, "tmpfs", frozenset())])
+    open_arena(choose("off").path, 4 * SLAB_BYTES, SLAB_BYTES).close()
+    assert choose("auto").path.parent == shm
+
+
+@pytest.mark.parametrize(("kind", "options"), [("hugetlbfs", "pagesize=2M"), ("tmpfs", "huge=always")])
+def test_an_arena_works_on_huge_pages(mounter: Mounter, kind: str, options: str) -> None:
+    """On either kind of huge pages an arena is made, pre-faulted, filled, and adopted again."""
+    if kind == "hugetlbfs":
+        require_huge_pages()
+    path = mounter(kind, options) / "x.arena"
+    arena = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
+    assert arena.page_kind == ("hugetlb" if kind == "hugetlbfs" else "huge tmpfs")
+    assert arena.prefault(threading.Event())
+    slot = arena.reserve(b"key", b"", 100_000, 0)
+    assert slot is not None
+    arena.commit(slot, digest(arena.view(slot)))
+    arena.close()
+    again = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
+    assert [found for found, _ in again.adopted_slots()] == [slot] and again.verify(slot)
+    again.close(unlink=True)
+
+
+def test_memory_that_is_not_there_is_an_error(mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre-faulting more than the file system holds raises; it does not kill the process."""
+    monkeypatch.setattr(pages, "require_room", lambda directory, size_bytes: None)
+    arena = open_arena(mounter("tmpfs", "size=4m") / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    with pytest.raises(OpenError, match="lower the arena's capacity"):
+        arena.prefault(threading.Event())
+    arena.close()
+
+
+def test_old_kernels_get_their_memory_too(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel does not know MADV_POPULATE_WRITE, the pages are allocated all the same."""
+    monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 12345)
+    path = shm / "x.arena"
+    arena = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
+    assert arena.prefault(threading.Event())
+    assert path.stat().st_blocks * 512 >= 4 * SLAB_BYTES
+    arena.close()
+
+
+def test_mount_paths_with_spaces_are_read(tmp_path: Path) -> None:
+    """The mount table's escapes are undone."""
+    table = tmp_path / "mounts"
+    table.write_text("none /mnt/a\\040b tmpfs rw,huge=always 0 0\n")
+    assert pages.mounts(table) == [pages.Mount(Path("/mnt/a b"), "tmpfs", frozenset({"rw", "huge=always"}))]
