@@ -137,9 +137,11 @@ class Engine(Section):
 class Door(Section):
     """What the processes that attach here may take."""
 
-    connections_max: Annotated[Count, AfterValidator(_between(1, limits.CONNECTIONS_MAX_MAX))] = 256
-    leases_max: Annotated[Count, AfterValidator(_between(1, limits.LEASES_MAX_MAX))] = 4096
-    lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = 0.5
+    connections_max: Annotated[Count, AfterValidator(_between(1, limits.CONNECTIONS_MAX_MAX))] = (
+        limits.DOOR_CONNECTIONS_MAX
+    )
+    leases_max: Annotated[Count, AfterValidator(_between(1, limits.LEASES_MAX_MAX))] = limits.DOOR_LEASES_MAX
+    lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = limits.DOOR_LEASE_SHARE_MAX
 
 
 class Config(Section):

@@ -28,7 +28,7 @@ SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
 NVME_DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
 STOP_TIMEOUT_S_MAX = 3600
-CONNECTIONS_MAX_MAX = 1000  # each attached one needs an owner number of the arena (1 to 1023)
+CONNECTIONS_MAX_MAX = 4096  # attached ones are at most 1023: the arena's owner numbers
 LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
@@ -91,3 +91,4 @@ DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
 
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
 require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register more than there may be")
+require(DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed")

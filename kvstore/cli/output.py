@@ -6,9 +6,10 @@ awk and a log file see neither boxes nor wrapped lines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -51,3 +52,23 @@ def _draw(title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], ri
     for line in texts:
         table.add_row(*map(Text, line))  # Text: a bracket in a name is a bracket, not markup
     Console().print(table)
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function to call with (what, done, total); bars on stderr when that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield show

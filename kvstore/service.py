@@ -1,0 +1,242 @@
+"""The life of one daemon: open, serve, tick, flush, close.
+
+    storage ─▶ engine adopts ─▶ door listens ─▶ "ready …" ─▶ ticks … SIGTERM
+                                                                  │
+    closed ◀─ arena left warm ◀─ demotions flushed ◀─ door closed ◀┘
+
+Everything but byte moving happens on one event loop. A clean stop is bounded by
+`stop_timeout_s` and loses nothing that was in shared memory; a crash loses no more than
+the writes that were under way. A second SIGTERM skips the flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from kvstore import __version__
+from kvstore.config import Config
+from kvstore.constants import CHECK_IDLE_S, FLUSH_POLL_S, STATS_LOG_INTERVAL_S, TICK_INTERVAL_S
+from kvstore.door import Door
+from kvstore.engine import Engine
+from kvstore.errors import SocketPathError
+from kvstore.iopool import IoPool
+from kvstore.namespaces import NamespaceRegistry
+from kvstore.notify import Notifier
+from kvstore.storage import Storage
+from tiers.errors import OpenError
+
+log = logging.getLogger("kvstore.service")
+
+
+class Service:
+    """One running daemon over storage that is already open. `run` returns when it has stopped."""
+
+    def __init__(self, config: Config, storage: Storage, notifier: Notifier | None = None) -> None:
+        self.config = config
+        self.storage = storage
+        self.failure: str | None = None  # why it stopped, when nobody asked it to
+        self._notifier = notifier or Notifier()
+        self._started_s = time.monotonic()
+        self._problems: list[str] = []
+        self._prefaulted_bytes = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
+        loop = asyncio.get_running_loop()
+        io = IoPool(self.config.engine.io_threads, loop.call_soon_threadsafe)
+        try:
+            self._make_engine(io)
+            await self._open_door()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._asked_to_stop)
+            with self._prefaulting(loop):
+                self._announce()
+                await self._tick_until_stopped()
+                self._notifier.send("STOPPING=1")
+                log.info("stopping", extra={"sessions": len(self.engine.sessions)})
+                await self.door.stop()
+            await self._flush()
+        finally:
+            io.close()
+            self.storage.close(keep_arena=self.config.dram.keep_on_stop)
+
+    def report(self) -> dict[str, object]:
+        """The answer to `kvstore status`; docs/cli.md says what each field means."""
+        arena = self.storage.arena
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "instance": self.storage.data_dir.instance,
+                "uptime_s": round(time.monotonic() - self._started_s, 1),
+                "data_dir": str(self.config.data_dir),
+                "socket_path": str(self.config.socket_path),
+            },
+            "health": {"ok": not self._problems, "problems": self._problems},
+            "arena": {
+                "path": str(arena.path),
+                "pages": arena.page_kind,
+                "adopted": arena.adopted,
+                "prefaulted_bytes": self._prefaulted_bytes,
+                "quarantined_slots": arena.quarantined_slots,
+            },
+            **self.engine.status(),
+            "door": self.door.counters,
+        }
+
+    # -- start --
+
+    def _make_engine(self, io: IoPool) -> None:
+        storage, threads = self.storage, self.config.engine.io_threads
+        namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
+        self.engine = Engine(storage.arena, storage.nvme, namespaces, io, jobs_max=threads)
+        self.engine.adopt()
+
+    async def _open_door(self) -> None:
+        limits, arena = self.config.door, self.storage.arena
+        self._make_socket_directory()
+        self.door = Door(
+            self.engine,
+            arena,
+            self.config.socket_path,
+            instance=self.storage.data_dir.instance,
+            report=self.report,
+            connections_max=limits.connections_max,
+            leases_max=limits.leases_max,
+            lease_bytes_max=int(arena.capacity_bytes * limits.lease_share_max),
+        )
+        await self.door.start()
+
+    def _make_socket_directory(self) -> None:
+        """/run is empty after a boot: make the last directory of the socket's path, private to us."""
+        directory = self.config.socket_path.parent
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SocketPathError(f"socket_path: cannot make {directory}: {error.strerror}") from error
+
+    def _announce(self) -> None:
+        """Tell everybody who waits for it that engines can attach now."""
+        arena, path = self.storage.arena, self.config.socket_path
+        log.info(
+            "serving",
+            extra={
+                "socket": str(path),
+                "arena": str(arena.path),
+                "pages": arena.page_kind,
+                "instance": self.storage.data_dir.instance,
+                "records": sum(
+                    tier.stats().records for tier in (arena, self.storage.nvme) if tier is not None
+                ),
+                "start_s": round(time.monotonic() - self._started_s, 3),
+            },
+        )
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop
+            print(
+                f"ready socket={path} arena={arena.path} pages={arena.page_kind.replace(' ', '-')}",
+                flush=True,
+            )
+        self._notifier.send(f"READY=1\nSTATUS=serving at {path}")
+
+    @contextlib.contextmanager
+    def _prefaulting(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Touch the arena's memory in the background, until the block ends."""
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._prefault, args=(loop, stop), name="kvstore-prefault", daemon=True
+        )
+        if self.config.dram.prefault:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if thread.is_alive():
+                thread.join()
+
+    def _prefault(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        """In its own thread. Memory that is not there would kill an engine at its first copy: stop."""
+        try:
+            self.storage.arena.prefault(stop, self._prefaulted)
+        except OpenError as error:
+            self.failure = str(error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: we stop anyway
+                loop.call_soon_threadsafe(self._stop.set)
+
+    def _prefaulted(self, done_bytes: int, _total_bytes: int) -> None:
+        self._prefaulted_bytes = done_bytes
+
+    # -- running --
+
+    async def _tick_until_stopped(self) -> None:
+        """Upkeep, at TICK_INTERVAL_S or as often as systemd's watchdog wants to hear of us."""
+        watchdog_s = self._notifier.watchdog_s
+        interval_s = min(TICK_INTERVAL_S, watchdog_s / 3) if watchdog_s else TICK_INTERVAL_S
+        figures = Figures(time.monotonic())
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), interval_s)
+            self.engine.tick()
+            now_s = time.monotonic()
+            figures.look(self.engine, now_s)
+            if figures.idle_s(now_s) >= CHECK_IDLE_S and not self.engine.sessions:
+                self._prove(figures)
+            if watchdog_s:
+                self._notifier.send("WATCHDOG=1")
+
+    def _prove(self, figures: Figures) -> None:
+        """Nobody is attached and nothing happens: a good moment to prove the books."""
+        if figures.proven:
+            return
+        figures.proven = True
+        self._problems = self.engine.check()
+        for problem in self._problems:
+            log.error("the books do not balance: %s", problem)
+
+    # -- stop --
+
+    def _asked_to_stop(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _flush(self) -> None:
+        """Give blocks that only DRAM holds their time to reach NVMe."""
+        deadline_s = time.monotonic() + self.config.stop_timeout_s
+        while not self.engine.demoter.idle and time.monotonic() < deadline_s and not self._hurry.is_set():
+            self.engine.demoter.pump()
+            await asyncio.sleep(FLUSH_POLL_S)
+        left = len(self.engine.room.demoting)
+        log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
+
+
+class Figures:
+    """What changed in the counters since the last look: one log line a minute, and idleness."""
+
+    def __init__(self, now_s: float) -> None:
+        self.proven = False
+        self._counters: dict[str, int] = {}
+        self._logged: dict[str, int] = {}
+        self._changed_s = self._logged_s = now_s
+
+    def look(self, engine: Engine, now_s: float) -> None:
+        """Note what happened; log it when a minute of it is together."""
+        counters = engine.counters.as_dict()
+        if counters != self._counters:
+            self._counters, self._changed_s, self.proven = counters, now_s, False
+        if now_s - self._logged_s < STATS_LOG_INTERVAL_S:
+            return
+        changed = {name: count - self._logged.get(name, 0) for name, count in counters.items()}
+        self._logged, self._logged_s = counters, now_s
+        if any(changed.values()):
+            log.info("figures", extra={name: count for name, count in changed.items() if count})
+
+    def idle_s(self, now_s: float) -> float:
+        return now_s - self._changed_s
