@@ -35,9 +35,10 @@ class DramTier(Tier):
             if self._slots.setdefault(record.key, slot) != slot:
                 arena.free(slot)  # one key committed twice: one of the two is enough
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
         with self._lock:
-            return iter([self._arena.record(slot) for slot in self._slots.values()])
+            wanted = self._slots if keys is None else [key for key in keys if key in self._slots]
+            return iter([self._arena.record(self._slots[key]) for key in wanted])
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
         allowed = self._arena.layout.slab_bytes

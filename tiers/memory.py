@@ -29,9 +29,10 @@ class MemoryTier(Tier):
         self._held: dict[bytes, tuple[Record, bytes]] = {}
         self._lock = threading.Lock()
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
         with self._lock:
-            return iter([record for record, _ in self._held.values()])
+            wanted = self._held if keys is None else [key for key in keys if key in self._held]
+            return iter([self._held[key][0] for key in wanted])
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
         for record, _ in items:

@@ -12,7 +12,7 @@ class NullTier(Tier):
 
     name = "null"
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
         return iter(())
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:

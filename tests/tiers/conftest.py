@@ -36,7 +36,7 @@ def directory(factory: Factory, tmp_path: Path, shm: Path) -> Path:
 @pytest.fixture
 def tier(factory: Factory, directory: Path) -> Iterator[Tier]:
     """An open tier; its books must balance when the test is over."""
-    opened = factory.open(directory)
+    opened = factory.open_ready(directory)
     yield opened
     assert opened.check() == []
     opened.close()

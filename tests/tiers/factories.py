@@ -34,6 +34,13 @@ class Factory:
     in_shared_memory: bool = False
     damage: Callable[[Path], None] | None = None
 
+    def open_ready(self, directory: Path) -> Tier:
+        """An open tier after its first full scan, from which it may learn its free slots."""
+        tier = self.open(directory)
+        for _ in tier.scan():
+            continue
+        return tier
+
 
 def open_dram(directory: Path) -> Tier:
     return DramTier(open_arena(directory / "test.arena", CAPACITY_BYTES, SLAB_BYTES))

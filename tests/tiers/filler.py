@@ -21,7 +21,7 @@ SIZES = (5_000, 70_000, 20_000)
 def main() -> None:
     name, directory, seed = sys.argv[1:]
     chance = random.Random(seed)
-    tier = BY_NAME[name].open(Path(directory))
+    tier = BY_NAME[name].open_ready(Path(directory))
     print("ready", flush=True)
     version = 0
     while True:

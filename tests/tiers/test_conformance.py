@@ -137,6 +137,16 @@ def test_scan_lists_what_is_held(holding: Tier) -> None:
     assert {item.key: item for item in holding.scan()} == expected
 
 
+def test_scan_by_key_answers_only_those(holding: Tier) -> None:
+    """A scan with keys answers the records held under them, and no others."""
+    records = [record(n, SIZE)[0] for n in range(4)]
+    holding.put([record(n, SIZE) for n in range(4)])
+    assert {item.key: item for item in holding.scan([key(3), key(9), key(1)])} == {
+        item.key: item for item in (records[1], records[3])
+    }
+    assert list(holding.scan([])) == []
+
+
 def test_wrong_bytes_are_not_a_hit(holding: Tier) -> None:
     """Bytes that do not match their checksum are reported once as corrupt, then missed."""
     item, _ = record(0, SIZE)
@@ -190,13 +200,13 @@ def test_reopening_keeps_records(factory: Factory, directory: Path) -> None:
     """What was put is hit again after a clean close and reopen, and a close may be repeated."""
     if not factory.survives:
         pytest.skip("this tier ends with its process")
-    tier = factory.open(directory)
+    tier = factory.open_ready(directory)
     tier.put([record(n, SIZE) for n in range(6)])
     tier.delete([key(2)])
     before = tier.stats()
     tier.close()
     tier.close()
-    again = factory.open(directory)
+    again = factory.open_ready(directory)
     assert [read(again, n)[0] for n in range(6)] == [Get.HIT] * 2 + [Get.MISS] + [Get.HIT] * 3
     assert again.stats() == before and again.check() == []
     again.close()
@@ -206,11 +216,11 @@ def test_damaged_bytes_are_corrupt(factory: Factory, directory: Path) -> None:
     """Bytes damaged while the tier was closed come back as corrupt, never as a hit."""
     if factory.damage is None:
         pytest.skip("nothing of this tier can be damaged from outside")
-    tier = factory.open(directory)
+    tier = factory.open_ready(directory)
     tier.put([record(n, SIZE) for n in range(4)])
     tier.close()
     factory.damage(directory)
-    again = factory.open(directory)
+    again = factory.open_ready(directory)
     assert [read(again, n)[0] for n in range(4)] == [Get.CORRUPT] * 4
     assert again.stats().records == 0 and again.check() == []
     again.close()
@@ -236,7 +246,7 @@ def test_kill_9_keeps_what_was_acknowledged(factory: Factory, directory: Path) -
             else:
                 acknowledged, its_version = line[1:].split()
                 held[int(acknowledged)] = int(its_version)
-        tier = factory.open(directory)
+        tier = factory.open_ready(directory)
         for number, version in held.items():
             size_bytes = SIZES[number % 3]
             assert read(tier, number, size_bytes) == (Get.HIT, content(number, size_bytes, version))
