@@ -45,7 +45,12 @@ def _check_dram(engine: Engine, blocks: list[Block]) -> list[str]:
 
 
 def _check_nvme(engine: Engine, blocks: list[Block]) -> list[str]:
-    if engine.nvme is None or not engine.demoter.idle or engine.promoter.underway:
+    if (
+        not engine.room.nvme_ready
+        or engine.nvme is None
+        or not engine.demoter.idle
+        or engine.promoter.underway
+    ):
         return []  # rows are being written or dropped right now
     known = sum(1 for block in blocks if block.where & IN_NVME)
     records = engine.nvme.stats().records

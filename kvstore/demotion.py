@@ -46,7 +46,7 @@ class Demoter:
 
     def pump(self) -> None:
         """Start as many writes as may be under way."""
-        while self._jobs < self._jobs_max:
+        while self._room.nvme_ready and self._jobs < self._jobs_max:
             batch = self._next_batch()
             if not batch:
                 return

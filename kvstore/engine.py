@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 
 from kvstore import index
+from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.constants import VERIFY_PER_TICK_RECORDS
 from kvstore.counters import Counters
@@ -65,6 +66,7 @@ class Engine:
         self.room = Room(arena, nvme, namespaces, policy, self.counters)
         self.promoter = Promoter(self.room, io, self.counters, jobs_max)
         self.demoter = Demoter(self.room, io, self.counters, jobs_max)
+        self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
         self._lease_number = 0
 
@@ -245,11 +247,15 @@ class Engine:
         self.promoter.verify_some(VERIFY_PER_TICK_RECORDS)
         self.demoter.pump()
 
-    def adopt(self) -> None:
-        """Fill the index from the tiers, once, before the first session."""
-        from kvstore.adoption import adopt
+    def adopt(self, wait: bool = True) -> None:
+        """Start from what the tiers hold, once, before the first session.
 
-        adopt(self)
+        With `wait` off, call `adoption.step` until it answers False; requests are
+        answered right meanwhile.
+        """
+        self.adoption.start()
+        while wait and self.adoption.step():
+            pass
 
     def status(self) -> dict[str, object]:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
@@ -265,6 +271,7 @@ class Engine:
             "loading_blocks": self.promoter.underway,
             "demoting_blocks": len(self.room.demoting),
             "unverified_blocks": len(self.room.unverified),
+            "adopting": not self.adoption.done,
             "namespaces": [
                 {
                     "digest": n.digest.hex(),
@@ -332,6 +339,8 @@ class Engine:
             raise BadRequest(
                 f"hashes of {len(hashes)} bytes: not a multiple of hash_bytes {namespace.hash_bytes}"
             )
+        if not self.adoption.done:
+            self.adoption.materialise(namespace, hashes)
         return count
 
     def _split(self, namespace: Namespace, hashes: bytes) -> list[bytes]:

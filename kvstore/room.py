@@ -41,6 +41,7 @@ class Room:
     ) -> None:
         self.arena = arena
         self.nvme = nvme
+        self.nvme_ready = nvme is not None  # its free slots are known: it may be written
         self.demoting: OrderedDict[Block, None] = OrderedDict()  # in DRAM only, on the way to NVMe
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self._namespaces = namespaces

@@ -89,11 +89,13 @@ class Tier(ABC):
     name: str
 
     @abstractmethod
-    def scan(self) -> Iterator[Record]:
-        """Every record held when the iteration started, in no particular order.
+    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
+        """Every record held when the iteration started, or those of them with these keys.
 
-        Changes nothing. May block on the medium. Never raises for a damaged row: damaged
-        rows are dropped and counted. The result stays valid until the next delete.
+        In no particular order, without bytes. May block on the medium. Never raises for a
+        damaged row: damaged rows are dropped and counted. The result stays valid until the
+        next delete. A tier that outlives its process learns its free slots from the first
+        full scan: until that is exhausted, only scan and get may be called.
         """
 
     @abstractmethod

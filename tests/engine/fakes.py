@@ -37,15 +37,26 @@ class FaultyTier(Tier):
         self.slots = slots
         self.fault_rate = fault_rate
         self.rows: dict[bytes, tuple[Record, bytes]] = {}
+        self.scanning = False
         self._random = random.Random(seed)
 
     def _fails(self) -> bool:
         return self._random.random() < self.fault_rate
 
-    def scan(self) -> Iterator[Record]:
-        return iter([record for record, _ in self.rows.values()])
+    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
+        if keys is not None:
+            return iter([self.rows[key][0] for key in keys if key in self.rows])
+        return self._scan_all()
+
+    def _scan_all(self) -> Iterator[Record]:
+        self.scanning = True
+        for key in list(self.rows):
+            if key in self.rows:
+                yield self.rows[key][0]
+        self.scanning = False
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
+        assert not self.scanning, "written to before its free slots are known"
         answers = []
         for record, view in items:
             if self._fails():

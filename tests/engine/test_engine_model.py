@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore.blocks import BROKEN_PREFIX
+from kvstore import adoption
+from kvstore.blocks import BROKEN_PREFIX, IN_NVME
 from kvstore.engine import Engine
 from kvstore.leases import Acquired, Reserved, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
@@ -32,6 +33,9 @@ def content(namespace: int, hashed: bytes) -> bytes:
     return digest(memoryview(bytes([namespace]) + hashed)) * (RECORD_BYTES // 16)
 
 
+adoption.ADOPT_SLICE_ROWS = 3  # so that requests arrive between the slices of a start
+
+
 class EngineMachine(RuleBasedStateMachine):
     """What comes back is what was committed, and the books balance after every step."""
 
@@ -47,7 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.arena = open_arena(self.directory / "arena", 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.engine = Engine(self.arena, self.nvme, self.namespaces, self.io, clock=self.tick_clock)
-        self.engine.adopt()
+        self.engine.adopt(wait=False)
         self.ids = [
             self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8)) for n in range(2)
         ]
@@ -108,6 +112,11 @@ class EngineMachine(RuleBasedStateMachine):
         if self.io.waiting:
             self.io.step(pick % len(self.io.waiting))
 
+    @rule(steps=st.integers(1, 9))
+    def load_more_rows(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.adoption.step()
+
     @rule()
     def tick(self) -> None:
         self.engine.tick()
@@ -146,6 +155,15 @@ class EngineMachine(RuleBasedStateMachine):
         self.arena.close()
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         self.boot()
+        self.all_rows_are_known_at_once()
+
+    def all_rows_are_known_at_once(self) -> None:
+        for ns, number in enumerate(self.ids):
+            for chain in range(CHAINS):
+                hashes = [block_hash(chain, d) for d in range(DEPTH)]
+                places = self.engine.residency(number, b"".join(hashes))
+                held = [bytes([ns]) * 16 + hashed in self.nvme.rows for hashed in hashes]
+                assert [bool(place & IN_NVME) for place in places] == held
 
     @invariant()
     def books_balance(self) -> None:
@@ -156,6 +174,9 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             for session in list(self.engine.sessions):
                 self.engine.close_session(session)
+            while self.engine.adoption.step():
+                pass
+            self.engine.tick()
             self.io.run()
             assert self.engine.check() == []
             assert all(b.pins == 0 for n in self.namespaces for b in n.blocks.values())
