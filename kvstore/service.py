@@ -30,7 +30,7 @@ from kvstore.iopool import IoPool
 from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
 from kvstore.storage import Storage
-from tiers.errors import OpenError
+from tiers.errors import OpenError, TierError
 
 log = logging.getLogger("kvstore.service")
 
@@ -60,7 +60,9 @@ class Service:
                 loop.add_signal_handler(number, self._asked_to_stop)
             with self._prefaulting(loop):
                 self._announce()
+                adopting = loop.create_task(self._adopt())
                 await self._tick_until_stopped()
+                adopting.cancel()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
                 await self.door.stop()
@@ -99,7 +101,19 @@ class Service:
         storage, threads = self.storage, self.config.engine.io_threads
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         self.engine = Engine(storage.arena, storage.nvme, namespaces, io, jobs_max=threads)
-        self.engine.adopt()
+        self.engine.adopt(wait=False)
+
+    async def _adopt(self) -> None:
+        """Read the rows of NVMe into the index, between requests."""
+        started_s = time.monotonic()
+        try:
+            while self.engine.adoption.step():
+                await asyncio.sleep(0)
+        except TierError as error:
+            self.failure = str(error)
+            self._stop.set()
+            return
+        log.info("adopted", extra={"adopt_s": round(time.monotonic() - started_s, 3)})
 
     async def _open_door(self) -> None:
         limits, arena = self.config.door, self.storage.arena
