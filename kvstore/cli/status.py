@@ -96,16 +96,17 @@ def _print_head(report: Report) -> None:
         print(f"            {problem}")
     touched = f"{short_size(arena['prefaulted_bytes'])} of {short_size(capacity_bytes)}"
     print(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})")
-    print(f"under way   {report['loading_blocks']} loads, {report['demoting_blocks']} stores", end="")
-    print(
-        f", {report['unverified_blocks']} adopted blocks to verify, {arena['quarantined_slots']} slots quarantined"
-    )
+    under_way = {
+        "loads": report["loading_blocks"],
+        "stores": report["demoting_blocks"],
+        "adopted blocks to verify": report["unverified_blocks"],
+        "slots in quarantine": arena["quarantined_slots"],
+    }
+    print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
     counters = report["counters"]
-    looked_up = counters["lookup_blocks"]
-    share = f"{counters['lookup_hit_blocks'] / looked_up:.1%}" if looked_up else "none yet"
-    print(
-        f"lookups     {counters['lookups']}, of {looked_up} blocks hit {counters['lookup_hit_blocks']} ({share})"
-    )
+    asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
+    share = f"{hit / asked:.1%}" if asked else "nothing asked yet"
+    print(f"lookups     {counters['lookups']}: {hit} of {asked} blocks hit ({share})")
     print(flush=True)
 
 

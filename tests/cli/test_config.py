@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,7 @@ def test_the_sample_tells_every_key_with_its_default() -> None:
 def test_the_sample_explains_every_key() -> None:
     """Each key of the sample has a comment right above it."""
     lines = SAMPLE.read_text().splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in pairwise(lines):
         if " = " in line and not line.startswith("#"):
             assert above.startswith("#"), line
 

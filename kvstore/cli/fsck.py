@@ -1,0 +1,95 @@
+"""Prove that the books balance: nothing lost, nothing handed out twice.
+
+  kvstore fsck                         ask the running daemon to check itself
+  kvstore fsck --offline               check the storage of a stopped daemon
+  kvstore fsck --offline --verify      also read every record and compare its checksum
+  kvstore fsck --offline --repair      also put right what can be: drop corrupt records, rebuild
+                                       damaged rows (the old ones are kept beside them)
+
+Exit code 0 when sound (after the repair, if any), 1 when problems are left, 4 when no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config, socket_path
+from kvstore.cli.output import print_json, progress_bars
+
+if TYPE_CHECKING:
+    from kvstore.fsck import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+    add_output_argument(parser, "text", "json")
+    parser.add_argument(
+        "--offline", action="store_true", help="open the storage itself; the daemon must be stopped"
+    )
+    parser.add_argument("--verify", action="store_true", help="read every record (needs --offline)")
+    parser.add_argument("--repair", action="store_true", help="put right what can be (needs --offline)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.offline:
+        return _offline(args)
+    for option in ("verify", "repair"):
+        if getattr(args, option):
+            raise CliError(f"fsck: --{option} needs --offline and a stopped daemon", exit_code=USAGE)
+    return _online(args)
+
+
+def _online(args: argparse.Namespace) -> int:
+    from kvstore.cli.status import ask
+    from kvstore.constants import CHECK_TIMEOUT_S
+
+    path = socket_path(args)
+    try:
+        problems = ask(path, lambda client: client.check(), CHECK_TIMEOUT_S)
+    except CliError as error:
+        if error.exit_code == UNREACHABLE:
+            raise CliError(f"{error}; is it stopped? then use --offline", exit_code=UNREACHABLE) from error
+        raise
+    if args.output == "json":
+        print_json({"mode": "online", "ok": not problems, "problems": problems, "stores": []})
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(problems)} problems" if problems else "sound")
+    return FAILED if problems else OK
+
+
+def _offline(args: argparse.Namespace) -> int:
+    from kvstore import logs
+    from kvstore.errors import StartError
+    from kvstore.fsck import examine
+    from tiers.errors import OpenError
+
+    config = load_config(args).config
+    logs.configure("warning", "console")
+    try:
+        with progress_bars() as progress:
+            findings = examine(config, args.verify, args.repair, progress)
+    except (StartError, OpenError) as error:
+        raise CliError(str(error)) from error
+    problems = [problem for finding in findings for problem in finding.problems]
+    if args.output == "json":
+        stores = [asdict(finding) for finding in findings]
+        print_json({"mode": "offline", "ok": not problems, "problems": problems, "stores": stores})
+    else:
+        for finding in findings:
+            _print(finding, args.verify)
+        print(f"{len(problems)} problems" if problems else "sound")
+    return FAILED if problems else OK
+
+
+def _print(finding: Finding, is_verified: bool) -> None:
+    verified = f", {finding.verified} verified, {finding.corrupt} corrupt" if is_verified else ""
+    print(f"{finding.store} {finding.path}: {finding.records} records{verified}")
+    for repair in finding.repairs:
+        print(f"  repaired: {repair}")
+    for problem in finding.problems:
+        print(f"  problem: {problem}")
