@@ -20,7 +20,6 @@ making the model.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -40,7 +39,7 @@ HEAD_DIM = 64
 INTERMEDIATE = 512
 POSITIONS_MAX = 4096
 ATTENTION_SCALE = 3.0  # times 1/sqrt(fan-in): scores spread over several units, softmax is peaked
-END_TOKEN = "<|end|>"
+END_OF_TEXT = "<|end|>"
 
 TRAINING_TEXT = """
 A cache keeps what was paid for once, so that it need not be paid for again. The engine reads a
@@ -75,7 +74,6 @@ def ensure_model(directory: Path) -> Path:
         _write_tokenizer(staging)
         _write_weights(staging)
         _write_config(staging)
-        os.chmod(staging, 0o755)
         staging.rename(target)
     except OSError:
         shutil.rmtree(staging, ignore_errors=True)
@@ -92,7 +90,7 @@ def _write_tokenizer(directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[END_TOKEN],
+        special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -102,7 +100,7 @@ def _write_tokenizer(directory: Path) -> None:
         directory / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END_TOKEN,
+            "eos_token": END_OF_TEXT,
             "model_max_length": POSITIONS_MAX,
             "clean_up_tokenization_spaces": False,
         },
@@ -116,7 +114,8 @@ def _write_weights(directory: Path) -> None:
     rng = np.random.default_rng(SEED)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
-        return (rng.standard_normal((rows, columns)) * (scale / columns**0.5)).astype(np.float32)
+        values: np.ndarray[Any, Any] = rng.standard_normal((rows, columns)) * (scale / columns**0.5)
+        return values.astype(np.float32)
 
     tensors = {
         "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN, HIDDEN**0.5),

@@ -1,0 +1,72 @@
+"""Show it: a real daemon, real vLLM engines, and the same prompts again and again.
+
+  kvstore demo                         progress on stderr, at the end a table
+  kvstore demo -o json                 one JSON document instead of the table
+  kvstore demo --model DIRECTORY       a real model (a GPU, or a CPU and patience)
+  kvstore demo --keep                  leave data and logs of the run behind, and say where
+
+Without --model a tiny model is made on the spot; nothing is downloaded. Every phase is a fresh
+engine process: cold, after a restart of the engine, after kill -9 of the daemon, after the loss
+of the arena, with a damaged record on disk, and with prefill and decode apart.
+
+Exit code 0 when every phase gave the cold run's output token for token and the warm ones had hits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.cli.options import add_output_argument
+from kvstore.cli.output import print_json, print_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_output_argument(parser, "table", "json")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIRECTORY", help="a model that vLLM can load (default: a tiny one)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the directory with data and logs")
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvstore.demo.phases import show
+    from kvstore.demo.report import document, table
+
+    if importlib.util.find_spec("vllm") is None:
+        raise CliError(
+            "demo: vLLM is not installed beside kvstore (make venv installs it)", exit_code=NOT_FOUND
+        )
+    if args.model is not None and not (args.model / "config.json").is_file():
+        raise CliError(
+            f"demo: --model {args.model}: not a model directory (no config.json)", exit_code=NOT_FOUND
+        )
+    started = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
+    try:
+        shown, stopped = show(
+            directory, args.model and args.model.absolute(), lambda text: _say(started, text)
+        )
+    finally:
+        if args.keep:
+            _say(started, f"kept: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    report = document(shown, [stopped] if stopped else [])
+    if args.output == "json":
+        print_json(report)
+    else:
+        print_table("the same prompts, one fresh engine a phase", *table(shown))
+    for problem in report["problems"]:
+        print(f"kvstore: demo: {problem}", file=sys.stderr)
+    return OK if report["ok"] else FAILED
+
+
+def _say(started: float, text: str) -> None:
+    print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,176 @@
+"""What the demo does, in order. Each phase is a fresh engine process that answers the same prompts.
+
+    cold             nothing is stored: everything is computed, and its outputs are the measure
+    engine restart   a new engine: from DRAM
+    daemon kill -9   the daemon was killed and started again: from the arena it adopted
+    arena lost       the arena's file is gone, as after a reboot: from NVMe
+    corrupt block    a stored record was damaged on disk: that block is a miss, is counted, and
+                     the output is still right
+    prefill, decode  an empty daemon; one engine only computes and stores, another only loads
+
+Cached tokens are counted, not computed: the engine says how many blocks it loaded, the daemon
+from which tier it handed them out, and a phase in which the two disagree is a failure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore.demo import constants as c
+from kvstore.demo.corrupt import corrupt_one_record
+from kvstore.demo.daemon import Daemon, DemoError, Sizes
+from kvstore.demo.engine import Engines, Job, Run
+from kvstore.demo.model import TRAINING_TEXT
+from kvstore.demo.report import Expected, Shown
+
+TIERS = ("dram", "nvme")
+ENGINES = 7  # fresh processes that the phases below use in all
+
+
+class Show:
+    """The phases over one daemon; results in `shown`, in order, as they come."""
+
+    def __init__(
+        self, daemon: Daemon, engines: Engines, model: str, tiny: bool, say: Callable[[str], None]
+    ) -> None:
+        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each."""
+        self.shown: list[Shown] = []
+        self._daemon = daemon
+        self._engines = engines
+        self._model = model
+        self._tiny = tiny
+        self._say = say
+        self._cold: Run | None = None
+        self._prompts = [
+            f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")
+        ]
+        self._prompts = self._prompts[: c.PROMPTS]
+
+    def run(self) -> None:
+        """All phases. Raises DemoError when one cannot be carried out at all."""
+        self._daemon.start()
+        self._phase("cold", Expected())
+        self._phase("engine restart", Expected("dram"))
+        self._daemon.kill()
+        self._daemon.start()
+        self._phase("daemon kill -9", Expected("dram"))
+        self._without_arena()
+        self._phase("arena lost", Expected("nvme"))
+        self._without_arena(damaged=True)
+        self._phase("corrupt block", Expected("nvme", corrupt_blocks=1))
+        self._daemon.start_empty()
+        self._prefill_and_decode()
+        self._daemon.stop()
+
+    def _without_arena(self, damaged: bool = False) -> None:
+        """Have everything on NVMe and nothing in DRAM; damaged: with one record that is not what it was."""
+        self._daemon.stop()
+        self._daemon.throw_arena_away()
+        if damaged:
+            sizes = self._daemon.sizes
+            record = corrupt_one_record(self._daemon.nvme_directory, sizes.nvme_bytes, sizes.slab_bytes)
+            self._say(f"flipped {c.CORRUPT_BYTES} bytes of {record.key.hex()[:12]}… on disk")
+        self._daemon.start()
+
+    def _phase(self, name: str, expected: Expected) -> None:
+        self._say(f"{name}: starting a fresh engine")
+        engine = self._engines.take(self._job("kv_both", name))
+        self._daemon.settle()
+        before = self._daemon.counters()
+        run = engine.run(self._prompts)
+        engine.end()
+        self._daemon.settle()
+        self._show(name, expected, run, before)
+
+    def _prefill_and_decode(self) -> None:
+        """Two engines at once: what the first computes, the second loads and continues."""
+        name = "prefill, decode"
+        self._say(f"{name}: an empty daemon, and two fresh engines")
+        prefill = self._engines.take(self._job("kv_producer", "prefill"))
+        decode = self._engines.take(self._job("kv_consumer", "decode"))
+        prefill.run(self._prompts, output_tokens=1)
+        prefill.end()
+        self._daemon.settle()
+        before = self._daemon.counters()
+        run = decode.run(self._prompts)
+        decode.end()
+        self._show(name, Expected("dram"), run, before)
+
+    def _show(self, name: str, expected: Expected, run: Run, before: dict[str, int]) -> None:
+        after = self._daemon.counters()
+        if self._cold is None:
+            self._cold = run
+        shown = Shown(
+            name=name,
+            prompt_tokens=sum(reply.prompt_tokens for reply in run.replies),
+            cached_tokens=cached_tokens(run, {key: after[key] - before[key] for key in after}),
+            ttft_ms=statistics.median(reply.ttft_ms for reply in run.replies),
+            outputs_equal=[r.tokens for r in run.replies] == [r.tokens for r in self._cold.replies],
+            corrupt_blocks=sum(after[f"corrupt_{tier}"] - before[f"corrupt_{tier}"] for tier in TIERS),
+            expected=expected,
+        )
+        self.shown.append(shown)
+        self._say(f"{name}: {sum(shown.cached_tokens.values())} of {shown.prompt_tokens} tokens from cache")
+
+    def _job(self, role: str, phase: str) -> Job:
+        return Job(
+            model=self._model,
+            socket_path=str(self._daemon.socket_path),
+            role=role,
+            dtype="float32" if self._tiny else "auto",
+            kv_bytes=c.TINY_ENGINE_KV_BYTES if self._tiny else c.REAL_ENGINE_KV_BYTES,
+            warm_up=f"The phase is called {phase}. {TRAINING_TEXT}",
+        )
+
+
+def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
+    """Tokens not computed, by tier. daemon: how much its counters grew meanwhile.
+
+    The daemon counts the blocks it handed out, by tier; the engine counts those it loaded. It
+    may load fewer (what lies behind a missing block is of no use): then the slower tier gets
+    the shorter count. Raises DemoError when the engine claims more than it was handed.
+    """
+    handed = {tier: daemon[f"acquired_{tier}"] for tier in TIERS}
+    loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0))
+    unused = sum(handed.values()) - loaded
+    if unused < 0:
+        raise DemoError(
+            f"the engine loaded {loaded} blocks and the daemon handed out {handed}: a counter is wrong"
+        )
+    for tier in reversed(TIERS):
+        taken_back = min(unused, handed[tier])
+        handed[tier] -= taken_back
+        unused -= taken_back
+    return {tier: blocks * c.BLOCK_TOKENS for tier, blocks in handed.items()}
+
+
+def sizes_for(tiny: bool) -> Sizes:
+    """What the demo's daemon may take."""
+    if tiny:
+        return Sizes(c.TINY_DRAM_BYTES, c.TINY_NVME_BYTES, c.TINY_SLAB_BYTES)
+    return Sizes(c.REAL_DRAM_BYTES, c.REAL_NVME_BYTES, c.REAL_SLAB_BYTES)
+
+
+def show(directory: Path, model: Path | None, say: Callable[[str], None]) -> tuple[list[Shown], str]:
+    """Carry out the demo in an empty directory: what was shown, and why it stopped early ("" if it did not).
+
+    model: a model's directory, or None for the tiny one. Leaves logs and data in `directory`;
+    processes and shared memory are gone when it returns. Raises OSError where a file cannot be written.
+    """
+    from kvstore.demo.model import ensure_model
+
+    tiny = model is None
+    path = ensure_model(directory) if model is None else model
+    daemon = Daemon(directory, sizes_for(tiny))
+    engines = Engines(directory, ENGINES)
+    demo = Show(daemon, engines, str(path), tiny, say)
+    try:
+        demo.run()
+    except DemoError as error:
+        return demo.shown, str(error)
+    finally:
+        engines.close()
+        daemon.close()
+    return demo.shown, ""

@@ -1,0 +1,95 @@
+"""What the phases showed: the verdict, the JSON document and the table.
+
+    {"phases": [{"name", "prompt_tokens", "cached_tokens": {tier: n}, "ttft_ms", "outputs_equal",
+                 "corrupt_blocks"}],
+     "ok": true, "problems": []}
+
+The fields are a contract: they may grow, none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True)
+class Expected:
+    """What a phase must show to count. tier: where hits must come from, "" where there must be none."""
+
+    tier: str = ""
+    corrupt_blocks: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Shown:
+    """What one phase showed.
+
+    prompt_tokens: of all prompts. cached_tokens: tokens not computed, by the tier their blocks
+    were in when the engine asked. ttft_ms: median over the prompts. outputs_equal: every output
+    token is that of the cold run. corrupt_blocks: blocks whose checksum did not match.
+    """
+
+    name: str
+    prompt_tokens: int
+    cached_tokens: dict[str, int]
+    ttft_ms: float
+    outputs_equal: bool
+    corrupt_blocks: int = 0
+    expected: Expected = field(default=Expected(), repr=False)
+
+
+def problems(phases: Sequence[Shown]) -> list[str]:
+    """One line for everything that did not come out as it must; empty when all is well."""
+    found = []
+    for phase in phases:
+        expected, cached = phase.expected, phase.cached_tokens
+        if not phase.outputs_equal:
+            found.append(f"{phase.name}: the output is not that of the cold run")
+        if expected.tier and not cached.get(expected.tier):
+            found.append(f"{phase.name}: no tokens came from {expected.tier}")
+        if not expected.tier and any(cached.values()):
+            found.append(f"{phase.name}: tokens came from a cache that must be empty")
+        if sum(cached.values()) > phase.prompt_tokens:
+            found.append(f"{phase.name}: more tokens cached than asked for; a counter is wrong")
+        if phase.corrupt_blocks != expected.corrupt_blocks:
+            found.append(
+                f"{phase.name}: {phase.corrupt_blocks} corrupt blocks counted, expected {expected.corrupt_blocks}"
+            )
+    return found
+
+
+def document(phases: Sequence[Shown], also: Sequence[str] = ()) -> dict[str, Any]:
+    """The JSON document. also: problems that no phase could report."""
+    rows = []
+    for phase in phases:
+        row = asdict(phase)
+        del row["expected"]
+        row["ttft_ms"] = round(phase.ttft_ms, 2)
+        rows.append(row)
+    found = [*problems(phases), *also]
+    return {"phases": rows, "ok": not found, "problems": found}
+
+
+def table(phases: Sequence[Shown]) -> tuple[list[str], list[list[object]]]:
+    """Column names and rows for people."""
+    columns = ["phase", "prompt tokens", "from dram", "from nvme", "computed", "ttft ms", "output", "corrupt"]
+    rows: list[list[object]] = []
+    for phase in phases:
+        dram, nvme = (phase.cached_tokens.get(tier, 0) for tier in ("dram", "nvme"))
+        computed = phase.prompt_tokens - sum(phase.cached_tokens.values())
+        output = "equal" if phase.outputs_equal else "DIFFERS"
+        rows.append(
+            [
+                phase.name,
+                phase.prompt_tokens,
+                dram,
+                nvme,
+                computed,
+                round(phase.ttft_ms, 1),
+                output,
+                phase.corrupt_blocks,
+            ]
+        )
+    return columns, rows
