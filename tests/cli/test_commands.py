@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.cli import COMMANDS
 from kvstore.config_sources import load
-from tests.cli.conftest import ROOT, environment, kvstore
+from tests.running import ROOT, environment, kvstore
 
 
 @pytest.mark.parametrize(

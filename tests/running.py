@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 30
 
 
@@ -85,41 +81,3 @@ class Place:
     def arena(self) -> Path:
         (path,) = (self.path / "shm").glob("kvstore-*.arena")
         return path
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start daemons; what still runs at the end of the test is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(place: Place, *arguments: str, **extra: str) -> Daemon:
-        errors = tmp_path / f"stderr{len(running)}"
-        words = list(arguments) or place.arguments
-        with open(errors, "w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore", "serve", *words],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment(**extra),
-            )
-        running.append(process)
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        line = process.stdout.readline() if readable else ""
-        assert line.startswith("ready "), errors.read_text()
-        ready = dict(word.split("=", 1) for word in line.split()[1:])
-        return Daemon(process, ready, place.socket, errors, words)
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.wait(TIMEOUT_S)
-        assert process.stdout is not None
-        process.stdout.close()
