@@ -32,6 +32,7 @@ COMMANDS = {
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from",
+    "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
     "version": "versions of kvstore and of what it runs on",
 }
 

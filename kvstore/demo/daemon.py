@@ -25,6 +25,9 @@ from kvstore.client import Client, ClientError
 from kvstore.demo import constants as c
 
 
+BUSY = ("adopting", "demoting_blocks", "loading_blocks", "unverified_blocks")  # fields of the status
+
+
 class DemoError(Exception):
     """The demo cannot go on; the message says what happened and shows the end of the log."""
 
@@ -138,7 +141,7 @@ class Daemon:
         deadline = time.monotonic() + c.SETTLE_S_MAX
         while time.monotonic() < deadline:
             status = self.status()
-            if not (status["demoting_blocks"] or status["loading_blocks"] or status["unverified_blocks"]):
+            if not any(status[name] for name in BUSY):
                 return
             time.sleep(c.POLL_INTERVAL_S)
         raise DemoError(f"the daemon is still busy after {c.SETTLE_S_MAX:.0f} s")
