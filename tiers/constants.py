@@ -36,6 +36,17 @@ LOCK_BASE: Final = 1 << 62
 PREFAULT_PIECE_BYTES: Final = 64 * MIB  # populated per system call, so that a stop is noticed soon
 OPEN_ATTEMPTS_MAX: Final = 5  # the arena's file was replaced while we opened it; look again
 
+# An NVMe directory: kvstore.json, lock, rows/, slab-000000.kvs …
+NVME_MAGIC: Final = "kvstore nvme directory"
+NVME_VERSION: Final = 1
+NVME_ROW_BYTES_EST: Final = 256  # disk space set aside per smallest slot for its row
+NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system for rows; no slab takes it
+NVME_REOPEN_BYTES: Final = 4 * MIB  # free space without which failed rows are not reopened
+NVME_SCAN_ROWS: Final = 4096  # rows read at a time: a few milliseconds
+NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
+NVME_RETRY_S: Final = 10.0  # pause before asking a full or failing medium again
+NVME_SIDELINED_MAX: Final = 256  # slots set aside for NVME_RETRY_S after a failed write
+
 assert SLAB_BYTES % SLAB_ALIGN_BYTES == 0
 assert SLAB_BYTES_MAX < 1 << 32
 assert SLAB_ALIGN_BYTES % SLOT_ALIGN_BYTES == 0
@@ -45,3 +56,4 @@ assert ARENA_HEADER_BYTES % ROW_BYTES == 0
 assert 48 + 2 * KEY_BYTES_MAX <= ROW_BYTES and CHECKSUM_BYTES == 16
 assert OWNER_MAX < 1 << 16
 assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
+assert NVME_SLAB_FDS_MAX > 0 and NVME_SIDELINED_MAX > 0

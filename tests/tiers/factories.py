@@ -13,6 +13,7 @@ from tiers.checksum import digest
 from tiers.dram import DramTier
 from tiers.memory import MemoryTier
 from tiers.null import NullTier
+from tiers.nvme import NvmeTier, capacity_for
 
 SLAB_BYTES = 2 << 20
 CAPACITY_BYTES = 4 * SLAB_BYTES
@@ -58,12 +59,32 @@ def damage_dram(directory: Path) -> None:
         file.write(data)
 
 
+def open_nvme(count: int) -> Callable[[Path], Tier]:
+    """NVMe over so many directories, together of at least the capacity that all tiers here have."""
+    capacity_bytes = capacity_for(-(-CAPACITY_BYTES // SLAB_BYTES // count), SLAB_BYTES)
+
+    def opening(directory: Path) -> Tier:
+        return NvmeTier([directory / f"disk-{n}" for n in range(count)], capacity_bytes, SLAB_BYTES)
+
+    return opening
+
+
+def damage_nvme(directory: Path) -> None:
+    """Flip one byte in each 4 KiB of every slab."""
+    for path in directory.glob("disk-*/slab-*.kvs"):
+        data = bytearray(path.read_bytes())
+        data[::4096] = bytes(byte ^ 0xFF for byte in data[::4096])
+        path.write_bytes(data)
+
+
 FACTORIES: list[Factory] = [
     Factory("null", lambda directory: NullTier(), holds=False),
     Factory("memory", lambda directory: MemoryTier(CAPACITY_BYTES)),
     Factory(
         "dram", open_dram, survives=True, slab_bytes=SLAB_BYTES, in_shared_memory=True, damage=damage_dram
     ),
+    Factory("nvme", open_nvme(1), survives=True, slab_bytes=SLAB_BYTES, damage=damage_nvme),
+    Factory("nvme-3", open_nvme(3), survives=True, slab_bytes=SLAB_BYTES, damage=damage_nvme),
 ]
 BY_NAME = {factory.name: factory for factory in FACTORIES}
 
