@@ -18,6 +18,7 @@ from kvstore.constants import (
     DEMOTE_BATCH_BYTES,
     DEMOTE_BATCH_RECORDS,
     EVICT_AHEAD_RECORDS,
+    EVICT_AHEAD_SHARE,
 )
 from kvstore.counters import Counters
 from kvstore.promotion import Io
@@ -89,7 +90,8 @@ class Demoter:
         again = [block for block, result in zip(batch, results, strict=True) if result is Put.NO_ROOM]
         victims: list[bytes] = []
         if again and attempts > 1:
-            victims = self._room.nvme_victims(again[0].namespace, max(len(again), EVICT_AHEAD_RECORDS))
+            ahead = min(EVICT_AHEAD_RECORDS, self._room.nvme_records() // EVICT_AHEAD_SHARE)
+            victims = self._room.nvme_victims(again[0].namespace, len(again) + ahead)
         for block, result in zip(batch, results, strict=True):
             if result is Put.NO_ROOM and victims:
                 continue

@@ -195,6 +195,9 @@ class Room:
             return []
         return [self._evict_from_nvme(block) for block in blocks if block is not None]
 
+    def nvme_records(self) -> int:
+        return self.nvme.stats().records if self.nvme is not None else 0
+
     def _evict_from_nvme(self, block: Block) -> bytes:
         self._counters.evicted_nvme += 1
         key = block.key

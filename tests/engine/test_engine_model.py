@@ -39,7 +39,9 @@ adoption.ADOPT_SLICE_ROWS = 3  # so that requests arrive between the slices of a
 class EngineMachine(RuleBasedStateMachine):
     """What comes back is what was committed, and the books balance after every step."""
 
-    @initialize(seed=st.integers(0, 999), fault_rate=st.sampled_from([0.0, 0.0, 0.2]), nvme_slots=st.integers(5, 60))
+    @initialize(
+        seed=st.integers(0, 999), fault_rate=st.sampled_from([0.0, 0.0, 0.2]), nvme_slots=st.integers(5, 60)
+    )
     def start(self, seed: int, fault_rate: float, nvme_slots: int) -> None:
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
@@ -66,7 +68,13 @@ class EngineMachine(RuleBasedStateMachine):
     def wanted(self, namespace: int, hashed: bytes) -> bytes:
         return content(namespace, hashed)[: RECORD_BYTES - 8 * namespace]
 
-    @rule(who=st.integers(0, 1), ns=st.integers(0, 1), chain=st.integers(0, CHAINS - 1), lo=st.integers(0, 6), n=st.integers(1, 8))
+    @rule(
+        who=st.integers(0, 1),
+        ns=st.integers(0, 1),
+        chain=st.integers(0, CHAINS - 1),
+        lo=st.integers(0, 6),
+        n=st.integers(1, 8),
+    )
     def reserve(self, who: int, ns: int, chain: int, lo: int, n: int) -> None:
         hashes = [block_hash(chain, d) for d in range(lo, min(lo + n, DEPTH))]
         parent = block_hash(chain, lo - 1) if lo else b""
@@ -85,7 +93,13 @@ class EngineMachine(RuleBasedStateMachine):
             sums = b"".join(digest(memoryview(self.wanted(ns, hashes[i]))) for i in chosen)
             assert self.engine.commit(session, answer.lease, chosen, sums) == len(chosen)
 
-    @rule(who=st.integers(0, 1), ns=st.integers(0, 1), chain=st.integers(0, CHAINS - 1), n=st.integers(1, DEPTH), hurry=st.booleans())
+    @rule(
+        who=st.integers(0, 1),
+        ns=st.integers(0, 1),
+        chain=st.integers(0, CHAINS - 1),
+        n=st.integers(1, DEPTH),
+        hurry=st.booleans(),
+    )
     def acquire(self, who: int, ns: int, chain: int, n: int, hurry: bool) -> None:
         hashes = [block_hash(chain, d) for d in range(n)]
         answers: list[Acquired] = []

@@ -1,0 +1,189 @@
+"""Room: who leaves, who stays, and that a full arena answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.engine import Engine
+from kvstore.leases import Acquired, Session
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from tests.engine.fakes import FaultyTier, SteppedIo
+from tiers.arena import open_arena
+from tiers.checksum import digest
+
+MIB = 1 << 20
+RECORD_BYTES = MIB // 2  # four slots a slab of 2 MiB
+
+
+class Node:
+    """An engine of `slabs` × 4 slots with one attached client."""
+
+    def __init__(self, path: Path, slabs: int, nvme: FaultyTier | None) -> None:
+        self.arena = open_arena(path, slabs * 2 * MIB, 2 * MIB, 16384)
+        self.io = SteppedIo()
+        self.clock_s = 0.0
+        self.engine = Engine(self.arena, nvme, NamespaceRegistry(), self.io, clock=self.tick)
+        self.engine.adopt()
+        self.session: Session = self.engine.open_session(0)
+        self.space = self.engine.register(NamespaceSpec(b"a" * 16, RECORD_BYTES, 8))
+
+    def tick(self) -> float:
+        self.clock_s += 1.0
+        return self.clock_s
+
+    def put(self, *names: str, parent: str = "", space: int | None = None) -> int:
+        """Store a run of blocks; answers how many found room."""
+        number = self.space if space is None else space
+        hashes = b"".join(name.encode().ljust(8) for name in names)
+        answer = self.engine.reserve(
+            self.session, number, hashes, parent.encode().ljust(8) if parent else b""
+        )
+        sums = b"".join(
+            digest(self.arena.mapping[s.offset : s.offset + self.size(number)]) for s in answer.slots
+        )
+        if answer.slots:
+            self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
+        return len(answer.slots)
+
+    def size(self, number: int) -> int:
+        return self.engine.namespaces.get(number).record_bytes
+
+    def where(self, *names: str) -> list[int]:
+        return list(self.engine.residency(self.space, b"".join(name.encode().ljust(8) for name in names)))
+
+    def acquire(self, *names: str) -> Acquired:
+        answers: list[Acquired] = []
+        hashes = b"".join(name.encode().ljust(8) for name in names)
+        self.engine.acquire(self.session, self.space, hashes, answers.append)
+        self.io.run()
+        return answers[0]
+
+
+@pytest.fixture
+def dram_only(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "arena", 1, None)
+    yield node
+    assert node.engine.check() == []
+    node.arena.close(unlink=True)
+
+
+@pytest.fixture
+def two_tiers(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "arena", 1, FaultyTier(6))
+    yield node
+    node.io.run()
+    assert node.engine.check() == []
+    node.arena.close(unlink=True)
+
+
+def test_leaves_go_before_their_parents(dram_only: Node) -> None:
+    """A chain that fills the arena loses its tail, never its head, when room is needed."""
+    dram_only.put("a0", "a1", "a2", "a3")
+    assert dram_only.put("b0", "b1") == 2
+    assert dram_only.where("a0", "a1", "a2", "a3") == [IN_DRAM, IN_DRAM, 0, 0]
+
+
+def test_the_longest_unused_leaf_goes_first(dram_only: Node) -> None:
+    """Of two chains, the one that was read later stays."""
+    dram_only.put("a0", "a1")
+    dram_only.put("b0", "b1")
+    lease = dram_only.acquire("a0", "a1").lease
+    dram_only.engine.release(dram_only.session, lease)
+    dram_only.put("c0")
+    assert dram_only.where("a0", "a1", "b0", "b1") == [IN_DRAM, IN_DRAM, IN_DRAM, 0]
+
+
+def test_what_is_leased_stays_and_full_is_answered_at_once(dram_only: Node) -> None:
+    """With every slot pinned there is no room, and room again after the release."""
+    dram_only.put("a0", "a1", "a2", "a3")
+    lease = dram_only.acquire("a0", "a1", "a2", "a3").lease
+    assert dram_only.put("b0") == 0
+    assert dram_only.engine.counters.reserve_no_room == 1
+    dram_only.engine.release(dram_only.session, lease)
+    assert dram_only.put("b0") == 1
+
+
+def test_a_block_on_its_way_to_nvme_is_not_dropped(two_tiers: Node) -> None:
+    """Until the write is done a new block is refused; afterwards the old one leaves DRAM only."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    assert two_tiers.put("b0") == 0
+    two_tiers.io.run()
+    assert two_tiers.put("b0") == 1
+    assert two_tiers.where("a0", "a1", "a2", "a3") == [3, 3, 3, IN_NVME]
+    assert two_tiers.engine.counters.lost_before_demote == 0
+
+
+def test_a_full_nvme_tier_makes_room_leaf_first(two_tiers: Node) -> None:
+    """Six places for eight blocks: the first chain loses its tail on NVMe, its head stays."""
+    for name in ("a", "b"):
+        two_tiers.put(*(f"{name}{depth}" for depth in range(4)))
+        two_tiers.io.run()
+    places = two_tiers.where("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3")
+    assert two_tiers.engine.counters.evicted_nvme >= 2
+    assert places[0] & IN_NVME and not places[3] & IN_NVME
+    assert all(place for place in places[4:])
+
+
+def test_nvme_failures_are_counted_and_lose_nothing_else(tmp_path: Path) -> None:
+    """With every write failing, blocks stay in DRAM, and later ones replace them."""
+    node = Node(tmp_path / "arena", 1, FaultyTier(6, fault_rate=1.0))
+    node.put("a0", "a1", "a2", "a3")
+    node.io.run()
+    assert node.engine.counters.demote_failed == 4
+    assert node.where("a0", "a1", "a2", "a3") == [IN_DRAM] * 4
+    assert node.put("b0") == 1
+    assert node.engine.counters.lost_before_demote == 1
+    assert node.engine.check() == []
+    node.arena.close(unlink=True)
+
+
+def test_a_corrupt_record_is_a_miss_and_is_counted(two_tiers: Node) -> None:
+    """One flipped byte on NVMe costs that block; its neighbours are handed out."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    two_tiers.io.run()
+    two_tiers.put("b0", "b1", "b2", "b3")
+    two_tiers.io.run()
+    assert two_tiers.where("a2", "a3") == [IN_NVME, IN_NVME]
+    nvme = two_tiers.engine.nvme
+    assert isinstance(nvme, FaultyTier)
+    nvme.flip(b"a" * 16 + b"a2".ljust(8))
+    answer = two_tiers.acquire("a2", "a3")
+    assert answer.slots[0] is None and answer.slots[1] is not None
+    assert answer.slots[1].tier == IN_NVME
+    assert two_tiers.engine.counters.corrupt_nvme == 1
+    assert two_tiers.where("a2") == [0]
+
+
+def test_a_new_size_class_takes_over_a_slab(dram_only: Node) -> None:
+    """A namespace with other records finds room in an arena that another one filled."""
+    dram_only.put("a0", "a1", "a2", "a3")
+    other = dram_only.engine.register(NamespaceSpec(b"b" * 16, 100_000, 8))
+    assert dram_only.put("x0", "x1", space=other) == 2
+    assert dram_only.where("a0", "a1", "a2", "a3") == [0, 0, 0, 0]
+
+
+def test_a_pinned_slab_is_not_taken_over(dram_only: Node) -> None:
+    """One leased block keeps its slab; the other namespace is told that there is no room."""
+    dram_only.put("a0", "a1", "a2", "a3")
+    dram_only.acquire("a0")
+    other = dram_only.engine.register(NamespaceSpec(b"b" * 16, 100_000, 8))
+    assert dram_only.put("x0", space=other) == 0
+    assert dram_only.where("a0") == [IN_DRAM]
+
+
+def test_many_waiters_share_one_load(two_tiers: Node) -> None:
+    """Two acquires of one block on NVMe read it once and both get it."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    two_tiers.io.run()
+    two_tiers.put("b0", "b1", "b2", "b3")
+    two_tiers.io.run()
+    answers: list[Acquired] = []
+    for _ in range(2):
+        two_tiers.engine.acquire(two_tiers.session, two_tiers.space, b"a3".ljust(8), answers.append)
+    two_tiers.io.run()
+    assert two_tiers.engine.counters.promoted == 1
+    assert [answer.slots[0] is not None for answer in answers] == [True, True]
