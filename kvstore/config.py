@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from kvstore import constants as limits
 from kvstore.constants import GIB, KIB, MIB
 from kvstore.sizes import exact_size, parse_size
+from tiers.constants import NVME_ROW_BYTES_EST, SLOT_BYTES_MIN
 
 DEFAULT_FILE = Path("/etc/kvstore/kvstore.toml")
 DEFAULT_SOCKET = "/run/kvstore/kvstore.sock"
@@ -197,6 +198,10 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
                 f"{name}.capacity_bytes",
                 f"must hold one slab ({name}.slab_bytes = {exact_size(slab_bytes)})",
             )
+    row_bytes = nvme.slab_bytes // SLOT_BYTES_MIN * NVME_ROW_BYTES_EST
+    if nvme.slab_bytes <= nvme.capacity_bytes < nvme.slab_bytes + row_bytes:
+        least = exact_size(nvme.slab_bytes + row_bytes)
+        yield "nvme.capacity_bytes", f"allowed are at least {least}: one nvme.slab_bytes and its rows"
     if dram.slot_bytes_min % limits.SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
         yield (
             "dram.slot_bytes_min",

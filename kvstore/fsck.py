@@ -11,9 +11,7 @@ cache loses nothing by it.
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +21,9 @@ from kvstore.constants import VERIFY_BATCH_RECORDS
 from kvstore.storage import arena_path, open_nvme
 from tiers.arena import Arena, existing_layout, open_arena
 from tiers.base import Get, Record
-from tiers.errors import OpenError
-from tiers.nvme import NvmeTier
-from tiers.nvme_home import Home, read_marker
-from tiers.rows import Rows, RowsError, rebuild
+from tiers.errors import OpenError, TierError
+from tiers.nvme import NvmeTier, repair
+from tiers.nvme_home import read_marker
 
 # (what, records done, records in all): called after every batch of a verification
 Progress = Callable[[str, int, int], None]
@@ -45,27 +42,26 @@ class Finding:
     repairs: list[str] = field(default_factory=list)  # what was done about it
     problems: list[str] = field(default_factory=list)  # what is still wrong
 
-    @property
-    def is_sound(self) -> bool:
-        return not self.problems
 
+def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> list[Finding]:
+    """Check every store of a stopped daemon; mend: put right what can be.
 
-def examine(config: Config, verify: bool, repair: bool, progress: Progress) -> list[Finding]:
-    """Check every store of a stopped daemon. Raises StartError, OpenError when it cannot be held."""
+    Raises StartError or OpenError when the storage cannot be held.
+    """
     data_dir = datadir.hold(config.data_dir, create=False)
     try:
         findings = []
-        dram = _examine_arena(arena_path(config, data_dir.instance), verify, repair, progress)
+        dram = _examine_arena(arena_path(config, data_dir.instance), verify, mend, progress)
         if dram is not None:
             findings.append(dram)
         if config.nvme.directories:
-            findings.append(_examine_nvme(config, verify, repair, progress))
+            findings.append(_examine_nvme(config, verify, mend, progress))
         return findings
     finally:
         data_dir.close()
 
 
-def _examine_arena(path: Path, verify: bool, repair: bool, progress: Progress) -> Finding | None:
+def _examine_arena(path: Path, verify: bool, mend: bool, progress: Progress) -> Finding | None:
     """None when there is no arena: after a reboot, or a stop that gave the memory back."""
     layout = existing_layout(path)
     if layout is None:
@@ -77,7 +73,7 @@ def _examine_arena(path: Path, verify: bool, repair: bool, progress: Progress) -
             finding.repairs.append(f"dropped {arena.torn_rows} rows that a crash left half written")
         slots = arena.adopted_slots()
         if verify:
-            _verify_arena(arena, slots, repair, finding, progress)
+            _verify_arena(arena, slots, mend, finding, progress)
         finding.problems += arena.check()
         finding.records = arena.stats().records
     finally:
@@ -86,7 +82,7 @@ def _examine_arena(path: Path, verify: bool, repair: bool, progress: Progress) -
 
 
 def _verify_arena(
-    arena: Arena, slots: Sequence[tuple[int, Record]], repair: bool, finding: Finding, progress: Progress
+    arena: Arena, slots: Sequence[tuple[int, Record]], mend: bool, finding: Finding, progress: Progress
 ) -> None:
     corrupt = []
     for done, (slot, _) in enumerate(slots, 1):
@@ -95,7 +91,7 @@ def _verify_arena(
         progress("dram", done, len(slots))
     finding.verified = len(slots) - len(corrupt)
     finding.corrupt = len(corrupt)
-    if repair:
+    if mend:
         for slot in corrupt:
             arena.free(slot)
         if corrupt:
@@ -104,83 +100,55 @@ def _verify_arena(
         finding.problems.append(f"dram: {len(corrupt)} corrupt records; --repair drops them")
 
 
-def _examine_nvme(config: Config, verify: bool, repair: bool, progress: Progress) -> Finding:
+def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) -> Finding:
     finding = Finding("nvme", ",".join(map(str, config.nvme.directories)))
     for directory in config.nvme.directories:
-        _examine_rows(directory, repair, finding)
-    if finding.problems:
-        return finding
+        try:
+            read_marker(directory)  # opening would make what is not there
+            repaired = repair(directory) if mend else None
+        except OpenError as error:
+            finding.problems.append(str(error))
+            continue
+        if repaired is not None and repaired.kept_at is not None:
+            finding.repairs.append(
+                f"{directory}: {repaired.rows} rows salvaged, the damaged ones are kept in {repaired.kept_at}"
+            )
+    if not finding.problems:
+        _examine_tier(config, verify, finding, progress)
+    return finding
+
+
+def _examine_tier(config: Config, verify: bool, finding: Finding, progress: Progress) -> None:
     try:
         nvme = open_nvme(config)
     except OpenError as error:
         finding.problems.append(str(error))
-        return finding
-    assert nvme is not None
+        return
+    assert nvme is not None, "asked only where directories are configured"
     try:
-        if verify:
-            _verify_nvme(nvme, finding, progress)
+        held = [(record.key, record.size_bytes) for record in nvme.scan()]
         finding.problems += nvme.check()
+        if verify and not finding.problems:
+            _verify_nvme(nvme, held, finding, progress)
         finding.records = nvme.stats().records
+    except TierError as error:  # rows that cannot be read to the end
+        finding.problems.append(str(error))
     finally:
         nvme.close()
-    return finding
 
 
-def _examine_rows(directory: Path, repair: bool, finding: Finding) -> None:
-    """Whether every row of one directory can be read; damaged rows are rebuilt when `repair`."""
-    try:
-        marker = read_marker(directory)
-        home = Home(directory, marker.slab_bytes, marker.slot_bytes_min)
-    except OpenError as error:
-        finding.problems.append(str(error))
-        return
-    rows = directory / "rows"
-    try:
-        damage = _damage_of(rows)
-        if damage is not None and repair:
-            aside = directory / time.strftime("rows.broken-%Y%m%d-%H%M%S")
-            count = rebuild(rows, aside)
-            finding.repairs.append(f"rebuilt {rows}: {count} rows salvaged, the old ones are in {aside}")
-        elif damage is not None:
-            finding.problems.append(damage)
-    except OSError as error:
-        finding.problems.append(f"nvme directory {directory}: {error.strerror or error}")
-    finally:
-        home.release()
-
-
-def _damage_of(path: Path) -> str | None:
-    """Why these rows cannot all be read, None when they can."""
-    try:
-        rows = Rows(path)
-        try:
-            for _ in rows.items():
-                pass
-        finally:
-            rows.close()
-    except (OpenError, RowsError) as error:
-        return str(error)
-    return None
-
-
-def _verify_nvme(nvme: NvmeTier, finding: Finding, progress: Progress) -> None:
-    total = nvme.stats().records
-    done = 0
-    for batch in _batches(nvme.scan()):
-        views = [memoryview(bytearray(record.size_bytes)) for record in batch]
-        answers = nvme.get([(record.key, view) for record, view in zip(batch, views, strict=True)])
+def _verify_nvme(
+    nvme: NvmeTier, held: Sequence[tuple[bytes, int]], finding: Finding, progress: Progress
+) -> None:
+    for at in range(0, len(held), VERIFY_BATCH_RECORDS):
+        batch = held[at : at + VERIFY_BATCH_RECORDS]
+        answers = nvme.get([(key, memoryview(bytearray(size_bytes))) for key, size_bytes in batch])
         for answer, _ in answers:
             finding.verified += answer is Get.HIT
             finding.corrupt += answer is Get.CORRUPT
             finding.unreadable += answer in (Get.FAILED, Get.MISS)
-        done += len(batch)
-        progress("nvme", done, total)
+        progress("nvme", at + len(batch), len(held))
     if finding.corrupt:
         finding.repairs.append(f"dropped {finding.corrupt} corrupt records")
     if finding.unreadable:
         finding.problems.append(f"nvme: {finding.unreadable} records could not be read")
-
-
-def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
-    while batch := list(itertools.islice(records, VERIFY_BATCH_RECORDS)):
-        yield batch

@@ -1,0 +1,155 @@
+"""fsck: over the door, on stopped storage, and on damaged storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_service import HASHES, RECORD_BYTES, hits, put
+from tests.running import Daemon, Place, kvstore
+
+Serve = Callable[..., Daemon]
+
+
+def fsck(place: Place, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report of an offline check of DRAM and NVMe."""
+    done = kvstore("fsck", "--offline", "-o", "json", *options, *place.with_nvme())
+    assert "Traceback" not in done.stderr
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (not report["problems"]) == (done.returncode == 0)
+    assert set(report) == {"mode", "ok", "problems", "stores"}
+    return done.returncode, report
+
+
+def store(report: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (entry for entry in report["stores"] if entry["store"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def flip(path: Path, content: bytes) -> None:
+    """Change a few bytes in the middle of the one run of `content` in a file."""
+    data = path.read_bytes()
+    at = data.find(content)
+    assert at >= 0
+    with open(path, "r+b") as file:
+        file.seek(at + len(content) // 2)
+        file.write(b"\xff\xee\xdd")
+
+
+@pytest.fixture
+def stopped(place: Place, serve: Serve) -> Place:
+    """Storage of a daemon that was stopped cleanly with every record in DRAM and on NVMe."""
+    daemon = serve(place, *place.with_nvme())
+    put(place.socket)
+    assert daemon.stop() == 0
+    return place
+
+
+def test_a_running_daemon_checks_itself(place: Place, serve: Serve) -> None:
+    """Online: the daemon's own check(), as text and as JSON."""
+    serve(place, *place.with_nvme())
+    put(place.socket)
+    done = kvstore("fsck", "--socket", place.socket)
+    assert (done.returncode, done.stdout) == (0, "sound\n")
+    done = kvstore("fsck", "-o", "json", "--socket", place.socket)
+    assert json.loads(done.stdout) == {"mode": "online", "ok": True, "problems": [], "stores": []}
+
+
+def test_offline_needs_a_stopped_daemon(place: Place, serve: Serve) -> None:
+    """While a daemon runs its storage is not opened a second time; its pid is named."""
+    daemon = serve(place)
+    done = kvstore("fsck", "--offline", *place.arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"in use by pid {daemon.process.pid}" in done.stderr
+
+
+def test_offline_makes_nothing(place: Place) -> None:
+    """Where kvstore never ran, fsck says so and leaves nothing behind."""
+    done = kvstore("fsck", "--offline", *place.with_nvme())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"data_dir {place.data_dir}: not found" in done.stderr
+    assert [path.name for path in place.path.iterdir()] == ["shm"]
+    assert not list((place.path / "shm").iterdir())
+
+
+def test_sound_storage_is_sound(stopped: Place) -> None:
+    """After a clean stop every record of both stores verifies, and nothing is changed by it."""
+    code, report = fsck(stopped, "--verify")
+    assert code == 0
+    for name in ("dram", "nvme"):
+        found = store(report, name)
+        assert (found["records"], found["verified"]) == (len(HASHES), len(HASHES))
+        assert (found["corrupt"], found["unreadable"], found["repairs"]) == (0, 0, [])
+    assert fsck(stopped, "--verify") == (code, report)
+
+
+def test_a_damaged_record_in_dram_is_found_and_dropped(stopped: Place, serve: Serve) -> None:
+    """Flipped bytes in the arena: reported, dropped by --repair, and hit again from NVMe."""
+    flip(stopped.arena(), bytes([3]) * RECORD_BYTES)
+    assert fsck(stopped)[0] == 0, "without --verify bytes are not read"
+    code, report = fsck(stopped, "--verify")
+    assert (code, report["problems"]) == (1, ["dram: 1 corrupt records; --repair drops them"])
+    code, report = fsck(stopped, "--verify", "--repair")
+    assert (code, store(report, "dram")["repairs"]) == (0, ["dropped 1 corrupt records"])
+    assert store(report, "dram")["records"] == len(HASHES) - 1
+    assert fsck(stopped, "--verify")[0] == 0
+    serve(stopped, *stopped.with_nvme())
+    assert hits(stopped.socket) == len(HASHES)
+
+
+def test_a_damaged_record_on_nvme_is_found_and_dropped(stopped: Place) -> None:
+    """Flipped bytes in a slab: counted as corrupt, and gone after that."""
+    slabs = [path for n in (0, 1) for path in (stopped.path / f"nvme{n}").glob("slab-*.kvs")]
+    content = bytes([3]) * RECORD_BYTES
+    flip(next(path for path in slabs if content in path.read_bytes()), content)
+    _, report = fsck(stopped, "--verify")
+    found = store(report, "nvme")
+    assert (found["corrupt"], found["verified"], found["records"]) == (1, len(HASHES) - 1, len(HASHES) - 1)
+    code, report = fsck(stopped, "--verify")
+    assert (code, store(report, "nvme")["corrupt"]) == (0, 0)
+
+
+def test_damaged_rows_are_rebuilt_and_kept(stopped: Place, serve: Serve) -> None:
+    """Garbage in RocksDB: a problem; --repair makes it readable and keeps the old rows."""
+    rows = stopped.path / "nvme0" / "rows"
+    for path in [*rows.glob("*.sst"), *rows.glob("CURRENT")]:
+        path.write_bytes(b"garbage" * 100)
+    code, report = fsck(stopped)
+    assert code == 1
+    assert str(rows) in report["problems"][0]
+    code, report = fsck(stopped, "--repair")
+    assert code == 0
+    (repair,) = store(report, "nvme")["repairs"]
+    kept = Path(repair.rpartition(" ")[2])
+    assert (kept / "CURRENT").read_bytes().startswith(b"garbage")
+    serve(stopped, *stopped.with_nvme())
+    assert hits(stopped.socket) == len(HASHES)
+
+
+def test_a_daemon_refuses_rows_it_cannot_read(stopped: Place) -> None:
+    """The daemon does not start over damaged rows: it names them and the way out."""
+    (stopped.path / "nvme0" / "rows" / "CURRENT").write_bytes(b"garbage")
+    done = kvstore("serve", *stopped.with_nvme())
+    assert done.returncode == 1
+    assert "fsck --repair" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fsck_keeps_an_arena_of_other_settings(stopped: Place) -> None:
+    """fsck checks what is there, whatever the settings say now; it never replaces an arena."""
+    code, report = fsck(stopped, "--verify", "--set=dram.capacity_bytes=32MiB")
+    assert code == 0
+    assert store(report, "dram")["verified"] == len(HASHES)
+
+
+def test_a_lost_arena_is_no_problem(stopped: Place) -> None:
+    """After a reboot there is no arena: only NVMe is checked."""
+    stopped.arena().unlink()
+    code, report = fsck(stopped)
+    assert (code, [found["store"] for found in report["stores"]]) == (0, ["nvme"])
