@@ -145,7 +145,7 @@ def test_a_corrupt_record_is_a_miss_and_is_counted(two_tiers: Node) -> None:
     """One flipped byte on NVMe costs that block; its neighbours are handed out."""
     two_tiers.put("a0", "a1", "a2", "a3")
     two_tiers.io.run()
-    two_tiers.put("b0", "b1", "b2", "b3")
+    two_tiers.put("b0", "b1")
     two_tiers.io.run()
     assert two_tiers.where("a2", "a3") == [IN_NVME, IN_NVME]
     nvme = two_tiers.engine.nvme
@@ -179,7 +179,7 @@ def test_many_waiters_share_one_load(two_tiers: Node) -> None:
     """Two acquires of one block on NVMe read it once and both get it."""
     two_tiers.put("a0", "a1", "a2", "a3")
     two_tiers.io.run()
-    two_tiers.put("b0", "b1", "b2", "b3")
+    two_tiers.put("b0", "b1")
     two_tiers.io.run()
     answers: list[Acquired] = []
     for _ in range(2):
