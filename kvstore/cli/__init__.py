@@ -33,6 +33,7 @@ COMMANDS = {
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
+    "bench": "what this machine does with our tiers, beside its limits",
     "version": "versions of kvstore and of what it runs on",
 }
 

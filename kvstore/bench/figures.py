@@ -1,0 +1,81 @@
+"""The figures: what each is called, its unit, what it means, and what we aim for.
+
+The names are the fields of `kvstore bench -o json`, a contract: docs/cli.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Value = int | float | str | bool | None
+
+
+@dataclass(slots=True, frozen=True)
+class Figure:
+    """aim: None where there is none; `better` says on which side of it the good is."""
+
+    name: str
+    meaning: str
+    aim: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+
+    def verdict(self, value: float) -> str:
+        if self.aim is None:
+            return ""
+        met = value >= self.aim if self.better == "higher" else value <= self.aim
+        return "met" if met else "missed"
+
+    def aim_text(self) -> str:
+        if self.aim is None:
+            return ""
+        return f"{'≥' if self.better == 'higher' else '≤'} {self.aim:g}"
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("memcpy_gbps", "one thread's memcpy of the same blocks into the same kind of pages"),
+    Figure("dram_put_gbps", "reserve, copy and checksum, commit; old blocks are evicted"),
+    Figure("dram_get_gbps", "acquire, copy, compare generations, release"),
+    Figure("put_ratio", "dram_put / memcpy", 0.85),
+    Figure("get_ratio", "dram_get / memcpy", 0.95),
+    Figure("dram_get_view_p50_us", "acquire, view, release of one block, no copy", None, "lower"),
+    Figure("ping_p50_us", "an empty call: the floor under every other", None, "lower"),
+    Figure("lookup_2048_blocks_p50_us", "2048 hashes of 32 bytes, all present", 150, "lower"),
+    Figure("lookup_2048_blocks_p99_us", "the slowest of a hundred", None, "lower"),
+    Figure("disk_write_raw_gbps", "pwritev, O_DIRECT, preallocated file"),
+    Figure("nvme_write_gbps", "NvmeTier.put of the same records"),
+    Figure("nvme_write_ratio", "nvme_write / disk_write_raw", 0.9),
+    Figure("disk_read_raw_gbps", "preadv, O_DIRECT, into arena pages"),
+    Figure("nvme_read_gbps", "NvmeTier.get of the same records, checksums compared"),
+    Figure("nvme_read_ratio", "nvme_read / disk_read_raw", 0.9),
+    Figure("promote_read_raw_gbps", "preadv in turn with the promotions"),
+    Figure("nvme_promote_gbps", "acquire of blocks that only NVMe holds, through the daemon"),
+    Figure("nvme_promote_ratio", "nvme_promote / promote_read_raw"),
+    Figure("restart_empty_s", "process start to first answer, nothing stored", None, "lower"),
+    Figure("restart_1m_blocks_s", "process start to first lookup answered, a million rows", 3, "lower"),
+    Figure("restart_1m_indexed_s", "process start until every row is read", None, "lower"),
+)
+
+
+def flat(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The JSON document: figures in their order, each with its aim after it, then the rest."""
+    document: dict[str, Value] = {}
+    for figure in FIGURES:
+        if figure.name in values:
+            document[figure.name] = values[figure.name]
+            if figure.aim is not None:
+                document[f"{figure.name}_aim"] = figure.aim
+    return document | {name: value for name, value in values.items() if name not in document}
+
+
+def rows(values: Mapping[str, Value]) -> list[Sequence[object]]:
+    """One line a figure: name, value, aim, verdict, meaning."""
+    lines: list[Sequence[object]] = []
+    for figure in FIGURES:
+        value = values.get(figure.name)
+        if isinstance(value, int | float):
+            lines.append(
+                (figure.name, f"{value:g}", figure.aim_text(), figure.verdict(value), figure.meaning)
+            )
+    return lines

@@ -1,0 +1,50 @@
+"""Rounds: timings taken in turn, and what is made of them.
+
+    A B C   A B C   A B C …        one column a figure, one line a round
+
+A ratio is made inside each round, from neighbours in time, and then the median is taken:
+what slows the machine for a second slows both sides of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+
+class Rounds:
+    """Seconds per name and round, of works that move `size_bytes` each."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, work: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        work()
+        self._seconds.setdefault(name, []).append(time.perf_counter() - started)
+
+    def forget(self) -> None:
+        """What was measured so far was the warm-up."""
+        self._seconds.clear()
+
+    def gbps(self, name: str) -> float:
+        """Median throughput, 10⁹ bytes a second."""
+        return round(self._size_bytes / 1e9 / statistics.median(self._seconds[name]), 3)
+
+    def ratio(self, name: str, limit: str) -> float:
+        """Median of the rounds' throughput ratios."""
+        pairs = zip(self._seconds[name], self._seconds[limit], strict=True)
+        return round(statistics.median(theirs / ours for ours, theirs in pairs), 3)
+
+
+def percentile_us(seconds: Sequence[float], share: float) -> float:
+    """The value that `share` of the timings do not exceed, in µs."""
+    ordered = sorted(seconds)
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e6, 1)
+
+
+def numbered(warm_up: int, rounds: int) -> Iterator[int]:
+    """Round numbers; those below zero are the warm-up."""
+    return iter(range(-warm_up, rounds))

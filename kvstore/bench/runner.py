@@ -1,0 +1,60 @@
+"""One run: the parts in order, each in a directory of its own that goes when it ends."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.bench import disk, dram, lookup, machine, promote, restart
+from kvstore.bench.figures import Value
+from kvstore.bench.plan import Plan
+from tiers.pages import choose_arena_path
+
+Measure = Callable[[Plan, Path, Path], dict[str, Value]]
+
+PARTS: dict[str, tuple[str, Measure]] = {
+    "dram": ("put and get through a daemon, and memcpy", dram.measure),
+    "lookup": ("lookups of 2048 blocks", lookup.measure),
+    "disk": ("the NVMe tier, and O_DIRECT", disk.measure),
+    "promote": ("NVMe to DRAM through a daemon, and O_DIRECT", promote.measure),
+    "restart": ("starts over a million rows", restart.measure),
+}
+
+
+def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None]) -> dict[str, Value]:
+    """Measure these parts with files under `directory`. Raises DaemonError, ClientError, TierError, OSError."""
+    arena_directory = _arena_directory(plan)
+    started_s = time.monotonic()
+    values: dict[str, Value] = {}
+    with _scratch(directory) as scratch:
+        facts = machine.facts(scratch, arena_directory)
+        others = machine.Others()
+        for name in parts:
+            summary, measure = PARTS[name]
+            say(f"{name}: {summary} …")
+            home = scratch / name
+            home.mkdir()
+            part_s = time.monotonic()
+            values |= measure(plan, home, arena_directory)
+            shutil.rmtree(home)
+            say(f"{name}: {time.monotonic() - part_s:.1f} s")
+        values["other_cpu_percent"] = others.percent()
+    facts["directory"] = str(directory)
+    values["run_s"] = round(time.monotonic() - started_s, 1)
+    return values | facts
+
+
+def _arena_directory(plan: Plan) -> Path:
+    """Where a daemon would put its arena, with room for a second one of our own beside it."""
+    return choose_arena_path(None, "auto", 3 * plan.arena_bytes, "bench").path.parent
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """A new directory, gone afterwards. Its name is short: it holds a socket."""
+    with tempfile.TemporaryDirectory(prefix="kvb-", dir=directory, ignore_cleanup_errors=True) as name:
+        yield Path(name)
