@@ -1,0 +1,410 @@
+"""Rules about our own source that a machine can check; each with what to do instead.
+
+The rooms and who may know whom are those of docs; everything here reads files with `ast` and
+imports nothing, except for the tests that measure what an import drags in.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("connectors", "kvstore", "coldstart", "replication", "tiers")  # imports go downwards only
+OTHERS = ("tests", "benchmarks", "scripts")
+GENERATED = ROOT / "kvstore" / "v1"
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 800
+
+# Where nothing may be asserted, because everything there comes from outside or must not raise.
+NO_ASSERT = ("connectors/", "kvstore/cli/", "kvstore/config", "kvstore/demo/", "kvstore/door")
+
+# Called as written here → what to do instead, and where it is allowed all the same.
+FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "print": ("log, or cli/output.py for what a user asked for", ("kvstore/cli/", "kvstore/service.py")),
+    "input": ("a flag", ()),
+    "eval": ("a parser", ()),
+    "exec": ("a function", ()),
+    "hash": ("tiers.checksum or a digest: hash() of bytes differs in every process", ("tiers/nvme.py",)),
+    "breakpoint": ("nothing: a leftover", ()),
+    "pdb.set_trace": ("nothing: a leftover", ()),
+    "pickle.loads": ("msgspec: unpickling runs what it reads", ()),
+    "pickle.load": ("msgspec: unpickling runs what it reads", ()),
+    "os.system": ("subprocess.run with a list", ()),
+    "os._exit": ("sys.exit in the main thread", ()),
+    "sys.exit": (
+        "raise, and let cli/__init__.py choose the exit code",
+        ("kvstore/__main__.py", "kvstore/demo/"),
+    ),
+    "tempfile.mktemp": ("tempfile.mkdtemp", ()),
+    "time.time": ("time.monotonic: wall clocks jump", ()),
+    "datetime.now": ("datetime.now(UTC), for people only", ()),
+    "datetime.utcnow": ("datetime.now(UTC), for people only", ()),
+    "asyncio.get_event_loop": ("asyncio.get_running_loop", ()),
+    "logging.warn": ("logging.warning", ()),
+    "threading.Timer": ("the daemon's tick", ()),
+    "random.seed": ("random.Random(seed), which nobody else draws from", ()),
+}
+
+# The event loop's thread runs these: one call that sleeps stops every engine of the node.
+NEVER_SLEEPS = (
+    "kvstore/engine.py",
+    "kvstore/door",
+    "kvstore/service.py",
+    "kvstore/room.py",
+    "kvstore/leases.py",
+)
+
+# Distribution names where they differ from import names.
+DISTRIBUTIONS = {"google": "protobuf", "grpc": "grpcio", "prometheus_client": "prometheus-client"}
+# What an import may need without a line in pyproject: it comes with the engine, whose process it runs in.
+WITH_THE_ENGINE = {
+    "huggingface_hub",
+    "numpy",
+    "prometheus_client",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+}
+# Imported by nobody, and meant: the null and in-memory versions of an interface are for those who program against it.
+COMPANIONS = {"tiers.null", "tiers.memory", "tiers.dram"}
+
+LIGHT_IMPORTS = {
+    "kvstore.client": {"kvstore", "msgspec", "xxhash"},
+    "kvstore.cli": {"kvstore"},
+    "connectors": {"connectors"},
+    "connectors.vllm_plugin": {"connectors", "kvstore"},
+}
+
+
+def python_files(*rooms: str) -> list[Path]:
+    """Our source files below these rooms, generated code left out."""
+    found = (path for room in rooms for path in sorted((ROOT / room).rglob("*.py")))
+    return [path for path in found if GENERATED not in path.parents]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything a file imports; `from a import b` gives a and a.b."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: relative import; write the whole name"
+            yield node.lineno, str(node.module)
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def called(node: ast.Call) -> str:
+    """The call as it is written: `print`, `os.system`."""
+    return ast.unparse(node.func)
+
+
+def starts_with_any(name: str, beginnings: tuple[str, ...]) -> bool:
+    return any(name.startswith(beginning) for beginning in beginnings)
+
+
+def test_imports_go_only_downwards() -> None:
+    """No room imports one that stands above it."""
+    wrong = []
+    for height, room in enumerate(ROOMS):
+        above = set(ROOMS[:height])
+        for path in python_files(room):
+            wrong += [
+                f"{relative(path)}:{line}: {name}"
+                for line, name in imports_of(path)
+                if name.split(".")[0] in above
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_connectors_know_the_client_only() -> None:
+    """An engine's process loads nothing of the daemon but its client."""
+    wrong = [
+        f"{relative(path)}:{line}: {name}; what a connector needs belongs into kvstore.client"
+        for path in python_files("connectors")
+        for line, name in imports_of(path)
+        if name.split(".")[0] in ROOMS
+        and name.split(".")[0] != "connectors"
+        and name != "kvstore"
+        and not name.startswith("kvstore.client")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rooms_import_no_tests_and_no_benchmarks() -> None:
+    """What is shipped does not need what is not shipped."""
+    wrong = [
+        f"{relative(path)}:{line}: {name}"
+        for path in python_files(*ROOMS)
+        for line, name in imports_of(path)
+        if name.split(".")[0] in OTHERS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_fit_a_screen() -> None:
+    """No function is longer than 70 lines."""
+    long = [
+        f"{relative(path)}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path in python_files(*ROOMS, *OTHERS)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_files_are_not_too_long() -> None:
+    """No file is longer than 800 lines; from 500 on it is a question."""
+    sizes = {
+        relative(p): len(p.read_text(encoding="utf-8").splitlines()) for p in python_files(*ROOMS, *OTHERS)
+    }
+    long = {name: lines for name, lines in sizes.items() if lines > FILE_LINES_MAX}
+    assert not long, f"split: {long}"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    """Every module of a room opens with a docstring."""
+    silent = [relative(path) for path in python_files(*ROOMS) if not ast.get_docstring(tree_of(path))]
+    assert not silent, f"no docstring: {silent}"
+
+
+def test_forbidden_calls() -> None:
+    """Calls that have a better replacement are not used."""
+    wrong = []
+    for path in python_files(*ROOMS):
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call) or called(node) not in FORBIDDEN_CALLS:
+                continue
+            instead, allowed = FORBIDDEN_CALLS[called(node)]
+            if not starts_with_any(relative(path), allowed):
+                wrong.append(f"{relative(path)}:{node.lineno}: {called(node)}(): use {instead}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_shell_and_no_sleep_in_the_event_loop() -> None:
+    """No command goes through a shell, and what the event loop runs never sleeps."""
+    wrong = []
+    for path in python_files(*ROOMS):
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            where = f"{relative(path)}:{node.lineno}"
+            if any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords):
+                wrong.append(f"{where}: shell=True: pass a list")
+            if called(node) == "time.sleep" and starts_with_any(relative(path), NEVER_SLEEPS):
+                wrong.append(f"{where}: time.sleep() stops every engine: use the tick")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_asserts_about_the_world() -> None:
+    """Where input comes from outside, or nothing may raise, there is no assert (python -O removes them)."""
+    wrong = [
+        f"{relative(path)}:{node.lineno}: raise an error of errors.py instead"
+        for path in python_files(*ROOMS)
+        if starts_with_any(relative(path), NO_ASSERT)
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_unfinished_work() -> None:
+    """No debug marks, no stubs, no notes to self; and a silenced linter says why."""
+    marks = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|NotImplemented" r"Error|pdb\b")
+    bare = re.compile(r"#\s*(noqa|type:\s*ignore)(?!.*[A-Za-z]+-?[a-z]*\d*[\])].*|: [A-Z]+\d+ \S).*$")
+    wrong = []
+    for path in python_files(*ROOMS, *OTHERS):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if marks.search(line) and path != Path(__file__):
+                wrong.append(f"{relative(path)}:{number}: {line.strip()}")
+            if bare.search(line) and path != Path(__file__):
+                wrong.append(f"{relative(path)}:{number}: name the rule and the reason: {line.strip()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_paths_of_a_machine() -> None:
+    """Nothing we ship names a directory of whoever wrote it."""
+    homes = "|".join(("work", "farm", "root", "opt/wheels", "opt/pypi", r"home/\w+", r"Users/\w+"))
+    pattern = re.compile(rf"(?<![\w.}}])/({homes})/")
+    suffixes = {".py", ".md", ".toml", ".sh", ".lock", ".service", ".json", ".yaml", ".yml", ".txt", ""}
+    wrong = []
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        if not path.is_file() or path.suffix not in suffixes:
+            continue
+        if (parts[0].startswith(".") and parts[0] != ".ci") or "__pycache__" in parts or parts[0] == "dist":
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                wrong.append(f"{relative(path)}:{number}: {line.strip()[:100]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_is_used() -> None:
+    """Every module is imported by another one, or named where something is loaded by name."""
+    files = python_files(*ROOMS)
+    used = {name for path in files for _, name in imports_of(path)}
+    by_name = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in [
+            *files,
+            ROOT / "pyproject.toml",
+            ROOT / "Makefile",
+            *sorted((ROOT / "docs").glob("*.md")),
+        ]
+    )
+    commands = next(
+        ast.literal_eval(node.value)
+        for node in tree_of(ROOT / "kvstore/cli/__init__.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS"
+    )
+    used |= {f"kvstore.cli.{command}" for command in commands}
+    unused = []
+    for path in files:
+        name = module_name(path)
+        quoted = re.search(rf"[\"'` ]{re.escape(name)}[\"'`:, \]]", by_name)
+        if name not in used | COMPANIONS and not quoted and path.name not in ("__init__.py", "__main__.py"):
+            unused.append(name)
+    assert not unused, f"nobody imports these: {unused}"
+
+
+def test_commands_and_their_modules_agree() -> None:
+    """Every command of the registry has its module with add_arguments and run."""
+    for path in sorted((ROOT / "kvstore/cli").glob("*.py")):
+        defined = {node.name for node in tree_of(path).body if isinstance(node, ast.FunctionDef)}
+        is_command = "add_arguments" in defined
+        registered = f'"{path.stem}":' in (ROOT / "kvstore/cli/__init__.py").read_text(encoding="utf-8")
+        assert is_command == registered, f"{relative(path)}: command={is_command} registered={registered}"
+        assert not is_command or "run" in defined, f"{relative(path)}: no run()"
+
+
+@pytest.mark.parametrize("module", sorted(LIGHT_IMPORTS))
+def test_light_imports(module: str) -> None:
+    """Importing what every engine process imports loads nothing beyond what it names here."""
+    code = f"import sys; before = set(sys.modules); import {module}; print(*(set(sys.modules) - before))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {name.split(".")[0] for name in answer.stdout.split()}
+    foreign = {name for name in loaded if name not in sys.stdlib_module_names} - LIGHT_IMPORTS[module]
+    assert not foreign, f"import {module} loads {sorted(foreign)}"
+    assert "asyncio" not in loaded, f"import {module} loads asyncio"
+
+
+def test_every_test_states_its_fact() -> None:
+    """Every test opens with a docstring, and no test is skipped or expected to fail for good."""
+    wrong = []
+    for path in python_files("tests"):
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.name.startswith(
+                "test_"
+            ):
+                continue
+            if not ast.get_docstring(node):
+                wrong.append(f"{relative(path)}:{node.lineno}: {node.name} states no fact")
+            decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+            if "mark.skip(" in decorators or "mark.xfail" in decorators:
+                wrong.append(f"{relative(path)}:{node.lineno}: {node.name} proves nothing: {decorators}")
+    assert not wrong, "\n".join(wrong)
+
+
+def proves_something(body: ast.AST, provers: set[str]) -> bool:
+    """Whether there is an assert, a raise, pytest.raises, or a call of a helper that has one."""
+    for node in ast.walk(body):
+        if isinstance(node, (ast.Assert, ast.Raise)):
+            return True
+        if isinstance(node, ast.Call) and called(node).rpartition(".")[2] in provers:
+            return True
+    return False
+
+
+def test_every_test_can_fail() -> None:
+    """Every test asserts or expects an error, itself or through a helper of the tests."""
+    functions = [
+        (path, node)
+        for path in python_files("tests")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    provers = {"raises", "fail", "warns", "run_state_machine_as_test"}
+    while found := {n.name for _, n in functions if proves_something(n, provers)} - provers:
+        provers |= found
+    hollow = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path, node in functions
+        if node.name.startswith("test_") and node.name not in provers
+    ]
+    assert not hollow, "\n".join(hollow)
+
+
+def test_third_party_imports_are_declared() -> None:
+    """What the rooms import is a dependency in pyproject.toml, or comes with the engine they run in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = project["dependencies"] + [
+        n for extra in project["optional-dependencies"].values() for n in extra
+    ]
+    declared = {re.split(r"[<>=!~\[;]", name)[0].replace("_", "-").lower() for name in names}
+    wrong = []
+    for path in python_files(*ROOMS):
+        for line, name in imports_of(path):
+            root = name.split(".")[0]
+            if root in sys.stdlib_module_names or root in ROOMS or root == "_typeshed":
+                continue
+            distribution = DISTRIBUTIONS.get(root, root).replace("_", "-").lower()
+            if distribution not in declared and root not in WITH_THE_ENGINE:
+                wrong.append(f"{relative(path)}:{line}: {root}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_locks_agree() -> None:
+    """No package has two pins in requirements/, and every dependency of the project has one."""
+    pins: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "requirements").glob("*.lock")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                name, _, version = line.partition("==")
+                assert version, f"{path.name}: not pinned: {line}"
+                pins.setdefault(re.sub(r"[-_.]+", "-", name).lower(), set()).add(version)
+    assert not {name: found for name, found in pins.items() if len(found) > 1}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    missing = [
+        name for name in needed if re.split(r"[<>=!~\[;]", name)[0].replace("_", "-").lower() not in pins
+    ]
+    assert not missing, f"no pin in requirements/: {missing}"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """Every relative link in a Markdown file names a file that exists."""
+    broken = []
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
+            if "://" not in target and not (path.parent / target).exists():
+                broken.append(f"{relative(path)}: {target}")
+    assert not broken, "\n".join(broken)
