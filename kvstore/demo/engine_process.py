@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from kvstore.demo import constants as c
 
-COUNTERS = ("vllm:kvstore_", "vllm:external_prefix_cache_", "vllm:prefix_cache_")
+COUNTERS = ("vllm:kvstore_", "vllm:prompt_tokens_cached_by_source")
 
 
 def main() -> int:
@@ -75,11 +75,13 @@ def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> dict[str, A
 
 
 def _counters(engine: Any) -> dict[str, float]:
-    """vLLM's own counters that have to do with cached tokens, by Prometheus name."""
+    """vLLM's Prometheus counters that have to do with cached tokens; a source is part of the name."""
     totals: dict[str, float] = {}
     for metric in engine.get_metrics():
-        if metric.name.startswith(COUNTERS) and hasattr(metric, "value"):
-            totals[metric.name] = totals.get(metric.name, 0.0) + metric.value
+        if metric.name.startswith(COUNTERS):
+            source = metric.labels.get("source")
+            name = f"{metric.name}:{source}" if source else metric.name
+            totals[name] = totals.get(name, 0.0) + metric.value
     return totals
 
 

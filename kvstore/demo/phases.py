@@ -8,8 +8,8 @@
                      the output is still right
     prefill, decode  an empty daemon; one engine only computes and stores, another only loads
 
-Cached tokens are counted, not computed: the engine says how many blocks it loaded, the daemon
-from which tier it handed them out, and a phase in which the two disagree is a failure.
+Cached tokens are counted, not computed: vLLM's metrics say from where and how many, the
+connector how many blocks really came, and where the daemon's counters disagree the demo fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from kvstore.demo.engine import Engines, Job, Run
 from kvstore.demo.model import TRAINING_TEXT
 from kvstore.demo.report import Expected, Shown
 
-TIERS = ("dram", "nvme")
+TIERS = ("dram", "nvme")  # fastest first
+SOURCES = {
+    tier: f"vllm:prompt_tokens_cached_by_source:{source}"
+    for tier, source in zip(TIERS, ("host", "disk"), strict=True)
+}
 ENGINES = 7  # fresh processes that the phases below use in all
 
 
@@ -128,22 +132,27 @@ class Show:
 def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
     """Tokens not computed, by tier. daemon: how much its counters grew meanwhile.
 
-    The daemon counts the blocks it handed out, by tier; the engine counts those it loaded. It
-    may load fewer (what lies behind a missing block is of no use): then the slower tier gets
-    the shorter count. Raises DemoError when the engine claims more than it was handed.
+    vLLM counts by source what it was promised for a request when it admitted it. What was promised
+    and did not come (a damaged block, and what lies behind it) is taken off again, from the slower
+    tier first. Raises DemoError when the daemon's books do not bear out what the engine says.
     """
-    handed = {tier: daemon[f"acquired_{tier}"] for tier in TIERS}
-    loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0))
-    unused = sum(handed.values()) - loaded
-    if unused < 0:
+    tokens = {tier: round(run.counters.get(SOURCES[tier], 0)) for tier in TIERS}
+    loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0)) * c.BLOCK_TOKENS
+    missing = sum(tokens.values()) - loaded
+    handed_out = sum(daemon[f"acquired_{tier}"] for tier in TIERS) * c.BLOCK_TOKENS
+    if missing < 0 or loaded > handed_out:
         raise DemoError(
-            f"the engine loaded {loaded} blocks and the daemon handed out {handed}: a counter is wrong"
+            f"the engine was promised {tokens} tokens and loaded {loaded}, the daemon handed out {handed_out}"
         )
     for tier in reversed(TIERS):
-        taken_back = min(unused, handed[tier])
-        handed[tier] -= taken_back
-        unused -= taken_back
-    return {tier: blocks * c.BLOCK_TOKENS for tier, blocks in handed.items()}
+        taken_back = min(missing, tokens[tier])
+        tokens[tier] -= taken_back
+        missing -= taken_back
+    if tokens["nvme"] > daemon["promoted"] * c.BLOCK_TOKENS:
+        raise DemoError(
+            f"{tokens['nvme']} tokens from NVMe, but {daemon['promoted']} blocks were read from there"
+        )
+    return tokens
 
 
 def sizes_for(tiny: bool) -> Sizes:
