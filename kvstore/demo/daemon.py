@@ -24,7 +24,6 @@ from typing import Any
 from kvstore.client import Client, ClientError
 from kvstore.demo import constants as c
 
-
 BUSY = ("adopting", "demoting_blocks", "loading_blocks", "unverified_blocks")  # fields of the status
 
 
@@ -48,7 +47,7 @@ class Daemon:
         """Starts nothing. directory: exists and is ours; `close` removes only shared memory."""
         self.socket_path = directory / "kvstore.sock"
         self.log_path = directory / "daemon.log"
-        self._directory = directory
+        self.directory = directory
         self.sizes = sizes
         self._arenas = _memory_directory()
         self._generation = 0
@@ -56,12 +55,12 @@ class Daemon:
 
     @property
     def nvme_directory(self) -> Path:
-        return self._directory / f"nvme-{self._generation}"
+        return self.directory / f"nvme-{self._generation}"
 
     def start(self) -> None:
         """Start it and wait until engines can attach. Raises DemoError."""
         command = [sys.executable, "-m", "kvstore", "serve", "--socket", str(self.socket_path)]
-        command += ["--data-dir", str(self._directory / f"data-{self._generation}")]
+        command += ["--data-dir", str(self.directory / f"data-{self._generation}")]
         for setting in (
             f"dram.capacity_bytes={self.sizes.dram_bytes}",
             f"dram.slab_bytes={self.sizes.slab_bytes}",

@@ -26,10 +26,13 @@ from kvstore.demo.daemon import DemoError, log_tail
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """What kind of engine. role: vLLM's kv_role. warm_up: a text that no phase asks about."""
+    """What kind of engine. role: vLLM's kv_role. extra: the connector's own settings.
+
+    warm_up: a text that no phase asks about.
+    """
 
     model: str
-    socket_path: str
+    extra: dict[str, str]
     role: str
     dtype: str
     kv_bytes: int

@@ -58,7 +58,7 @@ def _make(vllm: Any, job: dict[str, Any]) -> Any:
             "kv_connector_module_path": "connectors.vllm",
             "kv_role": job["role"],
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"kvstore_socket": job["socket_path"]},
+            "kv_connector_extra_config": job["extra"],
         },
     )
 

@@ -119,9 +119,12 @@ class Show:
         self._say(f"{name}: {sum(shown.cached_tokens.values())} of {shown.prompt_tokens} tokens from cache")
 
     def _job(self, role: str, phase: str) -> Job:
+        extra = {"kvstore_socket": str(self._daemon.socket_path), "cache_dir": str(self._daemon.directory)}
+        if not self._tiny:  # hashing many GB of weights takes longer than the demo, whose daemon is its own
+            extra["model_digest"] = "the model of this demo"
         return Job(
             model=self._model,
-            socket_path=str(self._daemon.socket_path),
+            extra=extra,
             role=role,
             dtype="float32" if self._tiny else "auto",
             kv_bytes=c.TINY_ENGINE_KV_BYTES if self._tiny else c.REAL_ENGINE_KV_BYTES,
