@@ -5,8 +5,9 @@
 
 Opens exactly what the daemon would, with the same locks, but makes nothing that is not
 there. Opening an arena drops rows that a crash left half written, as any start does.
-Reading a corrupt record drops it: that is how a tier answers "not what was put", and a
-cache loses nothing by it.
+Reading a corrupt record from NVMe drops it: that is how the tier answers "not what was
+put", and a cache loses nothing by it; without `mend` it still counts as a problem, so that
+a dying disk is noticed.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) 
                 f"{directory}: {repaired.rows} rows salvaged, the damaged ones are kept in {repaired.kept_at}"
             )
     if not finding.problems:
-        _examine_tier(config, verify, finding, progress)
+        _examine_tier(config, verify, mend, finding, progress)
     return finding
 
 
-def _examine_tier(config: Config, verify: bool, finding: Finding, progress: Progress) -> None:
+def _examine_tier(config: Config, verify: bool, mend: bool, finding: Finding, progress: Progress) -> None:
     try:
         nvme = open_nvme(config)
     except OpenError as error:
@@ -129,7 +130,7 @@ def _examine_tier(config: Config, verify: bool, finding: Finding, progress: Prog
         held = [(record.key, record.size_bytes) for record in nvme.scan()]
         finding.problems += nvme.check()
         if verify and not finding.problems:
-            _verify_nvme(nvme, held, finding, progress)
+            _verify_nvme(nvme, held, mend, finding, progress)
         finding.records = nvme.stats().records
     except TierError as error:  # rows that cannot be read to the end
         finding.problems.append(str(error))
@@ -138,7 +139,7 @@ def _examine_tier(config: Config, verify: bool, finding: Finding, progress: Prog
 
 
 def _verify_nvme(
-    nvme: NvmeTier, held: Sequence[tuple[bytes, int]], finding: Finding, progress: Progress
+    nvme: NvmeTier, held: Sequence[tuple[bytes, int]], mend: bool, finding: Finding, progress: Progress
 ) -> None:
     for at in range(0, len(held), VERIFY_BATCH_RECORDS):
         batch = held[at : at + VERIFY_BATCH_RECORDS]
@@ -148,7 +149,9 @@ def _verify_nvme(
             finding.corrupt += answer is Get.CORRUPT
             finding.unreadable += answer in (Get.FAILED, Get.MISS)
         progress("nvme", at + len(batch), len(held))
-    if finding.corrupt:
+    if finding.corrupt and mend:
         finding.repairs.append(f"dropped {finding.corrupt} corrupt records")
+    elif finding.corrupt:
+        finding.problems.append(f"nvme: {finding.corrupt} corrupt records; reading them dropped them")
     if finding.unreadable:
         finding.problems.append(f"nvme: {finding.unreadable} records could not be read")

@@ -46,6 +46,7 @@ class Service:
         self._started_s = time.monotonic()
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
+        self._has_served = False
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -69,7 +70,8 @@ class Service:
             await self._flush()
         finally:
             io.close()
-            self.storage.close(keep_arena=self.config.dram.keep_on_stop)
+            # A start that failed is no clean stop: what an earlier daemon left stays.
+            self.storage.close(keep_arena=self.config.dram.keep_on_stop or not self._has_served)
 
     def report(self) -> dict[str, object]:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""
@@ -140,6 +142,7 @@ class Service:
 
     def _announce(self) -> None:
         """Tell everybody who waits for it that engines can attach now."""
+        self._has_served = True
         arena, path = self.storage.arena, self.config.socket_path
         log.info(
             "serving",

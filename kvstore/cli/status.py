@@ -102,6 +102,8 @@ def _print_head(report: Report) -> None:
         "adopted blocks to verify": report["unverified_blocks"],
         "slots in quarantine": arena["quarantined_slots"],
     }
+    if report["adopting"]:
+        print("start       still reading the rows of NVMe: what is not read yet is a miss")
     print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]

@@ -104,11 +104,12 @@ def test_a_damaged_record_in_dram_is_found_and_dropped(stopped: Place, serve: Se
 
 
 def test_a_damaged_record_on_nvme_is_found_and_dropped(stopped: Place) -> None:
-    """Flipped bytes in a slab: counted as corrupt, and gone after that."""
+    """Flipped bytes in a slab: a problem when found, gone after that."""
     slabs = [path for n in (0, 1) for path in (stopped.path / f"nvme{n}").glob("slab-*.kvs")]
     content = bytes([3]) * RECORD_BYTES
     flip(next(path for path in slabs if content in path.read_bytes()), content)
-    _, report = fsck(stopped, "--verify")
+    code, report = fsck(stopped, "--verify")
+    assert (code, report["problems"]) == (1, ["nvme: 1 corrupt records; reading them dropped them"])
     found = store(report, "nvme")
     assert (found["corrupt"], found["verified"], found["records"]) == (1, len(HASHES) - 1, len(HASHES) - 1)
     code, report = fsck(stopped, "--verify")

@@ -164,7 +164,7 @@ def test_the_service_manager_is_told(place: Place, serve: Serve, tmp_path: Path)
         assert manager.recv(4096) == b"WATCHDOG=1"
         daemon.stop()
         manager.settimeout(0.1)
-        told = []
+        told: list[bytes] = []
         while not told or told[-1] != b"STOPPING=1":
             told.append(manager.recv(4096))
         assert set(told) <= {b"WATCHDOG=1", b"STOPPING=1"}
