@@ -190,7 +190,7 @@ class Client:
         return _count(self._call(namespaces, call))
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
-        """Where each block is, one byte a hash: 0 absent, else bits IN_DRAM, IN_NVME, PREFIX_BROKEN of kvstore.wire.
+        """Where each block is, one byte a hash: 0 absent, else wire.IN_DRAM, IN_NVME, PREFIX_BROKEN.
 
         At most 65536 hashes. Raises Unavailable, Refused.
         """
@@ -274,10 +274,11 @@ class Client:
         for start, stop in self._batches(len(hashes), namespace.record_bytes):
             before = hashes[start - 1] if start else parent
             with self.reserve(namespace, hashes[start:stop], before) as lease:
-                pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
-                digests = _copied(copying.copy_and_digest, pairs)
+                slots = lease.slots
+                pairs = [(slot.view, buffers[start + slot.index]) for slot in slots]
+                digests = _copied(copying.copy_and_digest, pairs, lease.touch)
                 stored += lease.commit(
-                    {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
+                    {slot.index: digest for slot, digest in zip(slots, digests, strict=True)}
                 )
                 if lease.full:
                     break
@@ -304,7 +305,9 @@ class Client:
                 namespace, hashes[start:stop], max(0.0, give_up_at - time.monotonic())
             ) as lease:
                 run = lease.leading()
-                _copied(copying.copy, [(into[start + i], slot.view) for i, slot in enumerate(run)])
+                _copied(
+                    copying.copy, [(into[start + i], slot.view) for i, slot in enumerate(run)], lease.touch
+                )
                 copied += min(len(run), lease.valid_count())
             if copied < stop:
                 break
@@ -507,10 +510,10 @@ def _require_buffers(
             raise Refused("bad_request", f"every buffer must have {namespace.record_bytes} bytes")
 
 
-def _copied(copy: Callable[[Any], Any], pairs: Any) -> Any:
+def _copied(copy: Callable[..., Any], pairs: Any, touch: Callable[[int], None]) -> Any:
     """A copy between buffers, with a wrong buffer told as Refused."""
     try:
-        return copy(pairs)
+        return copy(pairs, touch)
     except (ValueError, BufferError, TypeError) as error:
         raise Refused("bad_request", f"buffer cannot be copied: {error}") from error
 

@@ -21,6 +21,12 @@ import os
 import struct
 import threading
 
+TOUCH_BYTES = 2 << 20  # mapped in one go when first copied from or to
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
 _GENERATION = struct.Struct("=Q")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
@@ -38,7 +44,7 @@ class ArenaView:
     stays mapped while anything made from it (memoryview, tensor) is alive.
     """
 
-    __slots__ = ("_anchor", "_bytes", "_identity", "address", "mapping", "size_bytes")
+    __slots__ = ("_anchor", "_bytes", "_identity", "_touched", "address", "mapping", "size_bytes")
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         """Map `size_bytes` of the file. Raises OSError or ValueError if the file is not that long."""
@@ -53,6 +59,7 @@ class ArenaView:
         self._bytes = memoryview(self.mapping)
         self._anchor = ctypes.c_char.from_buffer(self.mapping)
         self.address = ctypes.addressof(self._anchor)
+        self._touched = bytearray(-(-size_bytes // TOUCH_BYTES))
 
     def is_of(self, fd: int, size_bytes: int) -> bool:
         """Whether this is a mapping of that very file, so that it can be kept."""
@@ -63,6 +70,15 @@ class ArenaView:
         if not 0 <= offset <= offset + size_bytes <= self.size_bytes:
             raise ValueError(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
         return self._bytes[offset : offset + size_bytes]
+
+    def touch(self, offset: int, size_bytes: int) -> None:
+        """Map the pages of a range now, if this process never did: page by page during the copy is 3x slower."""
+        for piece in range(offset // TOUCH_BYTES, (offset + size_bytes - 1) // TOUCH_BYTES + 1):
+            if not self._touched[piece]:
+                self._touched[piece] = 1
+                start = piece * TOUCH_BYTES
+                length = min(TOUCH_BYTES, self.size_bytes - start)
+                _libc.madvise(self.address + start, length, _MADV_POPULATE_WRITE)  # advice: may fail
 
     def generation(self, offset: int) -> int:
         """The slot generation stored at an absolute offset, as it is now."""

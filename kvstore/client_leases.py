@@ -102,6 +102,12 @@ class WriteLease:
         finally:
             self._close(connection)
 
+    def touch(self, position: int) -> None:
+        """Map the pages of slots[position] before copying to it; see ArenaView.touch."""
+        if self._connection is not None:
+            slot = self.slots[position]
+            self._connection.arena().touch(slot.offset, len(slot.view))
+
     def _open_connection(self) -> Connection | None:
         if self._connection is None and self.slots:
             raise Refused("unknown_lease", "this write lease is closed already")
@@ -161,6 +167,12 @@ class ReadLease:
             if slot is not None and generation(slot._generation_offset) != slot._generation:
                 return position
         return len(self.slots)
+
+    def touch(self, position: int) -> None:
+        """Map the pages of slots[position] before copying out of it; see ArenaView.touch."""
+        slot = self.slots[position]
+        if self._arena is not None and slot is not None:
+            self._arena.touch(slot.offset, len(slot.view))
 
     def leading(self) -> list[ReadSlot]:
         """The slots before the first miss."""

@@ -69,7 +69,7 @@ DEMOTE_ATTEMPTS_MAX = 3  # rounds of evicting for one batch before it is given u
 EVICT_AHEAD_RECORDS = 16  # records evicted from a full NVMe tier beyond what is needed now, at most …
 EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
-VERIFY_PER_TICK_RECORDS = 64  # adopted records proven in the background at each tick
+VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
@@ -92,4 +92,6 @@ DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
 
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
 require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register more than there may be")
-require(DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed")
+require(
+    DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
+)

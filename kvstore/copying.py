@@ -160,21 +160,34 @@ def _run(work: Callable[[int], object], count: int, total_bytes: int) -> list[ob
     return batch.results
 
 
-def copy(pairs: Sequence[tuple[WriteableBuffer, ReadableBuffer]]) -> None:
-    """Copy each source to its destination of the same length. Raises ValueError, BufferError, TypeError."""
+def _nothing(_: int) -> None:
+    pass
+
+
+def copy(
+    pairs: Sequence[tuple[WriteableBuffer, ReadableBuffer]], touch: Callable[[int], None] = _nothing
+) -> None:
+    """Copy each source to its destination of the same length. Raises ValueError, BufferError, TypeError.
+
+    touch: called with the position of each pair before it is copied, in the thread that copies it.
+    """
     with _Addresses(pairs) as jobs:
 
         def work(index: int) -> None:
+            touch(index)
             _memmove(*jobs[index])
 
         _run(work, len(jobs), sum(job[2] for job in jobs))
 
 
-def copy_and_digest(pairs: Sequence[tuple[memoryview, ReadableBuffer]]) -> list[bytes]:
-    """Copy each source to its destination of the same length; answers xxh3_128 of every destination."""
+def copy_and_digest(
+    pairs: Sequence[tuple[memoryview, ReadableBuffer]], touch: Callable[[int], None] = _nothing
+) -> list[bytes]:
+    """Like `copy`; answers xxh3_128 of every destination."""
     with _Addresses(pairs) as jobs:
 
         def work(index: int) -> bytes:
+            touch(index)
             return _copy_and_digest_one(pairs[index][0], *jobs[index])
 
         return _run(work, len(jobs), sum(job[2] for job in jobs))  # type: ignore[return-value]

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from kvstore import index
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME
-from kvstore.constants import VERIFY_PER_TICK_RECORDS
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
@@ -244,7 +243,7 @@ class Engine:
     def tick(self) -> None:
         """Once a second or so: quarantined slots, adopted records, waiting demotions."""
         self.arena.sweep()
-        self.promoter.verify_some(VERIFY_PER_TICK_RECORDS)
+        self.promoter.verify_next()
         self.demoter.pump()
 
     def adopt(self, wait: bool = True) -> None:

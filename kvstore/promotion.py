@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX
+from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX, VERIFY_JOBS_MAX
 from kvstore.counters import Counters
 from kvstore.room import Room
 from tiers.base import Get
@@ -42,6 +43,7 @@ class Promoter:
         self._counters = counters
         self._jobs_max = jobs_max
         self._jobs = 0
+        self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
 
@@ -67,18 +69,25 @@ class Promoter:
             waiter(block)
         elif block.where & IN_DRAM:
             self._start(block, waiter)
-            self._io.submit(
-                lambda: self._room.arena.verify(block.slot), lambda ok: self._verified(block, ok), True
-            )
+            self._verify(block, urgent=True)
         else:
             self._load(block, waiter)
 
-    def verify_some(self, count: int) -> None:
-        """Start verifying a few adopted blocks that nobody asked for yet."""
-        for block in [
-            b for _, b in zip(range(count), self._room.unverified, strict=False) if b not in self._waiters
-        ]:
-            self.want(block, lambda _: None)
+    def verify_next(self) -> None:
+        """Keep proving adopted blocks that nobody asked for yet, a few at a time."""
+        wanted = [b for b in islice(self._room.unverified, VERIFY_JOBS_MAX * 2) if b not in self._waiters]
+        for block in wanted[: VERIFY_JOBS_MAX - self._proofs]:
+            self._proofs += 1
+            self._start(block, self._proven)
+            self._verify(block, urgent=False)
+
+    def _proven(self, _block: Block | None) -> None:
+        self._proofs -= 1
+        self.verify_next()
+
+    def _verify(self, block: Block, urgent: bool) -> None:
+        verify = self._room.arena.verify
+        self._io.submit(lambda: verify(block.slot), lambda ok: self._verified(block, ok), urgent)
 
     def _start(self, block: Block, waiter: Waiter) -> None:
         block.pins += 1

@@ -137,11 +137,17 @@ class Room:
             if self._take_over_slab(namespace):
                 return True
         for block in policy.victims():
-            if block in self.demoting:
-                continue  # comes back to the policy when it is on NVMe
+            if self._is_kept(block):
+                continue  # comes back to the policy when it was written, or could not be
             self._evict(block)
             return True
         return self._take_over_slab(namespace)
+
+    def _is_kept(self, block: Block) -> bool:
+        """Whether only DRAM has it and it will be written to NVMe as soon as it can."""
+        if block.where & IN_NVME or self.nvme is None:
+            return False
+        return block in self.demoting or block in self.unverified
 
     def _evict(self, block: Block) -> None:
         self._counters.evicted_dram += 1
@@ -164,7 +170,7 @@ class Room:
         blocks = [
             self.block_of(self.arena.record(slot).key) for slot in self.arena.reclaim(namespace.record_bytes)
         ]
-        if not blocks or any(b is None or b.pins or b in self.demoting for b in blocks):
+        if not blocks or any(b is None or b.pins or self._is_kept(b) for b in blocks):
             return False
         for block in blocks:
             if block is not None:

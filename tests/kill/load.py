@@ -69,7 +69,7 @@ def main(socket: str, ledger: str, seed: str) -> None:
                 read_back(client, space, *chance.choice(stored))
         except ClientError:
             time.sleep(0.01)  # the daemon is dead or full: an engine would go on computing
-        time.sleep(0.004)
+        time.sleep(0.01)
 
 
 def ledger_lines(path: Path) -> list[tuple[int, int]]:

@@ -68,7 +68,8 @@ def prove(place: Place, ledger: Path, newest: int) -> int:
         assert client.check() == []
         read = 0
         for number, count in load.ledger_lines(ledger)[-newest:]:
-            assert load.read_back(client, space, number, count) == count, f"chain {number} is lost"
+            got = load.read_back(client, space, number, count)
+            assert got == count, f"chain {number}: {got} of {count} blocks came back: {client.status()}"
             read += count
         return read
 
@@ -77,7 +78,7 @@ def prove(place: Place, ledger: Path, newest: int) -> int:
 @pytest.mark.timeout(400)
 def test_kill_loop(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> None:
     """Whoever is killed, and whenever, what was acknowledged comes back byte for byte."""
-    words = [*place.with_nvme(), "--set=dram.capacity_bytes=32MiB", "--set=nvme.capacity_bytes=512MiB"]
+    words = [*place.with_nvme(), "--set=dram.capacity_bytes=32MiB", "--set=nvme.capacity_bytes=1GiB"]
     ledger = tmp_path / "ledger"
     chance = random.Random(SEED)
     daemon = serve(place, *words)
