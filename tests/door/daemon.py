@@ -1,0 +1,84 @@
+"""A small daemon for the tests of the door: the real engine and arena, no NVMe.
+
+As a program (`python -m tests.door.daemon SOCKET ARENA CAPACITY_BYTES`) it is a process to
+kill and to stop; it prints "ready" when it serves. As `Daemon` it runs in a thread of the
+test, so that the test can look inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from kvstore.door import Door
+from kvstore.engine import Engine
+from kvstore.namespaces import NamespaceRegistry
+from tests.engine.fakes import SteppedIo
+from tiers.arena import Arena, open_arena
+from tiers.base import Tier
+
+MIB = 1 << 20
+T = TypeVar("T")
+
+
+def make_engine(arena: Arena, nvme: Tier | None, io: SteppedIo) -> Engine:
+    return Engine(arena, nvme, NamespaceRegistry(), io)
+
+
+class Daemon:
+    """A door served by an event loop in a thread; `call` runs something on that thread."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        arena_path: Path,
+        capacity_bytes: int,
+        nvme: Tier | None = None,
+        **limits: Any,
+    ) -> None:
+        self.socket_path = socket_path
+        self.io = SteppedIo()
+        self.arena = open_arena(arena_path, capacity_bytes, slab_bytes=2 * MIB)
+        self.engine = make_engine(self.arena, nvme, self.io)
+        self.loop = uvloop.new_event_loop()
+        self.door = Door(self.engine, self.arena, socket_path, instance="test", **limits)
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.door.start(), self.loop).result(5)
+
+    def call(self, work: Callable[[], T]) -> T:
+        async def run() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.door.stop(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        self.arena.close(unlink=True)
+
+
+async def serve(socket_path: Path, arena_path: Path, capacity_bytes: int) -> None:
+    arena = open_arena(arena_path, capacity_bytes, slab_bytes=2 * MIB)
+    io = SteppedIo()
+    engine = make_engine(arena, None, io)
+    engine.adopt()
+    door = Door(engine, arena, socket_path, instance="test")
+    await door.start()
+    print("ready", flush=True)
+    while True:
+        await asyncio.sleep(0.02)
+        engine.tick()
+        io.run()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
