@@ -76,6 +76,10 @@ def hold(path: Path, create: bool = True) -> DataDir:
 def _prepare(path: Path, create: bool) -> None:
     """Make sure that the directory is there and ours, or empty and ours to take."""
     if create:
+        if not path.parent.is_dir():
+            raise DataDirError(
+                f"data_dir {path}: {path.parent} is not there; make it, or set another data_dir"
+            )
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
     if not path.is_dir():

@@ -138,7 +138,10 @@ class Service:
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise SocketPathError(f"socket_path: cannot make {directory}: {error.strerror}") from error
+            raise SocketPathError(
+                f"socket_path {self.config.socket_path}: cannot make {directory} ({error.strerror}); "
+                "make it, or set another socket_path"
+            ) from error
 
     def _announce(self) -> None:
         """Tell everybody who waits for it that engines can attach now."""

@@ -1,6 +1,6 @@
 """What a daemon keeps bytes in, opened in order and closed in reverse.
 
-    data dir (lock, instance id) ─▶ arena of that instance (adopted or new) ─▶ NVMe directories
+    data dir (lock, instance id) ─▶ NVMe directories ─▶ arena of that instance (adopted or new)
 
 The daemon and `kvstore fsck --offline` open the same things; fsck makes nothing that is
 not there and never replaces an arena.
@@ -49,20 +49,22 @@ class Storage:
 
 
 def open_storage(config: Config) -> Storage:
-    """Take the data dir, adopt or make the arena, open NVMe.
+    """Take the data dir, open NVMe, adopt or make the arena.
 
     Raises StartError (data dir) or OpenError (tiers); whatever was opened is closed again.
     """
     with ExitStack() as opened:
         data_dir = datadir.hold(config.data_dir)
         opened.callback(data_dir.close)
+        nvme = open_nvme(config)  # before the arena, which is replaced when settings changed
+        if nvme is not None:
+            opened.callback(nvme.close)
         arena = open_arena(
             arena_path(config, data_dir.instance),
             config.dram.capacity_bytes,
             config.dram.slab_bytes,
             config.dram.slot_bytes_min,
         )
-        opened.callback(arena.close)
         log.info(
             "arena adopted" if arena.adopted else "arena made",
             extra={
@@ -72,7 +74,6 @@ def open_storage(config: Config) -> Storage:
                 "records": arena.stats().records,
             },
         )
-        nvme = open_nvme(config)
         opened.pop_all()
         return Storage(data_dir, arena, nvme)
 
@@ -82,6 +83,8 @@ def arena_path(config: Config, instance: str) -> Path:
     dram = config.dram
     size_bytes = Layout.plan(dram.capacity_bytes, dram.slab_bytes, dram.slot_bytes_min).file_bytes
     preferred = None if dram.directory == "auto" else dram.directory
+    if preferred is not None and not preferred.is_dir():
+        raise OpenError(f'dram.directory {preferred}: not a directory; make it, or set "auto"')
     return choose_arena_path(preferred, dram.huge_pages, size_bytes, instance).path
 
 

@@ -103,7 +103,7 @@ def _print_head(report: Report) -> None:
         "slots in quarantine": arena["quarantined_slots"],
     }
     if report["adopting"]:
-        print("start       still reading the rows of NVMe: what is not read yet is a miss")
+        print("start       still reading the rows of NVMe; nothing is written there meanwhile")
     print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]

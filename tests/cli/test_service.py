@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kvstore.client import Client, Namespace
-from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 
 Serve = Callable[..., Daemon]
 RECORD_BYTES = 100_000
@@ -142,6 +144,49 @@ def test_another_format_of_the_data_dir_is_untouched(place: Place) -> None:
     assert done.returncode == 1
     assert "format 99, allowed is 1" in done.stderr
     assert (mark.read_text(), len(list(place.data_dir.iterdir()))) == (text, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("data_dir=/nowhere/below/kvstore", "data_dir /nowhere/below/kvstore: /nowhere/below is not there"),
+        ("socket_path=/nowhere/below/s", "socket_path /nowhere/below/s: cannot make /nowhere/below"),
+        ("dram.directory=/nowhere", "dram.directory /nowhere: not a directory"),
+        ("nvme.directories=/proc/kvstore", "nvme directory /proc/kvstore: "),
+        ("nvme.directories=/etc", "nvme directory /etc: holds "),
+    ],
+)
+def test_a_place_that_cannot_be_had_is_one_line(place: Place, setting: str, says: str) -> None:
+    """What cannot be opened is named, and the daemon does not start."""
+    key, _, value = setting.partition("=")
+    flag = {"data_dir": "--data-dir", "socket_path": "--socket"}.get(key)
+    done = kvstore("serve", *place.arguments, f"{flag}={value}" if flag else f"--set={setting}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_nvme_directory_costs_no_warm_arena(place: Place, serve: Serve) -> None:
+    """A start that fails leaves the arena as it was, even with other DRAM settings."""
+    daemon = serve(place)
+    put(place.socket)
+    daemon.stop()
+    bad = [*place.arguments, "--set=dram.capacity_bytes=32MiB", "--set=nvme.directories=/etc"]
+    assert kvstore("serve", *bad).returncode == 1
+    serve(place)
+    assert hits(place.socket) == len(HASHES)
+
+
+def test_the_report_is_what_the_manual_says(place: Place, serve: Serve) -> None:
+    """docs/cli.md lists every field of `status -o json`, and no other."""
+    serve(place)
+    text = (ROOT / "docs" / "cli.md").read_text()
+    block = text.partition("## kvstore status -o json")[2].partition("```json")[2].partition("```")[0]
+    manual, report = json.loads(block), status(place.socket)
+    assert set(manual) == set(report)
+    for name in ("daemon", "health", "arena", "door"):
+        assert set(manual[name]) == set(report[name]), name  # type: ignore[call-overload]
+    assert set(manual["tiers"][0]) == set(report["tiers"][0])  # type: ignore[index]
 
 
 def test_a_capacity_that_memory_cannot_hold_is_one_line(place: Place) -> None:
