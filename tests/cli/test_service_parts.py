@@ -1,0 +1,119 @@
+"""Parts of the daemon's life that a whole process shows only by luck: deadlines, idleness, bad memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kvstore.config import Config
+from kvstore.constants import STATS_LOG_INTERVAL_S
+from kvstore.engine import Engine
+from kvstore.notify import Notifier
+from kvstore.service import Figures, Service
+from tiers.errors import OpenError
+
+
+def service(**settings: Any) -> Service:
+    """A service over nothing; tests give it the parts they are about."""
+    return Service(Config(**settings), cast(Any, None), Notifier({}))
+
+
+def busy_engine() -> Any:
+    """An engine whose demotions never end."""
+    pumped: list[float] = []
+    demoter = SimpleNamespace(idle=False, pump=lambda: pumped.append(time.monotonic()), pumped=pumped)
+    return SimpleNamespace(demoter=demoter, room=SimpleNamespace(demoting={1: None}))
+
+
+def test_the_flush_ends_at_its_deadline() -> None:
+    """A disk that does not keep up delays a stop by stop_timeout_s and no longer."""
+    stopping = service(stop_timeout_s=0.2)
+    stopping.engine = busy_engine()
+    started = time.monotonic()
+    asyncio.run(stopping._flush())
+    assert 0.2 <= time.monotonic() - started < 2
+    assert len(cast(Any, stopping.engine).demoter.pumped) > 1
+
+
+def test_a_second_sigterm_skips_the_flush() -> None:
+    """Who asks twice does not wait."""
+
+    async def stop_twice() -> float:
+        stopping = service(stop_timeout_s=600.0)
+        stopping.engine = busy_engine()
+        stopping._asked_to_stop()
+        asyncio.get_running_loop().call_later(0.1, stopping._asked_to_stop)
+        started = time.monotonic()
+        await stopping._flush()
+        return time.monotonic() - started
+
+    assert 0.1 <= asyncio.run(stop_twice()) < 2
+
+
+def test_memory_that_is_not_there_stops_the_daemon() -> None:
+    """A failed prefault would kill an engine at its first copy: the daemon leaves and says why."""
+
+    def prefault(stop: threading.Event, progress: Any) -> bool:
+        progress(1 << 20, 1 << 30)
+        raise OpenError("arena: no memory for its slabs")
+
+    async def run() -> Service:
+        starting = service()
+        starting.storage = cast(Any, SimpleNamespace(arena=SimpleNamespace(prefault=prefault)))
+        with starting._prefaulting(asyncio.get_running_loop()):
+            await asyncio.wait_for(starting._stop.wait(), 5)
+        return starting
+
+    stopped = asyncio.run(run())
+    assert stopped.failure == "arena: no memory for its slabs"
+    assert stopped._prefaulted_bytes == 1 << 20
+
+
+def test_idleness_is_time_without_change() -> None:
+    """Counters that move end idleness, and let the books be proven again."""
+    counters = {"lookups": 0}
+    engine = cast(Engine, SimpleNamespace(counters=SimpleNamespace(as_dict=lambda: dict(counters))))
+    figures = Figures(0.0)
+    figures.look(engine, 10.0)
+    figures.proven = True
+    figures.look(engine, 30.0)
+    assert (figures.idle_s(30.0), figures.proven) == (20.0, True)
+    counters["lookups"] = 1
+    figures.look(engine, 40.0)
+    assert (figures.idle_s(40.0), figures.proven) == (0.0, False)
+
+
+def test_a_minute_is_one_line_and_only_when_something_happened(caplog: Any) -> None:
+    """Figures are logged as differences, once per STATS_LOG_INTERVAL_S."""
+    counters = {"lookups": 5, "promoted": 0}
+    engine = cast(Engine, SimpleNamespace(counters=SimpleNamespace(as_dict=lambda: dict(counters))))
+    figures = Figures(0.0)
+    with caplog.at_level("INFO", logger="kvstore.service"):
+        for minute in range(1, 4):
+            figures.look(engine, minute * STATS_LOG_INTERVAL_S - 1)
+            figures.look(engine, minute * STATS_LOG_INTERVAL_S + 1)
+            if minute == 2:
+                counters["lookups"] = 7
+    assert [record.lookups for record in caplog.records] == [5, 2]
+    assert not any(hasattr(record, "promoted") for record in caplog.records)
+
+
+def test_problems_of_the_books_reach_the_report(caplog: Any) -> None:
+    """What a check finds while idle is logged as an error and shown as bad health, once."""
+    checking = service()
+    checks: list[int] = []
+
+    def check() -> list[str]:
+        checks.append(1)
+        return ["arena: 1 slots in use, 2 in the table"]
+
+    checking.engine = cast(Any, SimpleNamespace(check=check))
+    figures = Figures(0.0)
+    for _ in range(2):
+        checking._prove(figures)
+    assert len(checks) == 1
+    assert checking._problems == ["arena: 1 slots in use, 2 in the table"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
