@@ -1,0 +1,140 @@
+"""A disk that is full, fails or hangs under a real daemon: no false success, and life goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client import Client, Namespace
+from tests.kill import load
+from tests.running import Daemon, Place
+
+SOURCE = Path(__file__).with_name("sick_disk.c")
+DRAM_CHAINS = 14  # 16 MiB of arena hold this many chains of 12 blocks of 96 KiB
+
+
+class SickDisk:
+    """A daemon over a disk whose health the test decides."""
+
+    def __init__(self, switch: Path, client: Client) -> None:
+        self._switch = switch
+        self._others = 1000
+        self.client = client
+        self.space: Namespace = load.namespace(client)
+
+    def fails(self, how: str) -> None:
+        self._switch.write_text(how)
+
+    def recovers(self) -> None:
+        self._switch.unlink()
+
+    def put(self, number: int) -> int:
+        hashes = load.chain(number)
+        return self.client.put(self.space, hashes, b"", [load.content(h) for h in hashes])
+
+    def get(self, number: int, wait_s: float = 5.0) -> int:
+        """Leading blocks that came back, each compared with what was put."""
+        hashes = load.chain(number)
+        into = [bytearray(load.RECORD_BYTES) for _ in hashes]
+        got = self.client.get(self.space, hashes, into, wait_s)
+        assert [bytes(data) for data in into[:got]] == [load.content(h) for h in hashes[:got]]
+        return got
+
+    def counter(self, name: str) -> int:
+        count = self.client.status()["counters"][name]
+        assert isinstance(count, int)
+        return count
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way to or from the disk."""
+        deadline_s = time.monotonic() + 10
+        while self.client.status()["demoting_blocks"] or self.client.status()["loading_blocks"]:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def fill_dram_with_others(self) -> None:
+        for _ in range(DRAM_CHAINS + 2):
+            self._others += 1
+            self.put(self._others)
+            self.settle()
+
+
+@pytest.fixture
+def disk(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> Iterator[SickDisk]:
+    library = tmp_path / "sick_disk.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    switch = tmp_path / "sick"
+    serve(place, *place.with_nvme(), LD_PRELOAD=str(library), SICK_DISK=str(switch))
+    with Client(str(place.socket), timeout_s=20.0, label="test") as client:
+        yield SickDisk(switch, client)
+        assert client.check() == []
+
+
+def test_read_errors_are_misses(disk: SickDisk) -> None:
+    """With every read failing, what only NVMe has is a miss that is counted; new blocks work."""
+    assert disk.put(1) == load.CHAIN_BLOCKS
+    disk.settle()
+    disk.fill_dram_with_others()
+    assert disk.get(1) == load.CHAIN_BLOCKS  # from NVMe, while it is well
+    disk.fill_dram_with_others()
+    disk.fails("r")
+    missed = load.CHAIN_BLOCKS - disk.get(1)
+    assert missed > 0
+    assert disk.counter("promote_failed") >= missed
+    disk.recovers()
+    assert disk.put(2) == load.CHAIN_BLOCKS
+    assert disk.get(2) == load.CHAIN_BLOCKS
+
+
+@pytest.mark.parametrize("how", ["w", "f"])
+def test_write_errors_and_a_full_disk_lose_no_service(disk: SickDisk, how: str) -> None:
+    """Blocks that cannot be written stay in DRAM and are true; nothing claims to be on NVMe."""
+    disk.fails(how)
+    for number in range(1, 4):
+        assert disk.put(number) == load.CHAIN_BLOCKS
+    disk.settle()
+    records = {tier["name"]: tier["records"] for tier in disk.client.status()["tiers"]}
+    assert records == {"dram": 3 * load.CHAIN_BLOCKS, "nvme": 0}
+    assert disk.counter("demote_failed") == 3 * load.CHAIN_BLOCKS
+    assert [disk.get(number) for number in range(1, 4)] == [load.CHAIN_BLOCKS] * 3
+    for number in range(10, 10 + DRAM_CHAINS + 2):  # more than DRAM: the oldest leave, nobody waits
+        assert disk.put(number) > 0
+        disk.settle()
+    disk.recovers()
+
+
+def test_a_full_disk_that_gets_room_is_used_again(disk: SickDisk) -> None:
+    """After the disk has room again, new blocks reach NVMe without a restart."""
+    disk.fails("f")
+    disk.put(1)
+    disk.settle()
+    disk.recovers()
+    deadline_s = time.monotonic() + 90
+    number = 100
+    while disk.counter("demoted") == 0:
+        assert time.monotonic() < deadline_s, "NVMe was never tried again"
+        number += 1
+        disk.put(number)
+        disk.settle()
+        time.sleep(0.5)
+
+
+def test_a_hanging_disk_costs_a_deadline_not_the_daemon(disk: SickDisk) -> None:
+    """While reads hang, an acquire answers at its deadline, and lookups, puts and DRAM hits go on."""
+    disk.put(1)
+    disk.settle()
+    disk.fill_dram_with_others()
+    disk.fails("h")
+    started_s = time.monotonic()
+    assert disk.get(1, wait_s=0.5) < load.CHAIN_BLOCKS
+    assert time.monotonic() - started_s < 5.0
+    assert disk.put(2) > 0
+    assert disk.get(2) > 0
+    assert disk.client.lookup([disk.space], load.chain(2)) > 0
+    disk.recovers()
+    disk.settle()
+    assert disk.get(1) == load.CHAIN_BLOCKS
