@@ -1,0 +1,1 @@
+"""Benchmarks that need more than the tiers: a real engine with our connector. See README.md."""
