@@ -65,9 +65,8 @@ class NvmeTier(Tier):
         self._placed: dict[bytes, tuple[NvmeDirectory, int]] = {}  # being put: directory, puts under way
         try:
             for path in directories:
-                opened = NvmeDirectory(
-                    path, capacity_bytes, slab_bytes, slot_bytes_min, io or DiskIO(), clock
-                )
+                disk = io or DiskIO()
+                opened = NvmeDirectory(path, capacity_bytes, slab_bytes, slot_bytes_min, disk, clock, direct)
                 self.directories.append(opened)
         except BaseException:
             self.close()

@@ -168,6 +168,8 @@ class Rows:
             cursor.status()
         except Exception as error:
             raise self._damaged(error) from error
+        finally:
+            del cursor  # a traceback would keep it, and with it the lock of the database
         if ended_early:
             raise self._damaged("the scan ended early")
 
