@@ -63,11 +63,11 @@ class Service:
                 self._announce()
                 adopting = loop.create_task(self._adopt())
                 await self._tick_until_stopped()
-                adopting.cancel()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
                 await self.door.stop()
-            await self._flush()
+            await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
+            adopting.cancel()
         finally:
             io.close()
             # A start that failed is no clean stop: what an earlier daemon left stays.
