@@ -11,7 +11,7 @@ the saves of the last one are waited for, or A would pay for them.
 TTFT is the time of a whole request with one output token. Throughput is that of batches: what
 B saves in the background of a batch competes with the batch for the cores.
 
-    python -m benchmarks.miss_overhead [--pairs 40] [--threads 1] [--control] [-o json]
+    python -m benchmarks.miss_overhead [--pairs 120] [--threads 1] [--control] [-o json]
 
 --threads: cores that each engine computes with. With one of two cores the other is left for
 the connector's threads and the daemon, as it is where a GPU computes; with all of them the
@@ -65,7 +65,7 @@ MODEL = {
 BLOCK_TOKENS = 32
 BATCH_PROMPTS = 8  # in one throughput run
 CONCURRENCY = 4
-BATCH_OUTPUT_TOKENS = 32
+BATCH_OUTPUT_TOKENS = 16
 WARM_UP_PAIRS = 3
 ENGINE_KV_BYTES = 512 * MIB
 ARENA_BYTES, NVME_BYTES = 1 * GIB, 8 * GIB
@@ -319,8 +319,8 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="miss_overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of single requests (default 40)")
-    parser.add_argument("--batches", type=int, default=12, help="pairs of batches (default 12)")
+    parser.add_argument("--pairs", type=int, default=120, help="pairs of single requests (default 120)")
+    parser.add_argument("--batches", type=int, default=20, help="pairs of batches (default 20)")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="per prompt (default 512)")
     parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
     parser.add_argument("--control", action="store_true", help="no connector on either side: the noise")
