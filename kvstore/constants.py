@@ -66,6 +66,7 @@ LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire ans
 DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 DEMOTE_ATTEMPTS_MAX = 3  # rounds of evicting for one batch before it is given up
+DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
 EVICT_AHEAD_RECORDS = 16  # records evicted from a full NVMe tier beyond what is needed now, at most …
 EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms

@@ -4,8 +4,8 @@
 
 A committed block is copied down as soon as the pool has nothing more urgent to do; when
 it later leaves DRAM nothing has to be written. The queue holds blocks of the arena, so
-the arena bounds it. A block that could not be written stays in DRAM and is not tried
-again: the next commit of its kind will find the tier working or not.
+the arena bounds it. A block that could not be written stays in DRAM, may be evicted, and
+is tried again after DEMOTE_RETRY_S.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
     DEMOTE_BATCH_BYTES,
     DEMOTE_BATCH_RECORDS,
+    DEMOTE_RETRY_S,
     EVICT_AHEAD_RECORDS,
     EVICT_AHEAD_SHARE,
 )
@@ -29,12 +30,16 @@ from tiers.base import Put, Record
 class Demoter:
     """Writes queued blocks to NVMe with at most `jobs_max` writes under way."""
 
-    def __init__(self, room: Room, io: Io, counters: Counters, jobs_max: int) -> None:
+    def __init__(
+        self, room: Room, io: Io, clock: Callable[[], float], counters: Counters, jobs_max: int
+    ) -> None:
         self._room = room
         self._io = io
+        self._clock = clock
         self._counters = counters
         self._jobs_max = jobs_max
         self._jobs = 0
+        self._retry_at_s = 0.0
         self._writing: set[Block] = set()
 
     @property
@@ -44,6 +49,13 @@ class Demoter:
     def blocks_underway(self) -> list[Block]:
         """Each is pinned once by this object."""
         return list(self._writing)
+
+    def retry(self) -> None:
+        """Queue again what NVMe refused, if it had time to recover."""
+        if self._room.undemoted and self._clock() >= self._retry_at_s:
+            self._room.demoting.update(self._room.undemoted)
+            self._room.undemoted.clear()
+        self.pump()
 
     def pump(self) -> None:
         """Start as many writes as may be under way."""
@@ -110,4 +122,6 @@ class Demoter:
             self._room.arrived_in_nvme(block)
         else:
             self._counters.demote_failed += 1
+            self._room.undemoted[block] = None
+            self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

@@ -64,7 +64,7 @@ class Engine:
         self.sessions: list[Session] = []
         self.room = Room(arena, nvme, namespaces, policy, self.counters)
         self.promoter = Promoter(self.room, io, self.counters, jobs_max)
-        self.demoter = Demoter(self.room, io, self.counters, jobs_max)
+        self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max)
         self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
         self._lease_number = 0
@@ -244,7 +244,7 @@ class Engine:
         """Once a second or so: quarantined slots, adopted records, waiting demotions."""
         self.arena.sweep()
         self.promoter.verify_next()
-        self.demoter.pump()
+        self.demoter.retry()
 
     def adopt(self, wait: bool = True) -> None:
         """Start from what the tiers hold, once, before the first session.

@@ -43,6 +43,7 @@ class Room:
         self.nvme = nvme
         self.nvme_ready = nvme is not None  # its free slots are known: it may be written
         self.demoting: OrderedDict[Block, None] = OrderedDict()  # in DRAM only, on the way to NVMe
+        self.undemoted: OrderedDict[Block, None] = OrderedDict()  # NVMe refused them; may be dropped
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self._namespaces = namespaces
         self._make_policy = policy
@@ -103,6 +104,7 @@ class Room:
     def left_dram(self, block: Block) -> None:
         """Forget the DRAM copy and give its slot back."""
         self.demoting.pop(block, None)
+        self.undemoted.pop(block, None)
         self.unverified.pop(block, None)
         slot, block.slot = block.slot, NO_SLOT
         self.arena.free(slot)
