@@ -291,6 +291,35 @@ def test_no_room_for_a_slab_is_full_until_room_returns(
     assert tier.check() == []
 
 
+class WatchfulIO(DiskIO):
+    """Notes the slots that are written while some row still points to them."""
+
+    def __init__(self) -> None:
+        self.tier: NvmeTier | None = None
+        self.wrong: list[int] = []
+        self.writes = 0
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        assert self.tier is not None
+        slots = [row.slot for _key, row in self.tier.directories[0].rows_of([key(n) for n in range(40)])]
+        self.wrong += [slot for slot in slots if slot == offset // (25 * 4096)]  # all in slab 0
+        self.writes += 1
+        return super().pwritev(fd, buffers, offset)
+
+
+def test_no_row_points_to_a_slot_that_is_written(opener: Opener) -> None:
+    """A slot is written again only after the row that named it is gone: deleted, replaced or displaced when full."""
+    disk = WatchfulIO()
+    tier = disk.tier = opener(slabs=1, io=disk)
+    for number in range(PER_SLAB):
+        put(tier, number)
+    for number in range(PER_SLAB):
+        assert put(tier, number) is Put.STORED  # full: the old record makes room for the new
+    tier.delete([key(n) for n in range(5)])
+    assert [put(tier, n) for n in (20, 21, 7, 8, 22)] == [Put.STORED] * 5
+    assert (disk.wrong, disk.writes) == ([], 2 * PER_SLAB + 5)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 96 MiB that can really be filled."""
