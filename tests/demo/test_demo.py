@@ -1,0 +1,155 @@
+"""`kvstore demo` as a user runs it: the whole of it once, and then with an engine that is broken.
+
+The broken engines are a module named vllm that shadows the real one. Daemon, processes and
+judgement are the real ones, so these runs need no model and take a second each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PHASES = ["cold", "engine restart", "daemon kill -9", "arena lost", "corrupt block", "prefill, decode"]
+
+FAKE_VLLM = """
+import os
+from types import SimpleNamespace as Space
+
+class SamplingParams:
+    def __init__(self, **settings):
+        self.settings = settings
+
+class LLM:
+    def __init__(self, **settings):
+        self.llm_engine = Space(engine_core=Space(shutdown=lambda: None))
+
+    def get_metrics(self):
+        return []
+
+    def generate(self, prompts, params, use_tqdm):
+        tokens = TOKENS
+        return [Space(prompt_token_ids=[1] * 64, num_cached_tokens=0, metrics=Space(first_token_latency=0.001),
+                      outputs=[Space(token_ids=tokens)])]
+"""
+
+
+def demo(*arguments: str, shadow: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command; shadow: a directory whose modules come before the installed ones."""
+    environment = dict(os.environ)
+    if shadow is not None:
+        environment["PYTHONPATH"] = str(shadow)
+    return subprocess.run(
+        [sys.executable, "-m", "kvstore", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
+
+
+def leftovers() -> set[str]:
+    """What the demo keeps in shared memory."""
+    return {path.name for path in Path("/dev/shm").glob("kvstore-demo-*")}
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    """The real demo, once, as `kvstore demo -o json` prints it."""
+    done = demo("-o", "json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_every_phase_gives_the_cold_output(whole: dict[str, Any]) -> None:
+    """All six phases run, in order, and no output token differs from the cold run's."""
+    assert [phase["name"] for phase in whole["phases"]] == PHASES
+    assert all(phase["outputs_equal"] for phase in whole["phases"])
+    assert whole["ok"] is True
+    assert whole["problems"] == []
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_hits_come_from_the_tier_that_is_left(whole: dict[str, Any]) -> None:
+    """Cold has none; a restart of engine or daemon hits DRAM only; without its arena NVMe only."""
+    cold, engine, daemon, arena, _, decode = whole["phases"]
+    assert set(cold["cached_tokens"].values()) == {0}
+    for phase in (engine, daemon, decode):
+        assert phase["cached_tokens"]["dram"] > 0.9 * phase["prompt_tokens"], phase
+        assert phase["cached_tokens"]["nvme"] == 0, phase
+    assert arena["cached_tokens"]["nvme"] > 0.9 * arena["prompt_tokens"], arena
+    assert arena["cached_tokens"]["dram"] == 0, arena
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_a_damaged_record_is_a_counted_miss(whole: dict[str, Any]) -> None:
+    """The damaged block is counted once, and fewer tokens come from NVMe than without the damage."""
+    arena, corrupt = whole["phases"][3], whole["phases"][4]
+    assert [phase["corrupt_blocks"] for phase in whole["phases"]] == [0, 0, 0, 0, 1, 0]
+    assert 0 < corrupt["cached_tokens"]["nvme"] < arena["cached_tokens"]["nvme"]
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_the_document_has_the_promised_fields(whole: dict[str, Any]) -> None:
+    """Each phase carries every field of the contract, with sane figures."""
+    for phase in whole["phases"]:
+        assert set(phase) >= {"name", "prompt_tokens", "cached_tokens", "ttft_ms", "outputs_equal"}
+        assert set(phase["cached_tokens"]) == {"dram", "nvme"}
+        assert phase["prompt_tokens"] == whole["phases"][0]["prompt_tokens"] > 3 * 1024
+        assert 0 < phase["ttft_ms"] < 60_000
+
+
+def test_an_engine_that_cannot_be_imported_fails_the_demo(tmp_path: Path) -> None:
+    """The exit code is 1, the reason is in the document, and nothing stays in shared memory."""
+    (tmp_path / "vllm.py").write_text("raise ImportError('broken on purpose')\n")
+    before = leftovers()
+    done = demo("-o", "json", shadow=tmp_path)
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert document["ok"] is False
+    assert "broken on purpose" in document["problems"][0]
+    assert leftovers() <= before
+
+
+def test_outputs_that_differ_fail_the_demo(tmp_path: Path) -> None:
+    """An engine that answers something else in every process is found out."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "[os.getpid()]"))
+    done = demo("-o", "json", shadow=tmp_path)
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [phase["outputs_equal"] for phase in document["phases"][:2]] == [True, False]
+    assert "engine restart: the output is not that of the cold run" in document["problems"]
+
+
+def test_a_warm_phase_without_hits_fails_the_demo(tmp_path: Path) -> None:
+    """Equal outputs alone do not pass: the tokens must have come from the cache."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "[7, 7]"))
+    done = demo("-o", "json", shadow=tmp_path)
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert document["phases"][1]["outputs_equal"] is True
+    assert "engine restart: no tokens came from dram" in document["problems"]
+
+
+def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    """A wrong --model stops before anything is started, with exit code 3 and one line."""
+    done = demo("--model", str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert str(tmp_path) in done.stderr
+    assert "config.json" in done.stderr

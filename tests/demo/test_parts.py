@@ -1,0 +1,142 @@
+"""The demo's own judgement: what passes, what does not, and the model it judges by."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.demo import constants as c
+from kvstore.demo.corrupt import corrupt_one_record
+from kvstore.demo.daemon import DemoError
+from kvstore.demo.engine import Reply, Run
+from kvstore.demo.model import LAYERS, ensure_model
+from kvstore.demo.phases import cached_tokens
+from kvstore.demo.report import Expected, Shown, document, problems, table
+from tiers import checksum
+from tiers.base import Get, Put, Record
+from tiers.nvme import NvmeTier
+
+MIB = 1 << 20
+GOOD = Shown("warm", 1000, {"dram": 960, "nvme": 0}, 5.0, True, 0, Expected("dram"))
+
+
+def run_with(host: int = 0, disk: int = 0, loaded_blocks: int = 0) -> Run:
+    """What an engine reports that was promised host and disk tokens and loaded so many blocks."""
+    source = "vllm:prompt_tokens_cached_by_source:"
+    counters = {source + "host": host, source + "disk": disk, "vllm:kvstore_loaded_blocks": loaded_blocks}
+    return Run((Reply(100, 0, 1.0, (1,)),), counters)
+
+
+def daemon_with(dram: int = 0, nvme: int = 0, promoted: int = 0) -> dict[str, int]:
+    """The daemon's counters, in blocks."""
+    return {"acquired_dram": dram, "acquired_nvme": nvme, "promoted": promoted}
+
+
+def test_a_good_phase_has_no_problem() -> None:
+    """A phase with equal output and hits from where they must come from passes."""
+    assert problems([GOOD]) == []
+    assert document([GOOD])["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"outputs_equal": False}, "not that of the cold run"),
+        ({"cached_tokens": {"dram": 0, "nvme": 960}}, "no tokens came from dram"),
+        ({"cached_tokens": {"dram": 1001, "nvme": 0}}, "more tokens cached than asked for"),
+        ({"corrupt_blocks": 1}, "1 corrupt blocks counted, expected 0"),
+        ({"expected": Expected()}, "must be empty"),
+    ],
+)
+def test_each_fault_is_a_problem(change: dict[str, object], says: str) -> None:
+    """Whatever is wrong in a phase is one line, and the document is not ok."""
+    bad = replace(GOOD, **change)  # type: ignore[arg-type]  # the fields vary on purpose
+    [problem] = problems([bad])
+    assert says in problem
+    assert document([bad]) == {**document([bad]), "ok": False, "problems": [problem]}
+
+
+def test_the_table_has_a_row_a_phase() -> None:
+    """Rows and columns fit, and computed is what no tier gave."""
+    columns, [row] = table([GOOD])
+    assert len(columns) == len(row)
+    assert row[columns.index("computed")] == 40
+
+
+def test_tokens_are_counted_where_the_engine_says() -> None:
+    """Promised, loaded and handed out agree: each tier gets what vLLM reports for its source."""
+    tokens = cached_tokens(
+        run_with(host=64, disk=32, loaded_blocks=3), daemon_with(dram=2, nvme=1, promoted=1)
+    )
+    assert tokens == {"dram": 64, "nvme": 32}
+
+
+def test_promised_tokens_that_did_not_come_do_not_count() -> None:
+    """Two of four promised blocks came: the slower tier gets the shorter count."""
+    tokens = cached_tokens(
+        run_with(host=32, disk=96, loaded_blocks=2), daemon_with(dram=1, nvme=3, promoted=3)
+    )
+    assert tokens == {"dram": 32, "nvme": 32}
+
+
+@pytest.mark.parametrize(
+    ("run", "daemon"),
+    [
+        (run_with(host=32, loaded_blocks=2), daemon_with(dram=2)),
+        (run_with(host=64, loaded_blocks=2), daemon_with(dram=1)),
+        (run_with(disk=64, loaded_blocks=2), daemon_with(nvme=2, promoted=1)),
+    ],
+    ids=["loaded more than promised", "loaded more than handed out", "more from NVMe than was read"],
+)
+def test_books_that_disagree_stop_the_demo(run: Run, daemon: dict[str, int]) -> None:
+    """A count that the other side does not bear out is an error and not a figure."""
+    with pytest.raises(DemoError):
+        cached_tokens(run, daemon)
+
+
+def test_the_model_is_the_same_everywhere(tmp_path: Path) -> None:
+    """Made twice, weights and tokenizer are the same bytes; made once, it is found again."""
+    first, second = ensure_model(tmp_path / "a"), ensure_model(tmp_path / "b")
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        digests = [hashlib.sha256((model / name).read_bytes()).hexdigest() for model in (first, second)]
+        assert digests[0] == digests[1], name
+    written = (first / "model.safetensors").stat().st_mtime_ns
+    assert ensure_model(tmp_path / "a") == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+    assert LAYERS == 4
+
+
+def test_corruption_hits_the_middle_of_the_longest_prefix(tmp_path: Path) -> None:
+    """Exactly one record is damaged, in the middle of the longest chain; all others are as they were."""
+    chains = {b"a": 3, b"b": 7}
+    records: list[tuple[Record, bytes]] = []
+    for name, length in chains.items():
+        parent = b""
+        for number in range(length):
+            key = (name * 16 + bytes([number]) * 32)[:48]
+            content = bytes([number + ord(name)]) * (c.CORRUPT_BYTES * 256)
+            records.append((Record(key, parent, len(content), checksum.digest(memoryview(content))), content))
+            parent = key
+    tier = NvmeTier([tmp_path / "nvme"], 64 * MIB, 2 * MIB)
+    assert tier.put([(record, memoryview(content)) for record, content in records]) == [Put.STORED] * 10
+    tier.close()
+
+    damaged = corrupt_one_record(tmp_path / "nvme", 64 * MIB, 2 * MIB)
+
+    assert damaged.key == records[3 + 3][0].key
+    tier = NvmeTier([tmp_path / "nvme"], 64 * MIB, 2 * MIB)
+    for record, content in records:
+        view = memoryview(bytearray(record.size_bytes))
+        [(answer, _)] = tier.get([(record.key, view)])
+        assert answer is (Get.CORRUPT if record.key == damaged.key else Get.HIT)
+        assert answer is Get.CORRUPT or bytes(view) == content
+    tier.close()
+
+
+def test_nothing_stored_cannot_be_damaged(tmp_path: Path) -> None:
+    """An empty directory is said to be empty, before anything is written."""
+    with pytest.raises(DemoError, match="nothing is stored"):
+        corrupt_one_record(tmp_path / "nvme", 64 * MIB, 2 * MIB)
