@@ -116,7 +116,7 @@ class _Batch:
         try:
             for index in self._indexes:
                 self.results[index] = self._work(index)
-        except BaseException as error:  # handed to the caller's thread, which raises it
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             self._error = error
 
 

@@ -1,0 +1,213 @@
+"""What a client gets when all is well."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from kvstore import client as client_module
+from kvstore import copying, wire
+from kvstore.client import Client, Refused, Unavailable
+from tests.door.conftest import RECORD_BYTES, hashes_of, records_of, space_of
+from tests.door.daemon import MIB, Daemon
+
+
+def test_round_trip(daemon: Daemon, client: Client) -> None:
+    """What was put is found by lookup, and get copies exactly those bytes."""
+    space, hashes, records = space_of(client), hashes_of(40), records_of(40)
+    assert client.lookup([space], hashes) == 0
+    assert client.put(space, hashes, b"", records) == 40
+    assert client.put(space, hashes, b"", records) == 0
+    assert client.lookup([space], hashes) == 40
+    into = [bytearray(RECORD_BYTES) for _ in hashes]
+    assert client.get(space, hashes, into) == 40
+    assert [bytes(buffer) for buffer in into] == records
+    assert client.residency(space, hashes[:2]) == bytes([wire.IN_DRAM] * 2)
+    assert client.check() == []
+    assert daemon.call(lambda: daemon.engine.sessions[0].leases) == {}
+
+
+def test_get_stops_at_the_first_miss(client: Client) -> None:
+    """A get over a gap answers the blocks before it."""
+    space, hashes, records = space_of(client), hashes_of(4), records_of(4)
+    client.put(space, hashes[:2], b"", records[:2])
+    client.put(space, hashes[3:], hashes[2], records[3:])
+    assert client.get(space, hashes, [bytearray(RECORD_BYTES) for _ in hashes]) == 2
+
+
+def test_lookup_needs_every_namespace(client: Client) -> None:
+    """A block counts only if all the namespaces that were asked for hold it."""
+    first, second, hashes = space_of(client, "a"), space_of(client, "b"), hashes_of(5)
+    client.put(first, hashes, b"", records_of(5))
+    client.put(second, hashes[:3], b"", records_of(3))
+    assert client.lookup([first, second], hashes) == 3
+
+
+def test_put_larger_than_one_lease(client: Client) -> None:
+    """A put that no single lease may hold is split, and the parents stay right across the split."""
+    space, hashes = space_of(client, record_bytes=MIB), hashes_of(10)
+    records = records_of(10, MIB)
+    assert client.put(space, hashes, b"", records) == 10
+    assert client.lookup([space], hashes) == 10
+
+
+def test_full_arena_takes_a_leading_run(daemon: Daemon, client: Client) -> None:
+    """Where all slots are being written, reserve answers at once, with fewer slots and `full`."""
+    space = space_of(client, record_bytes=MIB)
+    with client.reserve(space, hashes_of(12)) as lease:
+        assert lease.full
+        assert [slot.index for slot in lease.slots] == list(range(8))  # half of the arena per connection
+    assert daemon.call(daemon.arena.stats).used_bytes == 0
+
+
+def test_write_lease(daemon: Daemon, client: Client) -> None:
+    """Committed indexes are stored, the others aborted; views are where `arena` says they are."""
+    space, hashes = space_of(client), hashes_of(3)
+    lease = client.reserve(space, hashes)
+    arena = client.arena
+    for slot, record in zip(lease.slots, records_of(3), strict=True):
+        slot.view[:] = record
+        assert bytes(arena.view(slot.offset, RECORD_BYTES)) == record
+    digest = xxhash.xxh3_128_digest(records_of(3)[0])
+    assert lease.commit({0: digest}) == 1
+    assert client.lookup([space], hashes) == 1
+    with pytest.raises(Refused):
+        lease.commit()
+    with client.reserve(space, hashes) as again:
+        assert [slot.index for slot in again.slots] == [1, 2]
+    assert client.lookup([space], hashes) == 1
+
+
+def test_read_lease_sees_a_slot_that_was_taken_back(daemon: Daemon, client: Client) -> None:
+    """`valid` turns false when the slot was freed under a reader whose connection was lost."""
+    space, hashes = space_of(client), hashes_of(2)
+    client.put(space, hashes, b"", records_of(2))
+    lease = client.acquire(space, hashes)
+    assert lease.valid()
+    slots = [slot.view.readonly for slot in lease.slots if slot is not None]
+    assert slots == [True, True]
+
+    def take_back() -> None:
+        (connection,) = daemon.door.connections
+        connection.abort()
+        block = daemon.engine.namespaces.get(0).blocks[hashes[1]]
+        daemon.engine.room.left_dram(block)
+
+    daemon.call(take_back)
+    assert not lease.valid()
+    assert lease.valid_count() == 1
+    lease.release()
+
+
+def test_threads_share_a_client(daemon: Daemon, client: Client) -> None:
+    """Eight threads that put and get through one client each read back their own bytes."""
+    space = space_of(client)
+    failures: list[str] = []
+
+    def work(name: str) -> None:
+        hashes, into = hashes_of(4, name), [bytearray(RECORD_BYTES) for _ in range(4)]
+        records = [os.urandom(RECORD_BYTES) for _ in range(4)]
+        for _ in range(5):
+            client.put(space, hashes, b"", records)
+            if client.get(space, hashes, into) != 4 or [bytes(b) for b in into] != records:
+                failures.append(name)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert daemon.call(lambda: len(daemon.door.connections)) == 1
+
+
+def test_wrong_buffers_are_refused_before_sending(daemon: Daemon, client: Client) -> None:
+    """Buffers or hashes of a wrong size raise Refused, and no lease stays open."""
+    space, hashes = space_of(client), hashes_of(2)
+    with pytest.raises(Refused, match="buffer"):
+        client.put(space, hashes, b"", [b"short", b"short"])
+    with pytest.raises(Refused, match="buffers"):
+        client.put(space, hashes, b"", [bytes(RECORD_BYTES)])
+    with pytest.raises(Refused, match="hash"):
+        client.lookup([space], [b"short"])
+    client.put(space, hashes, b"", records_of(2))
+    with pytest.raises(Refused, match="cannot be copied"):
+        client.get(space, hashes, records_of(2))  # type: ignore[arg-type]
+    assert daemon.call(lambda: daemon.engine.sessions[0].leases) == {}
+
+
+def test_without_the_arena(daemon: Daemon) -> None:
+    """A client that did not attach can ask, but not hold anything; it uses up no owner."""
+    with Client(daemon.socket_path, attach=False) as tool:
+        space = space_of(tool)
+        assert tool.status()["door"]["attached"] == 0
+        assert tool.lookup([space], hashes_of(3)) == 0
+        with pytest.raises(Refused, match="not_attached"):
+            tool.reserve(space, hashes_of(1))
+        assert daemon.call(lambda: daemon.engine.sessions) == []
+
+
+def test_namespace_conflict(client: Client) -> None:
+    """The same digest with another record size is refused by name."""
+    client.lookup([space_of(client)], hashes_of(1))
+    with pytest.raises(Refused, match="namespace_conflict"):
+        client.lookup([space_of(client, record_bytes=4096)], hashes_of(1))
+
+
+def test_closed_client(client: Client) -> None:
+    """After close every call raises Unavailable."""
+    client.ping()
+    client.close()
+    assert not client.connected
+    with pytest.raises(Unavailable):
+        client.ping()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, copying.PIECE_BYTES, copying.PIECE_BYTES + 1, 3 * MIB + 7])
+def test_copy_and_digest(size: int) -> None:
+    """The digest of a copy is that of the whole record, however many pieces and threads it took."""
+    sources = [os.urandom(size) for _ in range(5)]
+    targets = [bytearray(size) for _ in sources]
+    pairs = [(memoryview(target), source) for target, source in zip(targets, sources, strict=True)]
+    assert copying.copy_and_digest(pairs) == [xxhash.xxh3_128_digest(source) for source in sources]
+    assert [bytes(target) for target in targets] == sources
+
+
+def test_a_helper_thread_failure_reaches_the_caller() -> None:
+    """An error inside a copy is raised to the caller, and later copies work."""
+    sources = [bytes(MIB) for _ in range(8)]
+    pairs = [(memoryview(bytearray(MIB)), source) for source in sources]
+
+    def fail(position: int) -> None:
+        if position == 5:
+            raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        copying.copy(pairs, fail)
+    copying.copy(pairs)
+
+
+def test_limits_agree() -> None:
+    """The client's own lease limit is the one of the wire, which it does not import."""
+    assert client_module.LEASE_HASHES_MAX == wire.LEASE_HASHES_MAX
+
+
+def test_import_is_light() -> None:
+    """Importing the client takes under 20 ms and brings in nothing but the standard library and xxhash."""
+    script = "import sys, kvstore.client; print(*{m.partition('.')[0] for m in sys.modules})"
+    command = [sys.executable, "-X", "importtime", "-c", script]
+    times = []
+    for _ in range(5):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd())
+        (line,) = [line for line in done.stderr.splitlines() if line.endswith("| kvstore.client")]
+        times.append(int(line.split("|")[1]))
+    ours = {"kvstore", "xxhash", "__main__", "sitecustomize", "_distutils_hack"}
+    foreign = {name for name in done.stdout.split() if name not in sys.stdlib_module_names} - ours
+    assert min(times) < 20_000
+    assert {name for name in foreign if not name.startswith("__editable__")} == set()
