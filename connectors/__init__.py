@@ -1,0 +1,1 @@
+"""Engines and their habits. Imports nothing of ours but `kvstore.client`."""

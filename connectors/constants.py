@@ -1,0 +1,54 @@
+"""Limits of the connectors, in one place; relations between them are checked at import.
+
+What an operator may choose is a key of `kv_connector_extra_config` (see
+`connectors/vllm_settings.py`); what is here only has to be sane.
+"""
+
+from __future__ import annotations
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+CONNECTOR_FORMAT = 1  # part of every namespace: raise it when the bytes of a record change their meaning
+
+# ---- calls to the daemon ---------------------------------------------------------------
+LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
+LOAD_TIMEOUT_S = 5.0  # from the step that asks for a load to its last byte, slower tiers included
+SAVE_TIMEOUT_S = 5.0  # one call of the save thread; the engine does not wait for it
+SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up a step
+TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
+LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire
+LEASE_BYTES_MAX = 64 * MIB  # bytes of one reserve or acquire (at least one block)
+LOOKUP_HASHES_MAX = 65536  # blocks of one lookup; what lies behind them is computed
+LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
+
+# ---- background work -------------------------------------------------------------------
+LOAD_THREADS = 2
+LOAD_THREADS_MAX = 16
+SAVE_QUEUE_BYTES = 1 * GIB  # saves waiting for their copy; beyond it blocks are skipped and counted
+SAVE_QUEUE_BYTES_MIN = 1 * MIB
+THREAD_JOIN_S = 2.0  # at shutdown
+
+# ---- device copies ---------------------------------------------------------------------
+COPY_THREADS = 2
+PARALLEL_COPY_BYTES_MIN = 4 * MIB  # below it one thread is as fast
+STAGING_BYTES = 64 * MIB  # gather buffer on the device, per direction
+RUNS_MAX = 1 << 16  # contiguous pieces of one block; more is not a KV cache layout we know
+
+# ---- weights ---------------------------------------------------------------------------
+WEIGHTS_START_WAIT_S = (
+    10.0  # the engine's start waits this long for the digest; then it goes on in the background
+)
+WEIGHTS_CHUNK_BYTES = 1 * MIB
+WEIGHTS_THREADS = 8
+WEIGHTS_FILES_MAX = 100_000
+
+NEAREST_NAME_CUTOFF = 0.6
+
+if not LOOKUP_TIMEOUT_S < SYNC_WAIT_S_MAX <= LOAD_TIMEOUT_S <= TIMEOUT_S_MAX:
+    raise AssertionError(
+        "constants: a lookup is shorter than a synchronous load, and that shorter than any load"
+    )
+if not TIMEOUT_S_MIN < LOOKUP_TIMEOUT_S:
+    raise AssertionError("constants: the default timeouts are allowed")
+if SAVE_QUEUE_BYTES_MIN > SAVE_QUEUE_BYTES:
+    raise AssertionError("constants: the default save queue is allowed")

@@ -1,0 +1,528 @@
+"""The scheduler's half: what to load, what to save, and which blocks must stay alive for it.
+
+A request's blocks, by what the connector knows of them:
+
+    [ held by the daemon: not offered again ][ computed or local: offered when full ][ not full ]
+    0                                    offered                                 tokens / block
+
+    lookup ─▶ remember the hit ─▶ blocks are allocated ─▶ Load ─▶ reported received (or failed)
+    every step: blocks that this step fills ─▶ Save ─▶ reported by every rank ─▶ forgotten
+
+What keeps the source of an asynchronous save alive:
+
+* a running request keeps its blocks;
+* a finished request with saves under way keeps them until every rank has reported
+  (`draining`);
+* a preempted request, or a sliding window that moves on, does not: before each step the block
+  tables are compared with the saves under way, and those that lost a block are cancelled
+  before the step can overwrite it.
+
+What keeps bad KV out of the store: a load that fails is reported by the rank that failed, but
+every rank computed from it. An asynchronous load is over before anything is computed; in a
+synchronous one saves are withheld until all ranks have reported, and when one failed, no
+request of that time is saved any more (`tainted`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from connectors import constants as limits
+from connectors import vllm_link
+from connectors.vllm_geometry import Group, Plan, Unsupported, plan_for
+from connectors.vllm_guard import Guard
+from connectors.vllm_messages import Load, Orders, Part, Rank, Report, Save, SpaceSpec
+from connectors.vllm_namespace import identity_fields, space_spec
+from connectors.vllm_settings import Settings
+from connectors.vllm_stats import Tally
+from connectors.vllm_weights import DigestInBackground, default_cache_dir, weight_files, weights_digest
+
+IN_DRAM, IN_NVME = 1, 2  # bits of a residency byte
+
+
+@dataclass(slots=True)
+class Hit:
+    """One answer to "how much is there": local tokens before it, tokens it adds."""
+
+    local_tokens: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One request. offered: by group, blocks before it were offered or are held. blocks of the
+    request are never saved once it is `tainted`, never loaded again once a load `failed`."""
+
+    request: Any
+    offered: list[int]
+    hit: Hit | None = None
+    sources: dict[CacheHitSource, int] = field(default_factory=dict)
+    loading: bool = False
+    failed: bool = False
+    tainted: bool = False
+
+
+@dataclass(slots=True)
+class Pending:
+    """A save under way: the places its blocks have in the request's tables, and how many ranks are not through."""
+
+    request_id: str
+    places: list[tuple[int, int, int]]  # (group, position, block id)
+    ranks: int
+    draining: bool = False
+
+
+class SchedulerHalf:
+    """Called by vLLM's scheduler thread only; makes no call to the daemon but lookups and hints."""
+
+    def __init__(
+        self, settings: Settings, vllm_config: Any, kv_cache_config: Any, guard: Guard, tally: Tally
+    ) -> None:
+        self.guard, self._tally, self._settings = guard, tally, settings
+        self._config = vllm_config
+        role = vllm_config.kv_transfer_config
+        self._loads, self._saves = role.is_kv_consumer, role.is_kv_producer
+        self._world = int(vllm_config.parallel_config.world_size)
+        self._client = vllm_link.open_client(
+            settings.kvstore_socket, settings.lookup_timeout_s, "vllm scheduler"
+        )
+        self._plan: Plan | None = None
+        try:
+            self._plan = plan_for(kv_cache_config, vllm_config)
+        except Unsupported as reason:
+            guard.say_once(f"this model's KV is not stored: {reason}")
+        self._sync = settings.load == "sync"
+        if self._sync and self._plan is not None and len(self._plan.groups) > 1:
+            self._sync = False
+            guard.say_once("load = sync needs a model with one KV group; loads are asynchronous")
+        self._weights = DigestInBackground(self._digest_weights, self._weights_unknown)
+        self._weights.wait(limits.WEIGHTS_START_WAIT_S)
+        self._ranks: dict[tuple[int, int], Rank] = {}
+        self._epoch = ""
+        self._specs: dict[tuple[int, int], SpaceSpec] | None = None
+        self._version, self._told = 0, 0
+        self._spaces: dict[int, list[Any]] = {}  # group -> its namespaces, one for each shard
+        self._requests: dict[str, Tracked] = {}
+        self._pending: dict[int, Pending] = {}
+        self._next_save = 0
+        self._new_loads: list[Load] = []
+        self._new_draining: list[str] = []
+        self._last_saves: list[Save] = []  # of requests that finished since the last step
+        self._withheld: dict[str, int] = {}  # synchronous loads: ranks that have not reported
+
+    # ---- becoming ready ------------------------------------------------------------------
+
+    def know_ranks(self, ranks: dict[tuple[int, int], Any]) -> None:
+        """What the workers said of their blocks when the engine started."""
+        self._ranks = {place: rank for place, rank in ranks.items() if isinstance(rank, Rank)}
+        troubles = {rank.trouble for rank in self._ranks.values() if rank.trouble}
+        if troubles:
+            self._plan = None
+            self.guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
+
+    def new_epoch(self) -> None:
+        """The weights may have changed under us: nothing stored until now is ours any more."""
+        self._epoch = os.urandom(8).hex()
+        self._specs = None
+
+    def _digest_weights(self, stop: Any) -> str:
+        if self._settings.model_digest:
+            return self._settings.model_digest
+        cache = self._settings.cache_dir
+        directory = default_cache_dir() if not cache else type(default_cache_dir())(cache)
+        models = [self._config.model_config]
+        draft = getattr(getattr(self._config, "speculative_config", None), "draft_model_config", None)
+        if draft is not None and draft.model != models[0].model:
+            models.append(draft)
+        return " ".join(weights_digest(weight_files(m.model, m.revision), directory, stop) for m in models)
+
+    def _weights_unknown(self, error: Exception) -> None:
+        self.guard.say_once(
+            f"the weights cannot be told from others, so nothing is stored or loaded ({error}); set model_digest"
+        )
+
+    def _ready(self) -> bool:
+        """Whether namespaces are known; makes them as soon as all that names them is."""
+        if self._specs is not None:
+            return True
+        weights = self._weights.result
+        if self._plan is None or weights is None or not self._ranks:
+            return False
+        from vllm.v1.core import kv_cache_utils
+
+        seed = getattr(kv_cache_utils, "NONE_HASH", None)
+        if seed is None:
+            return False
+        if "xxhash" in str(self._config.cache_config.prefix_caching_hash_algo) and not os.environ.get(
+            "PYTHONHASHSEED"
+        ):
+            self.guard.say_once(
+                "block hashes differ from process to process: set PYTHONHASHSEED, or use sha256"
+            )
+        identity = identity_fields(self._config, self._settings.tenant, weights, bytes(seed), self._epoch)
+        self._make_spaces(self._plan, identity, len(seed))
+        return True
+
+    def _make_spaces(self, plan: Plan, identity: dict[str, str], hash_bytes: int) -> None:
+        specs: dict[tuple[int, int], SpaceSpec] = {}
+        for _, rank in sorted(self._ranks.items()):
+            for group in plan.groups:
+                facts = rank.groups[group.index]
+                fields = {**identity, **facts.fields}
+                specs[rank.shard, group.index] = space_spec(
+                    fields, facts.record_bytes, hash_bytes, group.block_tokens
+                )
+        self._spaces = {group.index: [] for group in plan.groups}
+        for (_, index), spec in sorted(specs.items()):
+            handle = self._client.namespace(
+                spec.digest, spec.record_bytes, spec.hash_bytes, spec.block_tokens, spec.fields
+            )
+            self._spaces[index].append(handle)
+        self._specs = specs
+        self._version += 1
+        self._told = 0
+
+    # ---- looking up ----------------------------------------------------------------------
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
+        """How many tokens after `local_tokens` can be loaded, and whether between steps."""
+        plan = self._plan
+        if not self._loads or request.skip_reading_prefix_cache:
+            return 0, False
+        tracked = self._requests.get(request.request_id)
+        if plan is None or not self._ready() or (tracked is not None and (tracked.failed or tracked.tainted)):
+            self._tally.add("declined")
+            return 0, False
+        usable = request.num_tokens - 1 if self._sync else request.num_tokens
+        self._tally.add("lookups")
+        self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
+        held = self._held_tokens(plan, request.block_hashes, usable)
+        tracked = self._track(request)
+        for position, group in enumerate(plan.groups):
+            tracked.offered[position] = group.blocks_in(held)
+        tracked.hit = Hit(local_tokens, max(0, held - local_tokens))
+        return tracked.hit.tokens, self._sync is False and tracked.hit.tokens > 0
+
+    def _held_tokens(self, plan: Plan, block_hashes: Sequence[bytes], usable: int) -> int:
+        tokens = min(usable, len(block_hashes) * plan.hash_tokens)
+        if plan.full:
+            tokens = self._full_tokens(plan, block_hashes, tokens)
+        tokens -= tokens % plan.align_tokens
+        if tokens and plan.windowed:
+            tokens = self._windowed_tokens(plan, block_hashes, tokens)
+        return tokens
+
+    def _full_tokens(self, plan: Plan, block_hashes: Sequence[bytes], tokens: int) -> int:
+        """Groups of equal block size are asked about in one call: all of them must hold a block."""
+        for block_tokens in sorted({group.block_tokens for group in plan.full}):
+            groups = [group for group in plan.full if group.block_tokens == block_tokens]
+            count = min(tokens // block_tokens, limits.LOOKUP_HASHES_MAX)
+            hashes = plan.hashes(groups[0], block_hashes, 0, count)
+            spaces = [space for group in groups for space in self._spaces[group.index]]
+            for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
+                if not hashes:
+                    return 0
+                found = self._client.lookup(spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes)
+                hashes = hashes[:found]
+            tokens = min(tokens, len(hashes) * block_tokens)
+        return tokens
+
+    def _windowed_tokens(self, plan: Plan, block_hashes: Sequence[bytes], tokens: int) -> int:
+        """The longest hit whose last window is held by every windowed group; never less than the window."""
+        missing: list[tuple[Group, list[bool]]] = []
+        for group in plan.windowed:
+            count = min(group.blocks_in(tokens), limits.LOOKUP_HASHES_MAX)
+            hashes = plan.hashes(group, block_hashes, 0, count)
+            places = [self._client.residency(space, hashes) for space in self._spaces[group.index]]
+            missing.append(
+                (
+                    group,
+                    [
+                        not all(byte & (IN_DRAM | IN_NVME) for byte in column)
+                        for column in zip(*places, strict=True)
+                    ],
+                )
+            )
+            tokens = min(tokens, count * group.block_tokens)
+        tokens -= tokens % plan.align_tokens
+        while tokens:
+            if not any(any(gone[g.first_needed(tokens) : g.blocks_in(tokens)]) for g, gone in missing):
+                return tokens
+            tokens -= plan.align_tokens
+        return 0
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            groups = len(self._plan.groups) if self._plan is not None else 0
+            tracked = self._requests[request.request_id] = Tracked(request, [0] * groups)
+        return tracked
+
+    # ---- loading -------------------------------------------------------------------------
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Blocks are there: order the load. May be called again for the same request with 0."""
+        tracked = self._track(request)
+        if external_tokens <= 0 or self._plan is None:
+            return
+        if tracked.hit is None or not self._loads:
+            raise LookupError(f"tokens to load for {request.request_id}, which was not looked up")
+        local = tracked.hit.local_tokens
+        end = local + external_tokens
+        tables = blocks.get_block_ids()
+        parts = [
+            self._load_part(self._plan, group, request, tables[group.index], local, end)
+            for group in self._plan.groups
+        ]
+        self._order(tracked, Load(request.request_id, [part for part in parts if part.block_ids], self._sync))
+        self._tally.add("hit_tokens", external_tokens)
+        tracked.sources = {CacheHitSource.EXTERNAL_UNSPECIFIED: external_tokens}
+        try:
+            self._hint(tracked, self._new_loads[-1], external_tokens)
+        except Exception as error:  # noqa: BLE001 - a hint only: the load is ordered already
+            self.guard.note("hint", error)
+
+    def lose(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """A promised load cannot be made: order one that fails, so that vLLM computes the tokens."""
+        if external_tokens > 0 and not any(load.request_id == request.request_id for load in self._new_loads):
+            tables = blocks.get_block_ids()
+            parts = [Part(group, list(table), []) for group, table in enumerate(tables)]
+            self._order(self._track(request), Load(request.request_id, parts, self._sync))
+
+    def _order(self, tracked: Tracked, load: Load) -> None:
+        self._new_loads.append(load)
+        tracked.loading = not load.sync
+        if load.sync:
+            self._withheld[load.request_id] = self._world
+
+    def _load_part(
+        self, plan: Plan, group: Group, request: Any, table: Sequence[int], local: int, end: int
+    ) -> Part:
+        first = max(group.blocks_in(local), group.first_needed(end))
+        positions = [p for p in range(first, group.blocks_in(end)) if table[p] != 0]  # 0: the null block
+        block_ids = [table[p] for p in positions]
+        hashes = [plan.hashes(group, request.block_hashes, p, p + 1)[0] for p in positions]
+        return Part(group.index, block_ids, hashes)
+
+    def _hint(self, tracked: Tracked, load: Load, external_tokens: int) -> None:
+        """Where the blocks are, for vLLM's statistics; promotion from NVMe starts now."""
+        if not load.parts:
+            return
+        sample = load.parts[0]
+        places = self._client.residency(self._spaces[sample.group][0], sample.hashes)
+        disk = external_tokens * sum(not place & IN_DRAM for place in places) // len(sample.hashes)
+        split = {CacheHitSource.HOST: external_tokens - disk, CacheHitSource.DISK: disk}
+        tracked.sources = {source: tokens for source, tokens in split.items() if tokens}
+        if disk:
+            for part in load.parts:
+                for space in self._spaces[part.group]:
+                    self._client.prefetch(space, part.hashes)
+
+    def hit_sources(self, request: Any, external_tokens: int) -> dict[CacheHitSource, int]:
+        tracked = self._requests.get(request.request_id)
+        if external_tokens <= 0:
+            return {}
+        if tracked is None or sum(tracked.sources.values()) != external_tokens:
+            return {CacheHitSource.EXTERNAL_UNSPECIFIED: external_tokens}
+        return tracked.sources
+
+    # ---- every step ----------------------------------------------------------------------
+
+    def orders(self, scheduler_output: Any) -> Orders:
+        """This step's work for the workers."""
+        orders = Orders(loads=self._new_loads, spaces_version=self._version)
+        self._new_loads = []
+        try:
+            self._plan_step(orders, scheduler_output)
+        except Exception as error:  # noqa: BLE001 - loads and draining requests must reach the workers whatever happens
+            self.guard.note("orders", error)
+        later = {save.request_id for save in self._last_saves}
+        orders.draining = [name for name in self._new_draining if name not in later]
+        self._new_draining = [name for name in self._new_draining if name in later]
+        for request_id in scheduler_output.finished_req_ids:
+            self._requests.pop(request_id, None)
+        return orders
+
+    def _plan_step(self, orders: Orders, scheduler_output: Any) -> None:
+        ready = self._ready()
+        if ready and self._told < self._world:
+            orders.spaces, orders.spaces_version = self._specs, self._version
+        state = scheduler_output.kv_connector_block_state
+        if state is not None:
+            orders.cancel = self._overwritten(state.resolve_block_ids)
+        if self._withheld:
+            return
+        orders.saves, self._last_saves = self._last_saves, []
+        if state is not None and ready and self._saves:
+            orders.saves += self._filled(scheduler_output, state)
+
+    def _filled(self, scheduler_output: Any, state: Any) -> list[Save]:
+        """Saves of the blocks that this step fills."""
+        saves = []
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or tracked.tainted:
+                continue
+            tables = state.get_block_ids(request_id)
+            if tables is None:
+                continue
+            tokens = tracked.request.num_computed_tokens + scheduled
+            save = self._save_of(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens)
+            if save is not None:
+                saves.append(save)
+        return saves
+
+    def _save_of(
+        self, tracked: Tracked, tables: Sequence[Sequence[int]], tokens: int, decoding: bool
+    ) -> Save | None:
+        """Whole blocks among the first `tokens` that were not offered yet."""
+        plan, request = self._plan, tracked.request
+        if plan is None:
+            return None
+        known = min(tokens, len(request.block_hashes) * plan.hash_tokens)
+        parts, places = [], []
+        for at, group in enumerate(plan.groups):
+            first, last = tracked.offered[at], min(group.blocks_in(known), len(tables[group.index]))
+            if group.draft and decoding:
+                last -= 1  # rejected drafts may still rewrite it
+            if last <= first:
+                continue
+            tracked.offered[at] = last
+            table = tables[group.index]
+            for run in _runs(p for p in range(first, last) if table[p] != 0):  # 0: the null block
+                hashes = plan.hashes(group, request.block_hashes, run.start, run.stop)
+                parent = (
+                    plan.hashes(group, request.block_hashes, run.start - 1, run.start) if run.start else [b""]
+                )
+                parts.append(Part(group.index, [table[p] for p in run], hashes, parent[0]))
+                places += [(group.index, p, table[p]) for p in run]
+        if not parts:
+            return None
+        save = Save(self._next_save, request.request_id, parts)
+        self._next_save += 1
+        self._pending[save.number] = Pending(request.request_id, places, self._world)
+        return save
+
+    def _overwritten(self, resolve: Any) -> list[int]:
+        """Saves under way whose request no longer owns their blocks."""
+        tables: dict[str, Any] = {}
+        lost = []
+        for number, pending in self._pending.items():
+            if pending.draining:
+                continue
+            if pending.request_id not in tables:
+                tables[pending.request_id] = resolve(pending.request_id)
+            if not _owns(tables[pending.request_id], pending.places):
+                lost.append(number)
+        for number in lost:
+            self._offer_again(self._pending.pop(number))
+        return lost
+
+    def _offer_again(self, pending: Pending) -> None:
+        tracked = self._requests.get(pending.request_id)
+        if tracked is not None and self._plan is not None:
+            for at, group in enumerate(self._plan.groups):
+                positions = [position for index, position, _ in pending.places if index == group.index]
+                tracked.offered[at] = min([tracked.offered[at], *positions])
+
+    # ---- what the workers report -----------------------------------------------------------
+
+    def reported(self, output: Any) -> None:
+        report = output.kv_connector_worker_meta
+        if isinstance(report, Report):
+            self._note_saves(report)
+            self._told += report.versions.get(self._version, 0)
+            for request_id in report.failed:
+                self._load_failed(request_id)
+            for request_id, ranks in report.sync_loads.items():
+                self._note_sync(request_id, ranks)
+        for request_id in output.finished_recving or ():
+            tracked = self._requests.get(request_id)
+            if tracked is not None:
+                tracked.loading = False
+
+    def _note_saves(self, report: Report) -> None:
+        for number, ranks in report.saves.items():
+            pending = self._pending.get(number)
+            if pending is None:
+                continue
+            pending.ranks -= ranks
+            if pending.ranks <= 0:
+                del self._pending[number]
+
+    def _note_sync(self, request_id: str, ranks: int) -> None:
+        left = self._withheld.get(request_id, 0) - ranks
+        if left > 0:
+            self._withheld[request_id] = left
+        else:
+            self._withheld.pop(request_id, None)
+
+    def _load_failed(self, request_id: str) -> None:
+        self._tally.add("load_failures")
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            tracked.failed = True
+            tracked.offered = [0] * len(tracked.offered)  # what was held is offered again: it may be gone
+        if request_id in self._withheld:  # synchronous: others may have computed from what was not there
+            for other in self._requests.values():
+                other.tainted = True
+            dropped, self._last_saves = self._last_saves, []
+            for save in dropped:
+                self._pending.pop(save.number, None)
+                self._tally.add("skipped_tainted", sum(len(part.block_ids) for part in save.parts))
+
+    # ---- the end of a request ----------------------------------------------------------------
+
+    def finished(self, request: Any, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether the request's blocks must stay until `draining` is reported for it."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not self._saves:
+            return False
+        if not tracked.tainted and not tracked.loading and self._ready() and not _aborted(request):
+            save = self._save_of(
+                tracked, tables, max(request.num_prompt_tokens, request.num_tokens - 1), False
+            )
+            if save is not None:
+                self._last_saves.append(save)
+        mine = [pending for pending in self._pending.values() if pending.request_id == request.request_id]
+        if not mine or tracked.loading:
+            return False
+        for pending in mine:
+            pending.draining = True
+        self._new_draining.append(request.request_id)
+        return True
+
+    def close(self) -> None:
+        """Stop reading weights and hang up."""
+        self._weights.close()
+        self._client.close()
+
+
+def _runs(positions: Iterable[int]) -> list[range]:
+    """Consecutive positions, as ranges."""
+    runs: list[range] = []
+    for position in positions:
+        if runs and runs[-1].stop == position:
+            runs[-1] = range(runs[-1].start, position + 1)
+        else:
+            runs.append(range(position, position + 1))
+    return runs
+
+
+def _owns(tables: Sequence[Sequence[int]], places: Iterable[tuple[int, int, int]]) -> bool:
+    return all(
+        group < len(tables) and at < len(tables[group]) and tables[group][at] == block
+        for group, at, block in places
+    )
+
+
+def _aborted(request: Any) -> bool:
+    from vllm.v1.request import RequestStatus
+
+    ended_well = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+    return request.status not in ended_well

@@ -1,0 +1,99 @@
+"""What an operator may set: the keys of `kv_connector_extra_config`.
+
+    {"kv_connector": "KVStoreConnector", "kv_connector_module_path": "connectors.vllm",
+     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+     "kv_connector_extra_config": {"kvstore_socket": "/run/kvstore/kvstore.sock", "load": "async"}}
+
+A wrong setting stops the engine at its start and says which key, which value and what is
+allowed; `docs/vllm.md` has the table for people.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from connectors import constants as limits
+
+
+class SettingError(ValueError):
+    """A key of kv_connector_extra_config is unknown, or its value is not allowed."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(f"kv_connector_extra_config: {key} = {value!r}: allowed is {allowed}")
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+
+
+@dataclass(slots=True, frozen=True)
+class Settings:
+    """Every key with its default.
+
+    kvstore_socket: the daemon's socket. load, save: "async" (between and behind the steps of
+    the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a
+    step. load_timeout_s: from asking to the last byte; what is missing then is computed.
+    save_timeout_s: one call of a background save. save_queue_bytes: saves waiting for their
+    copy; beyond it blocks are skipped. load_threads: loads at the same time. tenant: other
+    tenants never see these blocks. model_digest: names the weights, instead of hashing their
+    files. cache_dir: where digests of weight files are remembered.
+    """
+
+    kvstore_socket: str = "/run/kvstore/kvstore.sock"
+    load: str = "async"
+    save: str = "async"
+    lookup_timeout_s: float = limits.LOOKUP_TIMEOUT_S
+    load_timeout_s: float = limits.LOAD_TIMEOUT_S
+    save_timeout_s: float = limits.SAVE_TIMEOUT_S
+    save_queue_bytes: int = limits.SAVE_QUEUE_BYTES
+    load_threads: int = limits.LOAD_THREADS
+    tenant: str = ""
+    model_digest: str = ""
+    cache_dir: str = ""
+
+
+def read_settings(extra: Mapping[str, Any]) -> Settings:
+    """Check and complete the keys. Raises SettingError."""
+    known = [field.name for field in fields(Settings)]
+    for key, value in extra.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=limits.NEAREST_NAME_CUTOFF)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise SettingError(key, value, f"not a key; {hint}the keys are {', '.join(known)}")
+    settings = Settings(**{key: _checked(key, value) for key, value in extra.items()})
+    if settings.lookup_timeout_s > settings.load_timeout_s:
+        raise SettingError("lookup_timeout_s", settings.lookup_timeout_s, "at most load_timeout_s")
+    return settings
+
+
+def _checked(key: str, value: Any) -> Any:
+    if key in ("load", "save"):
+        return _one_of(key, value, ("async", "sync"))
+    if key.endswith("_timeout_s"):
+        return float(_number(key, value, limits.TIMEOUT_S_MIN, limits.TIMEOUT_S_MAX))
+    if key == "save_queue_bytes":
+        return int(_number(key, value, limits.SAVE_QUEUE_BYTES_MIN, 1 << 50))
+    if key == "load_threads":
+        return int(_number(key, value, 1, limits.LOAD_THREADS_MAX))
+    if not isinstance(value, str):
+        raise SettingError(key, value, "a string")
+    if key == "kvstore_socket" and not Path(value).is_absolute():
+        raise SettingError(key, value, "an absolute path")
+    if key == "cache_dir" and value and not Path(value).is_absolute():
+        raise SettingError(key, value, "an absolute path, or empty for the user's cache directory")
+    return value
+
+
+def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise SettingError(key, value, " or ".join(repr(name) for name in allowed))
+    return str(value)
+
+
+def _number(key: str, value: Any, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise SettingError(key, value, f"a number from {least:g} to {most:g}")
+    return value
