@@ -358,7 +358,9 @@ def test_every_test_can_fail() -> None:
     hollow = [
         f"{relative(path)}:{node.lineno}: {node.name}"
         for path, node in functions
-        if node.name.startswith("test_") and node.name not in provers
+        if node.name.startswith("test_")
+        and node.name not in provers
+        and not any(argument.arg in provers for argument in node.args.args)  # a fixture that proves the books
     ]
     assert not hollow, "\n".join(hollow)
 
