@@ -29,6 +29,7 @@ STATUS_TIMEOUT_S = 5.0
 ENGINE_START_S_MAX = 600.0  # a large model is read from disk
 ENGINE_RUN_S_MAX = 300.0
 ENGINE_STOP_S_MAX = 60.0
+ENGINE_YIELD_S = 0.001  # as vLLM's engine process sleeps after a step that computed nothing
 
 LOG_TAIL_LINES = 30  # of a process that died, shown to the user
 CORRUPT_BYTES = 64  # flipped in the middle of one record

@@ -27,7 +27,7 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, **settings):
-        self.llm_engine = Space(engine_core=Space(shutdown=lambda: None))
+        self.llm_engine = Space(engine_core=Space(engine_core=Space(step_fn=None), shutdown=lambda: None))
 
     def get_metrics(self):
         return []
