@@ -1,0 +1,55 @@
+"""Fixtures for the vLLM connector: a model made on the spot, daemons, and processes that run engines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.demo.model import VOCABULARY, ensure_model
+from tests.running import Daemon, Place
+from tests.vllm.engines import EngineHost
+
+Tokens = list[int]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def host(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
+    """A process whose engine the test replaces by its own; importing vLLM is paid for once."""
+    pytest.importorskip("vllm")
+    process = EngineHost(model, tmp_path_factory.mktemp("host"))
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def hosts(model: Path, tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
+    """Further processes, for tests that kill them or need two at a time."""
+    pytest.importorskip("vllm")
+    running: list[EngineHost] = []
+
+    def start(**extra: str) -> EngineHost:
+        running.append(EngineHost(model, tmp_path, **extra))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+
+
+@pytest.fixture
+def daemon(place: Place, serve: Callable[..., Daemon]) -> Daemon:
+    return serve(place, *place.arguments, "--set=dram.capacity_bytes=64MiB")
+
+
+def prompt(seed: int, tokens: int) -> Tokens:
+    """Token ids that no other seed starts with."""
+    draw = random.Random(seed)
+    return [draw.randrange(1, VOCABULARY) for _ in range(tokens)]

@@ -1,0 +1,98 @@
+"""A process that runs vLLM engines, one after the other, on orders from a test: JSON lines in, JSON lines out.
+
+An engine in a process that has vLLM imported starts in two seconds instead of ten; each is
+a new one all the same (weights, KV cache, connector). The orders:
+
+    {"do": "start", ...}      keyword arguments for the engine
+    {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
+    {"do": "metrics"}         the connector's Prometheus counters that are not zero
+    {"do": "reset_prefix"}    forget the local prefix cache; connector: the connector's too
+    {"do": "stop"}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+    TQDM_DISABLE="1",
+)
+
+
+class Host:
+    """At most one engine at a time."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+
+    def start(self, order: dict[str, Any]) -> dict[str, Any]:
+        from vllm import LLM
+
+        self.stop({})
+        begun = time.monotonic()
+        self.engine = LLM(**order["options"])
+        return {"seconds": time.monotonic() - begun}
+
+    def generate(self, order: dict[str, Any]) -> dict[str, Any]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=order["max_tokens"], ignore_eos=True)
+        prompts = [{"prompt_token_ids": tokens} for tokens in order["prompts"]]
+        for prompt in prompts:
+            if order.get("salt"):
+                prompt["cache_salt"] = order["salt"]
+        begun = time.monotonic()
+        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
+        return {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "cached": [output.num_cached_tokens for output in outputs],
+            "ends": [output.outputs[0].finish_reason for output in outputs],
+            "seconds": time.monotonic() - begun,
+        }
+
+    def metrics(self, order: dict[str, Any]) -> dict[str, Any]:
+        named = {metric.name: getattr(metric, "value", 0) for metric in self.engine.get_metrics()}
+        wanted = ("vllm:kvstore_", "vllm:num_preemptions")
+        return {
+            name.removeprefix("vllm:kvstore_").removeprefix("vllm:"): value
+            for name, value in named.items()
+            if name.startswith(wanted)
+        }
+
+    def reset_prefix(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"reset": self.engine.reset_prefix_cache(reset_connector=order.get("connector", False))}
+
+    def stop(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self.engine is not None:
+            self.engine.llm_engine.engine_core.shutdown()
+            self.engine = None
+            gc.collect()
+        return {}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever the engine prints is no answer
+    host = Host()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = getattr(host, order["do"])(order)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

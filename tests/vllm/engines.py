@@ -1,0 +1,116 @@
+"""Real engines for tests: processes of their own that are given orders (see `engine_process.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.running import ROOT, environment
+
+START_TIMEOUT_S = 120
+BLOCK_TOKENS = 32
+
+
+@dataclass
+class Generated:
+    """tokens: by prompt. cached: prompt tokens that were not computed. ends: why each stopped."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    ends: list[str]
+    seconds: float
+
+
+class EngineHost:
+    """One process; `start` replaces its engine."""
+
+    def __init__(self, model: Path, directory: Path, **extra: str) -> None:
+        self.model = model
+        self.errors = directory / f"engine-{id(self)}.log"
+        self._stderr = open(self.errors, "w")
+        settings = {"XDG_CACHE_HOME": str(directory / "cache"), **extra}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.vllm.engine_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            cwd=ROOT,
+            env=environment(**settings),
+            start_new_session=True,
+        )
+
+    def start(self, socket: Path | None, role: str = "kv_both", extra: dict[str, Any] | None = None, **options: Any) -> None:
+        """A new engine; without a socket, one without a connector."""
+        settings: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": "float32",
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": 32 << 20,
+            "max_model_len": 2048,
+            "block_size": BLOCK_TOKENS,
+            "disable_log_stats": False,
+            **options,
+        }
+        if socket is not None:
+            settings["kv_transfer_config"] = {
+                "kv_connector": "KVStoreConnector",
+                "kv_connector_module_path": "connectors.vllm",
+                "kv_role": role,
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"kvstore_socket": str(socket), **(extra or {})},
+            }
+        self.order({"do": "start", "options": settings}, START_TIMEOUT_S)
+
+    def generate(self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 60) -> Generated:
+        return Generated(**self.order({"do": "generate", "prompts": prompts, "max_tokens": max_tokens, "salt": salt}, timeout_s))
+
+    def metrics(self) -> dict[str, float]:
+        return self.order({"do": "metrics"}, 20)
+
+    def reset_prefix(self, connector: bool = False) -> None:
+        self.order({"do": "reset_prefix", "connector": connector}, 20)
+
+    def stop(self) -> None:
+        self.order({"do": "stop"}, 30)
+
+    def order(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.send(order)
+        return self.answer(timeout_s)
+
+    def send(self, order: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        assert readable, f"no answer within {timeout_s} s: {self.errors.read_text()[-4000:]}"
+        line = self.process.stdout.readline()
+        assert line, f"the engine's process ended: {self.errors.read_text()[-4000:]}"
+        answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, f"{answer['error']}\n{self.errors.read_text()[-4000:]}"
+        return answer
+
+    def log(self) -> str:
+        return self.errors.read_text()
+
+    def kill(self) -> None:
+        """At once, with everything it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+        for stream in (self.process.stdin, self.process.stdout, self._stderr):
+            assert stream is not None
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass
