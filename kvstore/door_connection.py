@@ -169,7 +169,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             position = body + size
 
     def _begin_frame(self, part: memoryview, frame_bytes: int) -> None:
-        self._frame = bytearray(min(frame_bytes, max(len(part), constants.DOOR_FRAME_START_BYTES)))
+        self._frame = bytearray(min(frame_bytes, max(2 * len(part), constants.DOOR_FRAME_START_BYTES)))
         self._frame[: len(part)] = part
         self._frame_bytes = frame_bytes
         self._have = len(part)

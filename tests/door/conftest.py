@@ -16,6 +16,7 @@ from tests.door.daemon import MIB, Daemon
 
 RECORD_BYTES = 64 << 10
 HASH_BYTES = 32
+LEASES_MAX = 100
 
 
 class DaemonProcess:
@@ -55,7 +56,9 @@ def arena_path() -> Iterator[Path]:
 
 @pytest.fixture
 def daemon(tmp_path: Path, arena_path: Path) -> Iterator[Daemon]:
-    running = Daemon(tmp_path / "s", arena_path, 16 * MIB, stalled_s_max=0.4, hello_timeout_s=0.4)
+    running = Daemon(
+        tmp_path / "s", arena_path, 16 * MIB, leases_max=LEASES_MAX, stalled_s_max=0.4, hello_timeout_s=0.4
+    )
     yield running
     problems = running.call(running.engine.check)
     running.close()

@@ -50,7 +50,11 @@ class Daemon:
         self.door = Door(self.engine, self.arena, socket_path, instance="test", **limits)
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.door.start(), self.loop).result(5)
+        try:
+            asyncio.run_coroutine_threadsafe(self.door.start(), self.loop).result(5)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, work: Callable[[], T]) -> T:
         async def run() -> T:

@@ -138,7 +138,7 @@ def test_wrong_buffers_are_refused_before_sending(daemon: Daemon, client: Client
         client.lookup([space], [b"short"])
     client.put(space, hashes, b"", records_of(2))
     with pytest.raises(Refused, match="cannot be copied"):
-        client.get(space, hashes, records_of(2))  # type: ignore[arg-type]
+        client.get(space, hashes, records_of(2))
     assert daemon.call(lambda: daemon.engine.sessions[0].leases) == {}
 
 

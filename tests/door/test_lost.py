@@ -1,0 +1,375 @@
+"""What a client does when the daemon is slow, hung, dead, or back again."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client, Unavailable
+from kvstore.client_arena import ArenaView
+from kvstore.errors import SocketBusy, SocketPathError
+from tests.door.conftest import RECORD_BYTES, DaemonProcess, hashes_of, records_of, space_of
+from tests.door.daemon import MIB, Daemon
+from tests.engine.fakes import FaultyTier
+from tiers.locks import is_locked
+
+TIMEOUT_S = 0.3
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def raises_within(limit_s: float, call: Any) -> None:
+    """The call raises Unavailable, in time."""
+    start = time.monotonic()
+    with pytest.raises(Unavailable):
+        call()
+    assert time.monotonic() - start < limit_s
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    """Without a daemon every call raises Unavailable at once, and making a client does not."""
+    client = Client(tmp_path / "s")
+    raises_within(0.1, client.ping)
+    assert not client.connected
+
+
+def test_hung_daemon_and_backoff(process: DaemonProcess) -> None:
+    """A stopped daemon costs one deadline; then calls fail at once until the backoff is over; then it heals."""
+    clock = Clock()
+    client = Client(process.socket_path, timeout_s=TIMEOUT_S, clock=clock)
+    space, hashes = space_of(client), hashes_of(3)
+    assert client.put(space, hashes, b"", records_of(3)) == 3
+    epoch, address = client.arena_epoch, client.arena.address
+    process.signal(signal.SIGSTOP)
+    raises_within(TIMEOUT_S + 0.1, lambda: client.lookup([space], hashes))
+    assert not client.connected
+    process.signal(signal.SIGCONT)
+    raises_within(0.02, lambda: client.lookup([space], hashes))  # the clock stands still: backing off
+    clock.now_s += 10
+    assert client.lookup([space], hashes) == 3
+    assert (client.arena_epoch, client.arena.address) == (epoch, address)
+
+
+def test_backing_off_makes_no_system_call(tmp_path: Path) -> None:
+    """While backing off, a call does not touch the kernel."""
+    script = (
+        "from kvstore.client import *\nimport os, sys\nc = Client(sys.argv[1], clock=lambda: 0.0)\n"
+        "for _ in range(3):\n try: c.ping()\n except Unavailable: pass\n"
+        "os.write(1, b'begin')\nfor _ in range(3):\n try: c.ping()\n except Unavailable: pass\nos.write(1, b'end')"
+    )
+    command = ["strace", "-f", sys.executable, "-c", script, str(tmp_path / "s")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("strace is not installed")
+    calls = done.stderr.splitlines()
+    begin = next(n for n, line in enumerate(calls) if 'write(1, "begin"' in line)
+    assert 'write(1, "end"' in calls[begin + 1]
+
+
+def test_waiting_for_a_thread_has_the_same_deadline(process: DaemonProcess) -> None:
+    """Calls of several threads to a hung daemon all end within one deadline of their start."""
+    client = Client(process.socket_path, timeout_s=TIMEOUT_S)
+    client.ping()
+    process.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(6) as pool:
+        for future in [pool.submit(raises_within, TIMEOUT_S + 0.2, client.ping) for _ in range(6)]:
+            future.result()
+    process.signal(signal.SIGCONT)
+
+
+def test_killed_daemon_same_arena(process: DaemonProcess) -> None:
+    """After kill -9 and a restart the client reconnects by itself, to the same mapping, and it is warm."""
+    client = Client(process.socket_path, timeout_s=TIMEOUT_S)
+    space, hashes, records = space_of(client), hashes_of(5), records_of(5)
+    client.put(space, hashes, b"", records)
+    address, epoch = client.arena.address, client.arena_epoch
+    process.kill()
+    raises_within(0.1, lambda: client.lookup([space], hashes))
+    process.start()
+    into = [bytearray(RECORD_BYTES) for _ in hashes]
+    assert until_available(lambda: client.lookup([space], hashes)) == 5
+    assert client.get(space, hashes, into, wait_s=2) == 5
+    assert [bytes(buffer) for buffer in into] == records
+    assert (client.arena.address, client.arena_epoch) == (address, epoch)
+
+
+def until_available(call: Any) -> Any:
+    """The answer of a call, repeated until the backoff is over."""
+    until = time.monotonic() + 5
+    while True:
+        try:
+            return call()
+        except Unavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def test_new_arena(process: DaemonProcess) -> None:
+    """A daemon that comes back with another arena gets a new mapping and a new epoch; old views stay mapped."""
+    client = Client(process.socket_path, timeout_s=TIMEOUT_S)
+    space, hashes, records = space_of(client), hashes_of(2), records_of(2)
+    client.put(space, hashes, b"", records)
+    lease = client.acquire(space, hashes)
+    epoch = client.arena_epoch
+    process.kill()
+    process.arena_path.unlink()
+    process.start()
+    raises_within(0.1, client.ping)
+    until_available(client.ping)
+    assert client.arena_epoch == epoch + 1
+    assert client.lookup([space], hashes) == 0
+    assert [bytes(slot.view) for slot in lease.slots if slot is not None] == records
+    assert lease.valid()
+    lease.release()
+    assert client.put(space, hashes, b"", records) == 2
+
+
+def test_stale_write_lease_keeps_its_slots(daemon: Daemon) -> None:
+    """A writer that lost its connection keeps its slots from being handed out until it closes its lease."""
+    clock = Clock()
+    client = Client(daemon.socket_path, clock=clock)
+    space, hashes = space_of(client), hashes_of(3)
+    lease = client.reserve(space, hashes)
+    owner = daemon.call(lambda: daemon.engine.sessions[0].owner)
+    (connection,) = daemon.door.connections
+    daemon.call(connection.abort)
+    with pytest.raises(Unavailable):
+        client.ping()
+    clock.now_s += 10
+    client.ping()  # a new connection, with another owner
+    assert daemon.call(daemon.arena.sweep) == 0
+    assert daemon.arena.quarantined_slots == 3
+    for slot in lease.slots:
+        slot.view[:] = bytes(RECORD_BYTES)
+    with pytest.raises(Unavailable):
+        lease.commit()
+    assert not is_locked(daemon.arena.fd, owner)
+    assert daemon.call(daemon.arena.sweep) == 3
+    assert client.put(space, hashes, b"", records_of(3)) == 3
+    assert daemon.call(lambda: daemon.engine.sessions[0].owner) != owner
+    client.close()
+
+
+def test_killed_writer(process: DaemonProcess, arena_path: Path) -> None:
+    """The slots of a writer that was killed are free again, without anybody's help."""
+    script = (
+        "import os, signal, sys\nfrom kvstore.client import Client\n"
+        "c = Client(sys.argv[1])\ns = c.namespace(b'k' * 16, 1 << 20, 32, 16, {})\n"
+        "lease = c.reserve(s, [bytes([n]) * 32 for n in range(8)])\nassert len(lease.slots) == 8\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(process.socket_path)])
+    assert done.returncode == -signal.SIGKILL
+    client = Client(process.socket_path)
+    until = time.monotonic() + 5
+    while client.status()["tiers"][0]["used_bytes"] and time.monotonic() < until:
+        time.sleep(0.02)
+    assert client.status()["tiers"][0]["used_bytes"] == 0
+    assert client.check() == []
+
+
+def test_fork(daemon: Daemon, client: Client) -> None:
+    """A forked child connects anew and does not hold its parent's lock; the parent's connection goes on."""
+    space, hashes = space_of(client), hashes_of(4)
+    client.put(space, hashes, b"", records_of(4))
+    owner = daemon.call(lambda: daemon.engine.sessions[0].owner)
+    ready, ready_in = os.pipe()
+    leave, leave_in = os.pipe()
+    child = os.fork()
+    if not child:
+        good = False
+        try:
+            into = [bytearray(RECORD_BYTES) for _ in hashes]
+            good = client.get(space, hashes, into) == 4 and [bytes(b) for b in into] == records_of(4)
+        finally:
+            os.write(ready_in, bytes([good]))
+            os.read(leave, 1)
+            os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"\x01"
+        assert client.lookup([space], hashes) == 4
+        assert daemon.call(lambda: len(daemon.engine.sessions)) == 2
+        client.close()  # the child lives on, and must not keep our lock
+        assert not is_locked(daemon.arena.fd, owner)
+    finally:
+        os.write(leave_in, b"x")
+        os.waitpid(child, 0)
+        for fd in (ready, ready_in, leave, leave_in):
+            os.close(fd)
+
+
+def test_nothing_leaks_over_reconnects(process: DaemonProcess) -> None:
+    """A hundred reconnects leave as many descriptors and mappings as one."""
+    clock = Clock()
+    client = Client(process.socket_path, clock=clock)
+
+    def reconnect() -> tuple[int, int]:
+        client.ping()
+        client._connection._socket.shutdown(2)  # type: ignore[union-attr]
+        with pytest.raises(Unavailable):
+            client.ping()
+        clock.now_s += 10
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count(str(process.arena_path))
+
+    first = reconnect()
+    for _ in range(100):
+        last = reconnect()
+    assert last == first
+
+
+# Slow tiers ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_nvme(tmp_path: Path, arena_path: Path) -> Iterator[Daemon]:
+    """A daemon with a second tier whose I/O waits until the test lets it run."""
+    running = Daemon(tmp_path / "s", arena_path, 4 * MIB, nvme=FaultyTier(100))
+    yield running
+    running.call(running.io.run)
+    problems = running.call(running.engine.check)
+    running.close()
+    assert problems == []
+
+
+def demoted(daemon: Daemon, client: Client) -> tuple[Any, list[bytes]]:
+    """Three blocks: the first in DRAM, two only on the slower tier."""
+    space, hashes = space_of(client), hashes_of(3)
+    assert client.put(space, hashes, b"", records_of(3)) == 3
+
+    def evict() -> None:
+        daemon.io.run()
+        for block_hash in hashes[1:][::-1]:
+            daemon.engine.room.left_dram(daemon.engine.namespaces.get(0).blocks[block_hash])
+
+    daemon.call(evict)
+    assert [place & 3 for place in client.residency(space, hashes)] == [3, 2, 2]
+    return space, hashes
+
+
+def test_acquire_answers_pending_in_time(with_nvme: Daemon) -> None:
+    """What is not promoted within the wait is None and `pending`; what is ready is leased; later all are."""
+    with Client(with_nvme.socket_path) as client:
+        space, hashes = demoted(with_nvme, client)
+        start = time.monotonic()
+        with client.acquire(space, hashes, wait_s=0.1) as lease:
+            assert 0.1 <= time.monotonic() - start < 0.3
+            assert lease.pending
+            assert [slot is not None for slot in lease.slots] == [True, False, False]
+        with client.acquire(space, hashes) as lease:
+            assert lease.pending
+        with_nvme.call(with_nvme.io.run)
+        with client.acquire(space, hashes) as lease:
+            assert not lease.pending
+            views = [bytes(slot.view) for slot in lease.slots if slot is not None]
+            assert views == records_of(3)
+        assert with_nvme.call(lambda: with_nvme.engine.sessions[0].leases) == {}
+
+
+def test_acquire_answers_when_the_last_is_ready(with_nvme: Daemon) -> None:
+    """A waiting acquire answers as soon as promotion is done, not at the end of its wait."""
+    with Client(with_nvme.socket_path) as client:
+        space, hashes = demoted(with_nvme, client)
+        with_nvme.loop.call_soon_threadsafe(with_nvme.loop.call_later, 0.1, with_nvme.io.run)
+        into = [bytearray(RECORD_BYTES) for _ in hashes]
+        start = time.monotonic()
+        assert client.get(space, hashes, into, wait_s=5) == 3
+        assert time.monotonic() - start < 1
+        assert [bytes(buffer) for buffer in into] == records_of(3)
+
+
+def test_a_peer_that_dies_in_a_wait(with_nvme: Daemon) -> None:
+    """A client that vanishes while its acquire waits takes nothing with it."""
+    client = Client(with_nvme.socket_path)
+    with Client(with_nvme.socket_path) as other:
+        space, hashes = demoted(with_nvme, other)
+    client.ping()
+    raises_within(5, lambda: _acquire_and_hang_up(client, space, hashes))
+    until = time.monotonic() + 5
+    while with_nvme.call(lambda: with_nvme.engine.sessions) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert with_nvme.call(lambda: with_nvme.engine.sessions) == []
+    with_nvme.call(with_nvme.io.run)
+    blocks = with_nvme.engine.namespaces.get(0).blocks
+    assert [blocks[block_hash].pins for block_hash in hashes] == [0, 0, 0]
+
+
+def _acquire_and_hang_up(client: Client, space: Any, hashes: list[bytes]) -> None:
+    hang_up = threading.Timer(0.1, lambda: client._connection._socket.shutdown(2))  # type: ignore[union-attr]
+    hang_up.start()
+    try:
+        client.acquire(space, hashes, wait_s=60)
+    finally:
+        hang_up.join()
+
+
+# The socket file ----------------------------------------------------------------------
+
+
+def test_socket_of_a_live_daemon_is_kept(daemon: Daemon, tmp_path: Path, arena_path: Path) -> None:
+    """A second daemon refuses to start on the socket of a live one, which goes on serving."""
+    with pytest.raises(SocketBusy):
+        Daemon(daemon.socket_path, arena_path.with_suffix(".2"), 4 * MIB)
+    Client(daemon.socket_path).ping()
+
+
+def test_socket_of_a_dead_daemon_is_replaced(
+    tmp_path: Path, process: DaemonProcess, arena_path: Path
+) -> None:
+    """What kill -9 left behind does not keep the next daemon from starting, and stop removes its own file."""
+    process.kill()
+    assert process.socket_path.exists()
+    running = Daemon(process.socket_path, arena_path.with_suffix(".2"), 4 * MIB)
+    Client(process.socket_path).ping()
+    running.close()
+    assert not process.socket_path.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "missing/s", "file"])
+def test_impossible_socket_paths(tmp_path: Path, arena_path: Path, name: str) -> None:
+    """A path that cannot be a socket is refused by name, and a file that is there is left alone."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SocketPathError, match=name[:20]):
+        Daemon(tmp_path / name, arena_path, 4 * MIB)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_arena_on_hugetlbfs() -> None:
+    """An arena of explicit huge pages can be mapped, touched and copied to."""
+    size = 4 * MIB
+    fd = os.memfd_create("arena", os.MFD_HUGETLB | os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        try:
+            mmap.mmap(fd, size).close()
+        except OSError:
+            pytest.skip("no huge pages are reserved here (vm.nr_hugepages)")
+        view = ArenaView(fd, size)
+        view.touch(0, size)
+        view.view(2 * MIB - 1, 2)[:] = b"ab"
+        assert ctypes.string_at(view.address + 2 * MIB - 1, 2) == b"ab"
+        assert view.is_of(fd, size)
+        with pytest.raises(ValueError, match="outside"):
+            view.view(size - 1, 2)
+    finally:
+        os.close(fd)
