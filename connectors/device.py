@@ -79,7 +79,9 @@ class BlockMover(ABC):
 def blocks_of(layers: Sequence[Any], block_count: int) -> Blocks:
     """The runs of a KV group, from its layers' tensors (first dimension: blocks or parts of blocks).
 
-    Layers that share one tensor are taken once. Raises ValueError for a tensor that is not
+    Storages are numbered as the layers name them first, so that where each was allocated does
+    not matter; inside one, pieces are in order of address. Layers that share one tensor are
+    taken once. Raises ValueError for a tensor that is not
     made of whole blocks, or that has more than RUNS_MAX pieces a block.
     """
     storages: dict[int, int] = {}

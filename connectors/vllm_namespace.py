@@ -85,7 +85,7 @@ def rank_facts(
     place: tuple[int, int],
     backends: Sequence[str],
 ) -> GroupFacts:
-    """What one rank knows of KV group `index`. layers: names in the order they have in memory.
+    """What one rank knows of KV group `index`. layers: names in the order they have in a record.
     place: (pipeline rank, shard)."""
     layout = str(vllm_config.cache_config.kv_cache_layout)
     pieces = [[run.storage, run.length] for run in blocks.runs]

@@ -13,9 +13,11 @@ What keeps the source of an asynchronous save alive:
 * a running request keeps its blocks;
 * a finished request with saves under way keeps them until every rank has reported
   (`draining`);
-* a preempted request, or a sliding window that moves on, does not: before each step the block
-  tables are compared with the saves under way, and those that lost a block are cancelled
-  before the step can overwrite it.
+* a sliding window moves on while its blocks are copied: these are held in vLLM's block pool
+  (one more reference) until every rank has reported;
+* a preempted request gives its blocks back at once: before each step the block tables are
+  compared with the saves under way, and those that lost a block are cancelled before the step
+  can overwrite it.
 
 What keeps bad KV out of the store: a load that fails is reported by the rank that failed, but
 every rank computed from it. An asynchronous load is over before anything is computed; in a
@@ -69,12 +71,15 @@ class Tracked:
 
 @dataclass(slots=True)
 class Pending:
-    """A save under way: the places its blocks have in the request's tables, and how many ranks are not through."""
+    """A save under way. places: (group, position, block id) of blocks that only the request keeps
+    alive. held: blocks that we keep alive. ranks: how many are not through with it."""
 
     request_id: str
-    places: list[tuple[int, int, int]]  # (group, position, block id)
+    places: list[tuple[int, int, int]]
+    held: list[Any]
     ranks: int
     draining: bool = False
+    cancelled: bool = False
 
 
 class SchedulerHalf:
@@ -103,6 +108,7 @@ class SchedulerHalf:
         self._weights = DigestInBackground(self._digest_weights, self._weights_unknown)
         self._weights.wait(limits.WEIGHTS_START_WAIT_S)
         self._ranks: dict[tuple[int, int], Rank] = {}
+        self._pool: Any = None
         self._epoch = ""
         self._specs: dict[tuple[int, int], SpaceSpec] | None = None
         self._version, self._told = 0, 0
@@ -124,6 +130,10 @@ class SchedulerHalf:
         if troubles:
             self._plan = None
             self.guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
+
+    def know_pool(self, block_pool: Any) -> None:
+        """vLLM's pool of blocks, where blocks of sliding windows are held while they are saved."""
+        self._pool = block_pool
 
     def new_epoch(self) -> None:
         """The weights may have changed under us: nothing stored until now is ours any more."""
@@ -385,7 +395,9 @@ class SchedulerHalf:
         if plan is None:
             return None
         known = min(tokens, len(request.block_hashes) * plan.hash_tokens)
-        parts, places = [], []
+        parts: list[Part] = []
+        places: list[tuple[int, int, int]] = []
+        held: list[Any] = []
         for at, group in enumerate(plan.groups):
             first, last = tracked.offered[at], min(group.blocks_in(known), len(tables[group.index]))
             if group.draft and decoding:
@@ -400,27 +412,39 @@ class SchedulerHalf:
                     plan.hashes(group, request.block_hashes, run.start - 1, run.start) if run.start else [b""]
                 )
                 parts.append(Part(group.index, [table[p] for p in run], hashes, parent[0]))
-                places += [(group.index, p, table[p]) for p in run]
+                if group.window is not None and self._pool is not None:
+                    held += [self._pool.blocks[table[p]] for p in run]
+                else:
+                    places += [(group.index, p, table[p]) for p in run]
         if not parts:
             return None
+        if held:
+            self._pool.touch(held)
         save = Save(self._next_save, request.request_id, parts)
         self._next_save += 1
-        self._pending[save.number] = Pending(request.request_id, places, self._world)
+        self._pending[save.number] = Pending(request.request_id, places, held, self._world)
         return save
+
+    def _through(self, number: int) -> None:
+        """No rank reads the blocks of this save any more."""
+        pending = self._pending.pop(number, None)
+        if pending is not None and pending.held:
+            self._pool.free_blocks(pending.held)
 
     def _overwritten(self, resolve: Any) -> list[int]:
         """Saves under way whose request no longer owns their blocks."""
         tables: dict[str, Any] = {}
         lost = []
         for number, pending in self._pending.items():
-            if pending.draining:
+            if pending.draining or pending.cancelled:
                 continue
             if pending.request_id not in tables:
                 tables[pending.request_id] = resolve(pending.request_id)
             if not _owns(tables[pending.request_id], pending.places):
                 lost.append(number)
         for number in lost:
-            self._offer_again(self._pending.pop(number))
+            self._pending[number].cancelled = True
+            self._offer_again(self._pending[number])
         return lost
 
     def _offer_again(self, pending: Pending) -> None:
@@ -453,7 +477,7 @@ class SchedulerHalf:
                 continue
             pending.ranks -= ranks
             if pending.ranks <= 0:
-                del self._pending[number]
+                self._through(number)
 
     def _note_sync(self, request_id: str, ranks: int) -> None:
         left = self._withheld.get(request_id, 0) - ranks
@@ -473,7 +497,7 @@ class SchedulerHalf:
                 other.tainted = True
             dropped, self._last_saves = self._last_saves, []
             for save in dropped:
-                self._pending.pop(save.number, None)
+                self._through(save.number)
                 self._tally.add("skipped_tainted", sum(len(part.block_ids) for part in save.parts))
 
     # ---- the end of a request ----------------------------------------------------------------
@@ -489,7 +513,11 @@ class SchedulerHalf:
             )
             if save is not None:
                 self._last_saves.append(save)
-        mine = [pending for pending in self._pending.values() if pending.request_id == request.request_id]
+        mine = [
+            pending
+            for pending in self._pending.values()
+            if pending.request_id == request.request_id and pending.places and not pending.cancelled
+        ]
         if not mine or tracked.loading:
             return False
         for pending in mine:

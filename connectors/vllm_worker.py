@@ -142,8 +142,8 @@ class WorkerHalf:
             for group in plan.groups:
                 spec = self._kv.kv_cache_groups[group.index]
                 layers = {name: kv_caches[name] for name in spec.layer_names}
-                ordered = sorted(layers, key=lambda name: int(layers[name].data_ptr()))
-                blocks = blocks_of([layers[name] for name in ordered], self._kv.num_blocks)
+                blocks = blocks_of(list(layers.values()), self._kv.num_blocks)
+                ordered = _record_order(layers)
                 backends = self._backends(spec.layer_names)
                 rank.groups[group.index] = rank_facts(
                     self._config,
@@ -430,6 +430,16 @@ class WorkerHalf:
                 task.copying = False
                 self._lock.notify_all()
         return True
+
+
+def _record_order(layers: dict[str, Any]) -> list[str]:
+    """Layers in the order their bytes have in a record: see `blocks_of`."""
+    storages: dict[int, int] = {}
+    places = {}
+    for name, layer in layers.items():
+        storage = storages.setdefault(layer.untyped_storage().data_ptr(), len(storages))
+        places[name] = (storage, layer.storage_offset() * layer.element_size())
+    return sorted(layers, key=places.__getitem__)
 
 
 def _batch(mover: BlockMover) -> int:

@@ -47,7 +47,9 @@ class EngineHost:
             start_new_session=True,
         )
 
-    def start(self, socket: Path | None, role: str = "kv_both", extra: dict[str, Any] | None = None, **options: Any) -> None:
+    def start(
+        self, socket: Path | None, role: str = "kv_both", extra: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         """A new engine; without a socket, one without a connector."""
         settings: dict[str, Any] = {
             "model": str(self.model),
@@ -69,8 +71,14 @@ class EngineHost:
             }
         self.order({"do": "start", "options": settings}, START_TIMEOUT_S)
 
-    def generate(self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 60) -> Generated:
-        return Generated(**self.order({"do": "generate", "prompts": prompts, "max_tokens": max_tokens, "salt": salt}, timeout_s))
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 60
+    ) -> Generated:
+        return Generated(
+            **self.order(
+                {"do": "generate", "prompts": prompts, "max_tokens": max_tokens, "salt": salt}, timeout_s
+            )
+        )
 
     def metrics(self) -> dict[str, float]:
         return self.order({"do": "metrics"}, 20)

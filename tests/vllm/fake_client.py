@@ -1,0 +1,168 @@
+"""A store in this process with the surface of `kvstore.client.Client`, and with switches for what can go wrong.
+
+`FakeStore.open` takes the place of `connectors.vllm_link.open_client`; every connection it
+makes sees the same records, as connections to one daemon do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.client import Namespace
+from kvstore.errors import Unavailable
+
+IN_DRAM, IN_NVME = 1, 2
+Key = tuple[bytes, bytes]
+
+
+@dataclass
+class FakeStore:
+    """records: (namespace digest, block hash) -> bytes. The rest are switches.
+
+    away: every call fails. unreadable: blocks that a lookup finds and an acquire does not.
+    torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
+    how many records fit. delay_s: what each acquire and reserve takes. spoil: changes the
+    bytes that are handed out.
+    """
+
+    records: dict[Key, bytes] = field(default_factory=dict)
+    spaces: dict[bytes, Namespace] = field(default_factory=dict)
+    parents: dict[Key, bytes] = field(default_factory=dict)
+    away: bool = False
+    unreadable: set[bytes] = field(default_factory=set)
+    torn: set[bytes] = field(default_factory=set)
+    slow: set[bytes] = field(default_factory=set)
+    room: int = 1 << 30
+    delay_s: float = 0.0
+    spoil: Callable[[Key, bytes], bytes] | None = None
+    calls: list[str] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def open(self, socket_path: str, timeout_s: float, label: str) -> FakeClient:
+        return FakeClient(self)
+
+    def count(self, name: str) -> int:
+        return self.calls.count(name)
+
+
+@dataclass
+class FakeSlot:
+    index: int
+    view: memoryview
+    offset: int = 0
+    tier: int = IN_DRAM
+
+
+class FakeWriteLease:
+    def __init__(
+        self, store: FakeStore, space: Namespace, hashes: Sequence[bytes], slots: list[FakeSlot]
+    ) -> None:
+        self.slots, self.full = slots, False
+        self._store, self._space, self._hashes = store, space, hashes
+
+    def commit(self, checksums: Any = None) -> int:
+        with self._store.lock:
+            self._store.calls.append("commit")
+            for slot in self.slots:
+                self._store.records[self._space.digest, self._hashes[slot.index]] = bytes(slot.view)
+        return len(self.slots)
+
+    def __enter__(self) -> FakeWriteLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeReadLease:
+    def __init__(self, slots: list[FakeSlot | None], torn_at: int) -> None:
+        self.slots, self.pending, self._torn_at = slots, False, torn_at
+
+    def leading(self) -> list[FakeSlot]:
+        run = []
+        for slot in self.slots:
+            if slot is None:
+                break
+            run.append(slot)
+        return run
+
+    def valid_count(self) -> int:
+        return self._torn_at
+
+    def __enter__(self) -> FakeReadLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeClient:
+    """One connection; see `kvstore.client.Client` for what the methods promise."""
+
+    arena_epoch = 0
+    arena = None
+
+    def __init__(self, store: FakeStore) -> None:
+        self.store = store
+
+    def close(self) -> None:
+        pass
+
+    def namespace(
+        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+    ) -> Namespace:
+        space = Namespace(digest, record_bytes, hash_bytes, block_tokens, fields)
+        return self.store.spaces.setdefault(digest, space)
+
+    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes]) -> int:
+        self._called("lookup")
+        for count, digest in enumerate(hashes):
+            if any((space.digest, digest) not in self.store.records for space in namespaces):
+                return count
+        return len(hashes)
+
+    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+        self._called("residency")
+        held = [(namespace.digest, digest) in self.store.records for digest in hashes]
+        places = [IN_NVME if digest in self.store.slow else IN_DRAM for digest in hashes]
+        return bytes(place if there else 0 for place, there in zip(places, held, strict=True))
+
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+        self._called("prefetch")
+        return sum(digest in self.store.slow for digest in hashes)
+
+    def reserve(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> FakeWriteLease:
+        self._called("reserve", wait=True)
+        slots = []
+        with self.store.lock:
+            for index, digest in enumerate(hashes):
+                self.store.parents[namespace.digest, digest] = hashes[index - 1] if index else parent
+                held = (namespace.digest, digest) in self.store.records
+                if not held and len(self.store.records) + len(slots) < self.store.room:
+                    slots.append(FakeSlot(index, memoryview(bytearray(namespace.record_bytes))))
+        return FakeWriteLease(self.store, namespace, hashes, slots)
+
+    def acquire(self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float) -> FakeReadLease:
+        self._called("acquire", wait=True)
+        slots: list[FakeSlot | None] = []
+        for index, digest in enumerate(hashes):
+            record = self.store.records.get((namespace.digest, digest))
+            if record is None or digest in self.store.unreadable:
+                slots.append(None)
+                continue
+            if self.store.spoil is not None:
+                record = self.store.spoil((namespace.digest, digest), record)
+            slots.append(FakeSlot(index, memoryview(record)))
+        torn = [index for index, digest in enumerate(hashes) if digest in self.store.torn]
+        return FakeReadLease(slots, min(torn, default=len(hashes)))
+
+    def _called(self, name: str, wait: bool = False) -> None:
+        self.store.calls.append(name)
+        if wait and self.store.delay_s:
+            time.sleep(self.store.delay_s)
+        if self.store.away:
+            raise Unavailable("switched off by the test")

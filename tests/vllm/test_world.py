@@ -1,0 +1,347 @@
+"""vLLM's scheduler with our connector under everything that can go wrong: nothing bad is ever served or stored."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from connectors import vllm_link
+from tests.vllm.conftest import prompt
+from tests.vllm.fake_client import FakeStore
+from tests.vllm.world import BLOCK_TOKENS, Shape, World
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    made = FakeStore()
+    monkeypatch.setattr(vllm_link, "open_client", made.open)
+    return made
+
+
+@pytest.fixture
+def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def make(seed: int = 0, **shape: Any) -> World:
+        made.append(World(model, Shape(**shape), seed))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def settle(world: World) -> None:
+    """Run, and check what must hold afterwards."""
+    world.run()
+    world.check_answers()
+    world.check_empty()
+
+
+def wait_for(truth: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not truth():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+SHAPES = {
+    "one rank": {},
+    "two ranks": {"ranks": 2},
+    "two groups": {"window": 40},
+    "two groups on two ranks": {"window": 40, "ranks": 2},
+    "synchronous loads": {"extra": {"load": "sync"}},
+    "synchronous loads on two ranks": {"ranks": 2, "extra": {"load": "sync"}},
+    "synchronous saves": {"extra": {"save": "sync"}},
+    "no prefix caching": {"prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_what_one_engine_saves_another_loads(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any]
+) -> None:
+    """A second engine loads all whole blocks of a prompt, bit by bit, and answers the same."""
+    first = worlds(**shape)
+    first.ask("a", prompt(1, 200))
+    settle(first)
+    assert first.check_records(store) >= 12 * first.shape.ranks
+    second = worlds(**shape)
+    second.ask("a", prompt(1, 200))
+    settle(second)
+    assert second.sums["loaded_blocks"] >= 12
+    assert second.outputs == first.outputs
+    assert "hook_errors" not in second.sums
+
+
+def test_a_window_group_is_loaded_by_its_window_only(worlds: Callable[..., World], store: FakeStore) -> None:
+    """Of a sliding-window group only the blocks of the last window travel."""
+    first = worlds(window=40)
+    first.ask("a", prompt(1, 200))
+    settle(first)
+    second = worlds(window=40)
+    second.ask("a", prompt(1, 200))
+    settle(second)
+    full, window = 200 // BLOCK_TOKENS, 3  # positions 153..191 lie in blocks 9, 10, 11
+    assert second.sums["loaded_blocks"] == full + window
+
+
+def test_a_hit_is_never_shorter_than_the_window(worlds: Callable[..., World], store: FakeStore) -> None:
+    """With a block of the last window gone, the hit moves back to where a whole window is held."""
+    first = worlds(window=40)
+    request = first.ask("a", prompt(1, 200))
+    settle(first)
+    spec = first.connector._scheduler._specs[0, 1]
+    del store.records[spec.digest, bytes(request.block_hashes[10])]
+    second = worlds(window=40)
+    second.ask("a", prompt(1, 200))
+    settle(second)
+    assert second.sums["loaded_blocks"] == 10 + 3  # full blocks 0..9, window blocks 7, 8, 9
+    assert second.connector._scheduler._world == 1
+
+
+@pytest.mark.parametrize("bad", [0, 6, 11], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("how", ["unreadable", "torn"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_failed_load_is_computed(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any], how: str, bad: int
+) -> None:
+    """A block that cannot be read, wherever it is, costs its computation and changes no answer and no record."""
+    first = worlds(**shape)
+    request = first.ask("a", prompt(1, 200))
+    settle(first)
+    getattr(store, how).add(bytes(request.block_hashes[bad]))
+    second = worlds(**shape)
+    second.ask("a", prompt(1, 200))
+    second.ask("b", prompt(1, 160) + prompt(2, 60))
+    settle(second)
+    assert second.outputs["a"] == first.outputs["a"]
+    assert second.sums["failed_blocks"] >= 1
+    second.check_records(store)
+
+
+def test_a_request_is_not_loaded_again_after_a_failure(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """A load that always fails is tried once for a request, not for ever."""
+    first = worlds(window=40)
+    request = first.ask("a", prompt(1, 200))
+    settle(first)
+    store.unreadable.add(bytes(request.block_hashes[11]))
+    second = worlds(window=40)
+    second.ask("a", prompt(1, 200))
+    settle(second)
+    assert second.sums["loads"] == 1
+
+
+def test_preemption_keeps_what_is_stored_true(worlds: Callable[..., World], store: FakeStore) -> None:
+    """With too few blocks for all requests, preempted ones lose their blocks while saves run: no record is wrong."""
+    store.delay_s = 0.01  # saves are still under way when blocks are wanted back
+    world = worlds(blocks=22, sequences=6)
+    for number in range(6):
+        world.ask(f"r{number}", prompt(number, 90), max_tokens=40)
+    settle(world)
+    assert sum(request.num_preemptions for request in world.requests.values()) > 0
+    assert world.check_records(store) > 0
+
+
+def test_a_long_prompt_in_chunks_is_saved_whole(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A prompt of many scheduler steps leaves every one of its blocks in the store, each with its parent."""
+    world = worlds(budget=48)
+    request = world.ask("a", prompt(1, 320))
+    settle(world)
+    digest = world.connector._scheduler._specs[0, 0].digest
+    hashes = [bytes(name) for name in request.block_hashes[:20]]
+    assert all((digest, name) in store.records for name in hashes)
+    assert [store.parents[digest, name] for name in hashes] == [b"", *hashes[:-1]]
+
+
+def test_salted_prompts_share_nothing(worlds: Callable[..., World], store: FakeStore) -> None:
+    """The same prompt under another cache_salt finds no block."""
+    world = worlds(prefix_caching=False)
+    world.ask("a", prompt(1, 200), salt="alice")
+    settle(world)
+    world.ask("b", prompt(1, 200), salt="bob")
+    settle(world)
+    assert world.sums.get("loaded_blocks", 0) == 0
+    world.ask("c", prompt(1, 200), salt="alice")
+    settle(world)
+    assert world.sums["loaded_blocks"] == 12
+
+
+@pytest.mark.parametrize(
+    ("role", "saves", "loads"), [("kv_producer", 12, 0), ("kv_consumer", 0, 12), ("kv_both", 12, 12)]
+)
+def test_roles_decide(
+    worlds: Callable[..., World], store: FakeStore, role: str, saves: int, loads: int
+) -> None:
+    """A producer only saves, a consumer only loads."""
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    before = len(store.records)
+    world = worlds(role=role)
+    world.ask("a", prompt(1, 200))
+    world.ask("b", prompt(2, 200))
+    settle(world)
+    assert world.sums.get("loaded_blocks", 0) == loads
+    assert len(store.records) - before == saves
+
+
+def test_a_store_that_is_away_is_not_noticed(worlds: Callable[..., World], store: FakeStore) -> None:
+    """With the daemon away, requests are answered, blocks freed, and what was not saved is counted."""
+    store.away = True
+    world = worlds()
+    for number in range(4):
+        world.ask(f"r{number}", prompt(number, 120))
+    settle(world)
+    assert world.sums["skipped_unavailable"] > 0 and not store.records
+    assert "hook_errors" not in world.sums
+    store.away = False
+    world.ask("later", prompt(9, 120))
+    settle(world)
+    assert world.check_records(store) > 0
+
+
+def test_a_full_store_is_no_reason_to_fail(worlds: Callable[..., World], store: FakeStore) -> None:
+    """Where there is no room the leading blocks are kept and the engine goes on."""
+    store.room = 5
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert world.check_records(store) == 5
+
+
+def test_saves_are_bounded(worlds: Callable[..., World], store: FakeStore) -> None:
+    """When more bytes wait for their copy than allowed, blocks are skipped and counted."""
+    store.delay_s = 0.3
+    world = worlds(extra={"save_queue_bytes": 1 << 20}, budget=512, blocks=256)
+    world.workers[0]._worker._settings = type(world.workers[0]._worker._settings)(
+        save_queue_bytes=BLOCK_TOKENS * 8 * 2
+    )
+    for number in range(4):
+        world.ask(f"r{number}", prompt(number, 120))
+    settle(world)
+    assert world.sums["skipped_queue_full"] > 0
+    world.check_records(store)
+
+
+def test_a_slow_save_keeps_a_finished_requests_blocks(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A finished request's blocks are given back only when its saves are through."""
+    store.delay_s = 0.2
+    world = worlds()
+    world.ask("a", prompt(1, 64), max_tokens=1)
+    while not world.outputs["a"]:
+        world.step()
+    assert "a" in world.scheduler.requests and len(store.records) == 0
+    settle(world)
+    assert world.check_records(store) == 4
+
+
+def test_an_aborted_load_is_given_back(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A request aborted while it is loading leaves no blocks behind."""
+    from vllm.v1.request import RequestStatus
+
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    store.delay_s = 0.2
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    world.step()
+    assert world.requests["a"].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    world.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    settle(world)
+
+
+def test_a_hook_that_breaks_harms_nobody(
+    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in the connector, while a load was promised already, costs the load and not the request."""
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    for shape in ({}, {"extra": {"load": "sync"}}, {"window": 40}):
+        world = worlds(**shape)
+        half = world.connector._scheduler
+        monkeypatch.setattr(type(half), "_load_part", lambda *_: 1 / 0)
+        world.ask("a", prompt(1, 200))
+        settle(world)
+        monkeypatch.undo()
+        monkeypatch.setattr(vllm_link, "open_client", store.open)
+
+
+def test_sources_of_hits_are_told(worlds: Callable[..., World], store: FakeStore) -> None:
+    """vLLM learns how many tokens came from memory and how many from disk, and disk blocks are fetched early."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    filler = worlds()
+    request = filler.ask("a", prompt(1, 192))
+    settle(filler)
+    store.slow.update(bytes(name) for name in request.block_hashes[8:12])
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    world.step()
+    half = world.connector._scheduler
+    assert half.hit_sources(world.requests["a"], 192) == {CacheHitSource.HOST: 128, CacheHitSource.DISK: 64}
+    assert store.count("prefetch") == 1
+    settle(world)
+
+
+def test_reset_cache_forgets_what_older_weights_computed(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """After reset_cache (weights may have changed) nothing stored before is loaded, and new blocks are."""
+    world = worlds(prefix_caching=False)
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert world.connector.reset_cache() is True
+    world.ask("b", prompt(1, 200))
+    settle(world)
+    assert world.sums.get("loaded_blocks", 0) == 0
+    world.ask("c", prompt(1, 200))
+    settle(world)
+    assert world.sums["loaded_blocks"] == 12
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("seed", range(3))
+def test_chaos(worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any], seed: int) -> None:
+    """Shared prefixes, few blocks, aborts, a daemon that comes and goes, blocks that tear: every answer and record is true."""
+    draw = random.Random(seed)
+    world = worlds(seed, **{**shape, "blocks": 40 if "window" not in shape else 60, "sequences": 5})
+    world.abort_chance = 0.03
+    asked = 0
+    for _ in range(3000):
+        if asked < 50 and draw.random() < 0.3:
+            head = prompt(draw.randrange(6), 16 * draw.randrange(1, 12))
+            world.ask(
+                f"r{asked}",
+                head + prompt(100 + asked, draw.randrange(1, 40)),
+                max_tokens=draw.randrange(1, 24),
+            )
+            asked += 1
+        store.away = draw.random() < 0.1
+        store.delay_s = draw.choice([0, 0, 0.002])
+        names = [name for _, name in list(store.records)]
+        store.unreadable = set(draw.sample(names, min(len(names), draw.choice([0, 0, 2]))))
+        store.torn = set(draw.sample(names, min(len(names), draw.choice([0, 0, 2]))))
+        if draw.random() < 0.05 and store.records:
+            store.records.pop(draw.choice(list(store.records)), None)
+        if world.scheduler.has_requests():
+            world.step()
+        elif asked == 50:
+            break
+    store.away = False
+    settle(world)
+    assert world.check_records(store) > 0
+    assert world.sums["loaded_blocks"] > 0

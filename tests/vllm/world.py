@@ -1,0 +1,338 @@
+"""vLLM's own scheduler, our connector, and a model of attention small enough to check every number.
+
+    real      Scheduler, KVCacheManager, KVOutputAggregator, KVStoreConnector (one per rank, threads and all)
+    replaced  the forward pass, and the daemon (FakeStore)
+
+The KV of a token is a number that depends on every token before it, on the rank and on the
+group. The forward pass reads what attention would read (the window, for a window group); if
+any of it is not what it must be, then what it writes and samples is garbage, on every rank,
+as in a real engine. At the end nothing garbage may have reached a user or the store.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from connectors.vllm import KVStoreConnector
+
+BLOCK_TOKENS = 16
+VOCABULARY = 500
+GARBAGE = -1
+
+
+@dataclass
+class Shape:
+    """What kind of engine. window: tokens of a second, sliding-window group; None for one group."""
+
+    ranks: int = 1
+    window: int | None = None
+    blocks: int = 64
+    budget: int = 64
+    sequences: int = 8
+    role: str = "kv_both"
+    prefix_caching: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class World:
+    """One engine. `run` steps it until nothing is left to do."""
+
+    def __init__(self, model: Path, shape: Shape, seed: int = 0) -> None:
+        self.shape, self._draw = shape, random.Random(seed)
+        init_none_hash(sha256)
+        self.kv = _kv_config(shape)
+        self.config = _config(model, shape)
+        self.scheduler = Scheduler(
+            vllm_config=self.config,
+            kv_cache_config=self.kv,
+            log_stats=True,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=BLOCK_TOKENS,
+        )
+        self.tensors: list[dict[str, torch.Tensor]] = []
+        self.workers: list[KVStoreConnector] = []
+        for rank in range(shape.ranks):
+            config = copy.deepcopy(self.config)
+            config.parallel_config.rank = rank
+            worker = KVStoreConnector(config, KVConnectorRole.WORKER, self.kv)
+            worker._worker._backends = lambda names: ["WORLD"]  # type: ignore[union-attr]
+            caches = {
+                name: torch.full((shape.blocks, 1, BLOCK_TOKENS, 1), GARBAGE) for name in self._layers()
+            }
+            worker.register_kv_caches(caches)
+            self.tensors.append(caches)
+            self.workers.append(worker)
+        facts = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        self.connector: KVStoreConnector = self.scheduler.connector
+        self.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(facts)))
+        self._aggregator = KVOutputAggregator(shape.ranks)
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.sums: dict[str, float] = {}
+        self.steps = 0
+        self.abort_chance = 0.0
+        self.idle = False
+
+    # ---- asking ----
+
+    def ask(self, name: str, tokens: Sequence[int], max_tokens: int = 4, salt: str | None = None) -> Request:
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        sampling.update_from_generation_config({}, VOCABULARY + 1)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            sampling_params=sampling,
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
+        )
+        self.requests[name] = request
+        self.outputs[name] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def run(self, steps_max: int = 5000) -> None:
+        """Step until every request is finished and every block given back."""
+        for _ in range(steps_max):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+            if self.idle:
+                time.sleep(0.001)  # waiting for copies
+        raise AssertionError(f"not done after {steps_max} steps: {self.scheduler.requests}")
+
+    def step(self) -> None:
+        self.steps += 1
+        output = self.scheduler.schedule()
+        orders = output.kv_connector_metadata
+        self.idle = not output.num_scheduled_tokens
+        sampled: list[list[int]] = []
+        results = []
+        for worker in self.workers:
+            mine = pickle.loads(pickle.dumps(orders))
+            worker.handle_preemptions(mine)
+            worker.bind_connector_metadata(mine)
+            if output.has_sync_kv_loads:
+                worker.start_load_kv(None)
+        sampled = self._forward(output)
+        names = list(output.num_scheduled_tokens)
+        for worker in self.workers:
+            results.append(
+                ModelRunnerOutput(
+                    req_ids=names,
+                    req_id_to_index={name: index for index, name in enumerate(names)},
+                    sampled_token_ids=sampled,
+                    kv_connector_output=self._after(worker, output),
+                )
+            )
+        total = self._aggregator.aggregate(results)
+        for _, engine_outputs in self.scheduler.update_from_output(output, total).items():
+            for one in engine_outputs.outputs:
+                self.outputs[one.request_id] += one.new_token_ids
+        if self.abort_chance and self._draw.random() < self.abort_chance and self.scheduler.running:
+            victim = self._draw.choice(self.scheduler.running).request_id
+            self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+
+    def _after(self, worker: KVStoreConnector, output: Any) -> KVConnectorOutput:
+        if not output.has_sync_kv_loads:
+            worker.start_load_kv(None)
+        worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        stats = worker.get_kv_connector_stats()
+        for name, amount in (stats.data if stats else {}).items():
+            self.sums[name] = self.sums.get(name, 0) + amount
+        answer = KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=pickle.loads(pickle.dumps(worker.build_connector_worker_meta())),
+        )
+        worker.clear_connector_metadata()
+        return answer
+
+    # ---- the forward pass ----
+
+    def _forward(self, output: Any) -> list[list[int]]:
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        sampled = []
+        for name, count in output.num_scheduled_tokens.items():
+            request, start = self.requests[name], starts[name]
+            tokens = list(request.all_token_ids)
+            tables = self.scheduler.kv_cache_manager.get_block_ids(name)
+            sound = all(
+                self._reads_true(rank, group, tokens, tables[group], start)
+                for rank in range(self.shape.ranks)
+                for group in range(len(self.kv.kv_cache_groups))
+            )
+            for rank in range(self.shape.ranks):
+                for group in range(len(self.kv.kv_cache_groups)):
+                    self._write(rank, group, tokens, tables[group], range(start, start + count), sound)
+            done = start + count >= len(tokens)
+            sampled.append(([next_token(tokens)] if sound else [VOCABULARY]) if done else [])
+        return sampled
+
+    def _reads_true(self, rank: int, group: int, tokens: list[int], table: list[int], start: int) -> bool:
+        window = self.shape.window if group == 1 else None
+        first = 0 if window is None else max(0, start - window + 1)
+        truth = kv_of(tokens[:start], rank, group)
+        for layer in self.kv.kv_cache_groups[group].layer_names:
+            cache = self.tensors[rank][layer]
+            for position in range(first, start):
+                block, offset = divmod(position, BLOCK_TOKENS)
+                if int(cache[table[block], 0, offset, 0]) != truth[position]:
+                    return False
+        return True
+
+    def _write(
+        self, rank: int, group: int, tokens: list[int], table: list[int], positions: range, sound: bool
+    ) -> None:
+        truth = kv_of(tokens[: positions.stop], rank, group)
+        for layer in self.kv.kv_cache_groups[group].layer_names:
+            for position in positions:
+                block, offset = divmod(position, BLOCK_TOKENS)
+                value = truth[position] if sound else GARBAGE - 1 - self._draw.randrange(1 << 30)
+                self.tensors[rank][layer][table[block], 0, offset, 0] = value
+
+    def _layers(self) -> list[str]:
+        return [name for group in self.kv.kv_cache_groups for name in group.layer_names]
+
+    # ---- what must hold ----
+
+    def check_answers(self) -> None:
+        """Every finished request got the tokens that the model would say with no cache at all."""
+        for name, request in self.requests.items():
+            tokens = list(request.prompt_token_ids or [])
+            for token in self.outputs[name]:
+                assert token == next_token(tokens), f"{name}: wrong token after {len(tokens)}"
+                tokens.append(token)
+
+    def check_records(self, store: Any) -> int:
+        """Every record in the store is the KV of the tokens its hash names; answers how many there are."""
+        specs = self.connector._scheduler._specs
+        if specs is None:
+            return 0
+        places = {spec.digest: place for place, spec in specs.items()}
+        tokens_of = {
+            bytes(digest): list(request.all_token_ids)[: (index + 1) * BLOCK_TOKENS]
+            for request in self.requests.values()
+            for index, digest in enumerate(request.block_hashes)
+        }
+        checked = 0
+        for (digest, name), record in store.records.items():
+            if name not in tokens_of or digest not in places:
+                continue
+            shard, group = places[digest]
+            values = kv_of(tokens_of[name], shard, group)[-BLOCK_TOKENS:]
+            layers = len(self.kv.kv_cache_groups[group].layer_names)
+            assert record == torch.tensor(values * layers, dtype=torch.int64).numpy().tobytes(), (
+                "a bad block was stored"
+            )
+            checked += 1
+        return checked
+
+    def check_empty(self) -> None:
+        """No request is remembered, and every block is free."""
+        assert not self.scheduler.requests
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        half = self.connector._scheduler
+        assert (
+            not half._requests
+            and not half._pending
+            and not half._new_loads
+            and not half._withheld
+            and not half._new_draining
+        )
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.shutdown()
+        self.scheduler.shutdown()
+
+
+_known: dict[tuple[bytes, int, int], list[int]] = {}
+
+
+def kv_of(tokens: Sequence[int], rank: int, group: int) -> list[int]:
+    """The KV of each token: a number that depends on all tokens up to it, on the rank and on the group."""
+    key = (repr(list(tokens)).encode(), rank, group)
+    if key not in _known:
+        state = hashlib.blake2b(f"{rank} {group}".encode(), digest_size=8)
+        values = []
+        for token in tokens:
+            state.update(token.to_bytes(4, "little"))
+            values.append(int.from_bytes(state.copy().digest()[:7], "little"))
+        _known[key] = values
+    return _known[key]
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the model says next."""
+    return kv_of(tokens, 0, 0)[-1] % VOCABULARY
+
+
+def _kv_config(shape: Shape) -> KVCacheConfig:
+    full = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["full.0", "full.1"], full)]
+    if shape.window is not None:
+        window = SlidingWindowSpec(
+            block_size=BLOCK_TOKENS,
+            num_kv_heads=1,
+            head_size=1,
+            dtype=torch.float32,
+            sliding_window=shape.window,
+        )
+        groups.append(KVCacheGroupSpec(["window.0", "window.1"], window))
+    return KVCacheConfig(num_blocks=shape.blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def _config(model: Path, shape: Shape) -> VllmConfig:
+    cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=shape.prefix_caching)
+    cache.kv_cache_layout = "LBNHC"
+    cache.num_gpu_blocks = shape.blocks
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(model), dtype="float32", seed=0),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=shape.sequences,
+            max_num_batched_tokens=shape.budget,
+            max_model_len=1024,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+        ),
+        cache_config=cache,
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KVStoreConnector",
+            kv_connector_module_path="connectors.vllm",
+            kv_role=shape.role,
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"model_digest": "world", "load_timeout_s": 2, **shape.extra},
+        ),
+        device_config=DeviceConfig("cpu"),
+    )
+    config.parallel_config.tensor_parallel_size = shape.ranks
+    config.parallel_config.world_size = shape.ranks
+    return config
