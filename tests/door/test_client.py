@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -103,6 +104,28 @@ def test_read_lease_sees_a_slot_that_was_taken_back(daemon: Daemon, client: Clie
     assert not lease.valid()
     assert lease.valid_count() == 1
     lease.release()
+
+
+def test_get_does_not_count_what_changed_under_it(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot that is taken back while get copies out of it ends the answer before that block."""
+    space, hashes = space_of(client), hashes_of(3)
+    client.put(space, hashes, b"", records_of(3))
+
+    def take_back() -> None:
+        (connection,) = daemon.door.connections
+        connection.abort()
+        daemon.engine.room.left_dram(daemon.engine.namespaces.get(0).blocks[hashes[2]])
+
+    copy = copying.copy
+
+    def interrupted(*arguments: Any) -> None:
+        copy(*arguments)
+        daemon.call(take_back)
+
+    monkeypatch.setattr(copying, "copy", interrupted)
+    assert client.get(space, hashes, [bytearray(RECORD_BYTES) for _ in hashes]) == 2
 
 
 def test_threads_share_a_client(daemon: Daemon, client: Client) -> None:
