@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,15 +221,21 @@ def test_limits_agree() -> None:
 
 
 def test_import_is_light() -> None:
-    """Importing the client takes under 20 ms and brings in nothing but the standard library and xxhash."""
-    script = "import sys, kvstore.client; print(*{m.partition('.')[0] for m in sys.modules})"
-    command = [sys.executable, "-X", "importtime", "-c", script]
-    times = []
-    for _ in range(5):
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd())
-        (line,) = [line for line in done.stderr.splitlines() if line.endswith("| kvstore.client")]
-        times.append(int(line.split("|")[1]))
-    ours = {"kvstore", "xxhash", "__main__", "sitecustomize", "_distutils_hack"}
-    foreign = {name for name in done.stdout.split() if name not in sys.stdlib_module_names} - ours
-    assert min(times) < 20_000
-    assert {name for name in foreign if not name.startswith("__editable__")} == set()
+    """Importing the client takes under 20 ms of CPU and brings in only the standard library and xxhash."""
+    script = (
+        "import sys, time; start = time.process_time(); import kvstore.client; "
+        "print(time.process_time() - start, *{m.partition('.')[0] for m in sys.modules})"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(5)
+    ]
+    assert min(float(run[0]) for run in runs) < 0.020
+    foreign = {name for name in runs[0][1:] if name not in sys.stdlib_module_names}
+    start_up = {"__main__", "sitecustomize", "_distutils_hack"}
+    assert {name for name in foreign if not name.startswith("__editable__")} - start_up == {
+        "kvstore",
+        "xxhash",
+    }
