@@ -1,8 +1,13 @@
 """One vLLM engine in a process of its own, asked over stdin. Started by miss_overhead.
 
     argv[1]  {"model": …, "kv_transfer_config": {…} or null, …}
-    stdin    {"prompts": [[token, …], …], "output_tokens": n}, one JSON object a line; its end is ours
-    stdout   {"ready": true}, then {"seconds": …} for each request
+    stdin    {"prompts": [[token, …], …], "output_tokens": n, "connected": true}, one object a line
+    stdout   {"ready": true}, then {"seconds": …, "cpu_seconds": …} for each request, the latter of the engine's thread
+
+An engine that was started with a connector can do without it for a request ("connected":
+false): scheduler and worker then find none, as in an engine that never had one, and the memory,
+the weights and the layout of the KV stay the same. It is switched between requests only. That
+reaches into vLLM's internals, and stops with an AttributeError where they are other ones.
 
 Whatever vLLM prints goes to stderr: the real stdout is moved aside before anything is imported.
 """
@@ -24,18 +29,40 @@ def main() -> int:
 
     job = json.loads(sys.argv[1])
     engine = _make(vllm, job)
+    switch = Switch(engine) if job["kv_transfer_config"] else None
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         sampling = vllm.SamplingParams(
             temperature=0.0, max_tokens=request["output_tokens"], ignore_eos=True, detokenize=False
         )
+        if switch is not None:
+            switch.turn(request["connected"])
         prompts = [{"prompt_token_ids": tokens} for tokens in request["prompts"]]
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         engine.generate(prompts, sampling, use_tqdm=False)
-        print(json.dumps({"seconds": time.perf_counter() - started}), file=answers, flush=True)
+        answer = {"seconds": time.perf_counter() - started, "cpu_seconds": time.thread_time() - cpu_started}
+        print(json.dumps(answer), file=answers, flush=True)
+    if switch is not None:
+        switch.turn(True)  # so that it is shut down
     engine.llm_engine.engine_core.shutdown()
     return 0
+
+
+class Switch:
+    """Puts the connector's two halves where vLLM looks for them, or None."""
+
+    def __init__(self, engine: Any) -> None:
+        from vllm.distributed.kv_transfer import kv_transfer_state
+
+        self._scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+        self._worker = kv_transfer_state
+        self._halves = (self._scheduler.connector, kv_transfer_state._KV_CONNECTOR_AGENT)
+
+    def turn(self, connected: bool) -> None:
+        scheduler_half, worker_half = self._halves if connected else (None, None)
+        self._scheduler.connector = scheduler_half
+        self._worker._KV_CONNECTOR_AGENT = worker_half
 
 
 def _make(vllm: Any, job: dict[str, Any]) -> Any:
