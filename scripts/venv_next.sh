@@ -10,7 +10,7 @@ source "$(dirname "$0")/common.sh"
 venv=.cache/venv-0.33 archive=.cache/vllm-$VLLM_NEXT_VERSION.tar.gz
 [ "$(flavour)" = cpu ] || say "note: this lane borrows from .venv, which has the packages for CUDA here"
 [ -f .venv/.stamp ] || die "make venv first"
-stamp=$(fingerprint "$(cat .venv/.stamp)" scripts/venv_next.sh requirements/vllm-next.lock)
+stamp=$(fingerprint "$(cat .venv/.stamp-engine)" scripts/venv_next.sh requirements/vllm-next.lock)
 [ "$(cat $venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
 
 scripts/vllm_source.sh "$VLLM_NEXT_VERSION" "$archive"
