@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -47,12 +48,15 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(
             f"demo: --model {args.model}: not a model directory (no config.json)", exit_code=NOT_FOUND
         )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours stays behind
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
     try:
         shown, stopped = show(
             directory, args.model and args.model.absolute(), lambda text: _say(started, text)
         )
+    except OSError as error:
+        raise CliError(f"demo: {error}") from error
     finally:
         if args.keep:
             _say(started, f"kept: {directory}")

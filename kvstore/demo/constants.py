@@ -29,10 +29,12 @@ STATUS_TIMEOUT_S = 5.0
 ENGINE_START_S_MAX = 600.0  # a large model is read from disk
 ENGINE_RUN_S_MAX = 300.0
 ENGINE_STOP_S_MAX = 60.0
+ENGINE_FINISH_S_MAX = 30.0  # for saves that are still under way after the last token
 ENGINE_YIELD_S = 0.001  # as vLLM's engine process sleeps after a step that computed nothing
 
 LOG_TAIL_LINES = 30  # of a process that died, shown to the user
 CORRUPT_BYTES = 64  # flipped in the middle of one record
 
 require(TINY_SLAB_BYTES <= TINY_DRAM_BYTES and REAL_SLAB_BYTES <= REAL_DRAM_BYTES, "a slab fits the arena")
+require(ENGINE_FINISH_S_MAX < ENGINE_RUN_S_MAX, "finishing is a part of a run")
 require(OUTPUT_TOKENS > 1, "one token alone says too little about the KV behind it")

@@ -13,16 +13,20 @@ from pathlib import Path
 from kvstore.demo import constants as c
 from kvstore.demo.daemon import DemoError
 from tiers.base import Get, Record
+from tiers.errors import OpenError
 from tiers.nvme import NvmeTier
 
 
 def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) -> Record:
     """Damage the middle record of the longest prefix stored in an NVMe directory.
 
-    The daemon must not run. Answers which record it was. Raises DemoError where there is none,
-    OpenError where the directory cannot be opened, OSError where a file cannot be written.
+    The daemon must not run. Answers which record it was. Raises DemoError where there is none or
+    the directory cannot be opened, OSError where a file cannot be written.
     """
-    tier = NvmeTier([directory], capacity_bytes, slab_bytes)
+    try:
+        tier = NvmeTier([directory], capacity_bytes, slab_bytes)
+    except OpenError as error:
+        raise DemoError(str(error)) from error
     try:
         record = _middle_of_longest({record.key: record for record in tier.scan()})
         content = bytearray(record.size_bytes)

@@ -24,6 +24,7 @@ from typing import Any
 from kvstore.client import Client, ClientError
 from kvstore.demo import constants as c
 
+SHARED_MEMORY = Path("/dev/shm")
 BUSY = ("adopting", "demoting_blocks", "loading_blocks", "unverified_blocks")  # fields of the status
 
 
@@ -49,7 +50,7 @@ class Daemon:
         self.log_path = directory / "daemon.log"
         self.directory = directory
         self.sizes = sizes
-        self._arenas = _memory_directory()
+        self._arenas = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=SHARED_MEMORY))
         self._generation = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -156,11 +157,6 @@ class Daemon:
         if self._process is None:
             raise DemoError("the daemon is not running")
         return self._process
-
-
-def _memory_directory() -> Path:
-    """A directory of our own in shared memory, where the arena goes."""
-    return Path(tempfile.mkdtemp(prefix="kvstore-demo-", dir="/dev/shm"))
 
 
 def log_tail(path: Path) -> str:

@@ -33,11 +33,13 @@ def main() -> int:
     engine = _make(vllm, job)
     _yield_while_loading(engine)
     _ask(engine, vllm, job["warm_up"], c.OUTPUT_TOKENS)
+    _finish(engine)
     _say(answers, event="ready")
     for line in sys.stdin:
         request = json.loads(line)
         before = _counters(engine)
         replies = [_ask(engine, vllm, prompt, request["output_tokens"]) for prompt in request["prompts"]]
+        _finish(engine)
         after = _counters(engine)
         grown = {name: after[name] - before.get(name, 0.0) for name in after}
         _say(answers, event="answered", replies=replies, counters=grown)
@@ -92,6 +94,14 @@ def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> dict[str, A
         "ttft_ms": output.metrics.first_token_latency * 1e3,
         "tokens": list(output.outputs[0].token_ids),
     }
+
+
+def _finish(engine: Any) -> None:
+    """Step on until the connector has stored what it still holds back: `generate` stops at the last token."""
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    deadline = time.monotonic() + c.ENGINE_FINISH_S_MAX
+    while scheduler.has_requests() and time.monotonic() < deadline:
+        engine.llm_engine.step()
 
 
 def _counters(engine: Any) -> dict[str, float]:

@@ -6,6 +6,7 @@ judgement are the real ones, so these runs need no model and take a second each.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -27,7 +28,8 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, **settings):
-        self.llm_engine = Space(engine_core=Space(engine_core=Space(step_fn=None), shutdown=lambda: None))
+        core = Space(step_fn=None, scheduler=Space(has_requests=lambda: False))
+        self.llm_engine = Space(engine_core=Space(engine_core=core, shutdown=lambda: None))
 
     def get_metrics(self):
         return []
@@ -40,22 +42,37 @@ class LLM:
 
 
 def demo(*arguments: str, shadow: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command; shadow: a directory whose modules come before the installed ones."""
-    environment = dict(os.environ)
-    if shadow is not None:
-        environment["PYTHONPATH"] = str(shadow)
+    """Run the command; shadow: a directory whose modules come before the installed ones, and for its files."""
     return subprocess.run(
         [sys.executable, "-m", "kvstore", "demo", *arguments],
         capture_output=True,
         text=True,
         timeout=600,
-        env=environment,
+        env=environment_with(shadow),
     )
 
 
-def leftovers() -> set[str]:
-    """What the demo keeps in shared memory."""
-    return {path.name for path in Path("/dev/shm").glob("kvstore-demo-*")}
+def environment_with(shadow: Path | None) -> dict[str, str]:
+    """Ours; with `shadow`, its modules first, and temporary files there."""
+    return (
+        dict(os.environ)
+        if shadow is None
+        else {**os.environ, "PYTHONPATH": str(shadow), "TMPDIR": str(shadow)}
+    )
+
+
+def in_shared_memory(directory: Path) -> list[Path]:
+    """What the run in that directory keeps in shared memory."""
+    return list(Path("/dev/shm").glob(f"{directory.name}-*"))
+
+
+def is_running(word: str) -> bool:
+    """Whether a process has this word in its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if word in path.read_text():
+                return True
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +134,13 @@ def test_the_document_has_the_promised_fields(whole: dict[str, Any]) -> None:
 def test_an_engine_that_cannot_be_imported_fails_the_demo(tmp_path: Path) -> None:
     """The exit code is 1, the reason is in the document, and nothing stays in shared memory."""
     (tmp_path / "vllm.py").write_text("raise ImportError('broken on purpose')\n")
-    before = leftovers()
-    done = demo("-o", "json", shadow=tmp_path)
+    done = demo("-o", "json", "--keep", shadow=tmp_path)
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert document["ok"] is False
     assert "broken on purpose" in document["problems"][0]
-    assert leftovers() <= before
+    [directory] = tmp_path.glob("kvstore-demo-*")
+    assert not in_shared_memory(directory)
 
 
 def test_outputs_that_differ_fail_the_demo(tmp_path: Path) -> None:
@@ -144,6 +161,28 @@ def test_a_warm_phase_without_hits_fails_the_demo(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert document["phases"][1]["outputs_equal"] is True
     assert "engine restart: no tokens came from dram" in document["problems"]
+
+
+def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM in the middle ends daemon and engines, and takes the arena and the directory away."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "__import__('time').sleep(60)"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvstore", "demo"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment_with(tmp_path),
+    )
+    assert process.stderr is not None
+    assert "cold" in process.stderr.readline()
+    [directory] = tmp_path.glob("kvstore-demo-*")
+    assert in_shared_memory(directory)
+    assert is_running(str(directory))
+    process.terminate()
+    assert process.wait(60) == 130
+    process.stderr.close()
+    assert not directory.exists()
+    assert not in_shared_memory(directory)
+    assert not is_running(str(directory))
 
 
 def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
