@@ -11,7 +11,7 @@ import mmap
 import os
 from pathlib import Path
 
-from tiers.pages import advise_huge
+from tiers.pages import advise_huge, require_room
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -40,8 +40,9 @@ class Region:
 
     @classmethod
     def shared(cls, directory: Path, count: int, block_bytes: int) -> Region:
-        """A nameless file in the arena's directory. Raises OSError where there is no room."""
+        """A nameless file in the arena's directory. Raises OpenError where it does not fit, OSError."""
         size_bytes = _whole_pages(count * block_bytes)
+        require_room(directory, size_bytes)  # touching memory that is not there would kill us
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, size_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from kvstore.bench.figures import FIGURES, Figure, flat, rows
 from kvstore.bench.machine import PACKAGES
 from kvstore.bench.rounds import Rounds, percentile_us
 from kvstore.cli.bench import PARTS
+from tiers.errors import OpenError
+from tiers.pages import SHM
 
 MIB = 1 << 20
 TINY = plan.Plan(
@@ -79,10 +82,18 @@ def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.Monke
 
     from kvstore.bench import disk, promote
 
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
     assert list(disk.measure(plan.FULL, tmp_path, tmp_path)) == ["disk_skipped"]
     assert list(promote.measure(plan.FULL, tmp_path, tmp_path)) == ["promote_skipped"]
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_not_there_is_said_before_it_is_touched() -> None:
+    """A shared memory file system that is too small is an error in a line, not a death by SIGBUS."""
+    from kvstore.bench.memory import Region
+
+    with pytest.raises(OpenError, match="bytes free"):
+        Region.shared(SHM, 1 << 20, 1 << 30)
 
 
 def test_the_parts_of_the_command_are_those_of_the_runner() -> None:
