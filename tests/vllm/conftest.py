@@ -13,6 +13,15 @@ from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
 
 Tokens = list[int]
+WITHOUT_VLLM = ("test_device.py",)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Importing vLLM takes seconds; a run that deselects its tests need not pay for that."""
+    without = "not vllm" in (config.getoption("markexpr") or "")
+    if without and collection_path.name.startswith("test_") and collection_path.name not in WITHOUT_VLLM:
+        return True
+    return None
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ a new one all the same (weights, KV cache, connector). The orders:
     {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
     {"do": "metrics"}         the connector's Prometheus counters that are not zero
     {"do": "reset_prefix"}    forget the local prefix cache; connector: the connector's too
+    {"do": "spoil"}, {"do": "break_loads", "at": block}, {"do": "mend"}
     {"do": "stop"}
 """
 
@@ -35,6 +36,7 @@ class Host:
 
     def __init__(self) -> None:
         self.engine: Any = None
+        self._undo: Any = lambda: None
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
         from vllm import LLM
@@ -73,6 +75,44 @@ class Host:
     def reset_prefix(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"reset": self.engine.reset_prefix_cache(reset_connector=order.get("connector", False))}
 
+    def spoil(self, order: dict[str, Any]) -> dict[str, Any]:
+        """What loads bring is noise from now on, as if somebody had stored it with a good checksum."""
+        from connectors import vllm_worker
+
+        true_acquire = vllm_worker.Line.acquire
+
+        def acquire(line: Any, *arguments: Any) -> Any:
+            lease = true_acquire(line, *arguments)
+            for slot in lease.slots:
+                if slot is not None:
+                    numbers = np.random.default_rng(1).standard_normal(len(slot.view) // 4, dtype=np.float32)
+                    slot.view = memoryview(numbers.tobytes())
+            return lease
+
+        import numpy as np
+
+        vllm_worker.Line.acquire = acquire  # type: ignore[method-assign]
+        self._undo = lambda: setattr(vllm_worker.Line, "acquire", true_acquire)
+        return {}
+
+    def break_loads(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Loads stop at this block of a request from now on."""
+        from connectors import vllm_worker
+
+        true_part = vllm_worker.WorkerHalf._load_part
+
+        def load_part(half: Any, line: Any, task: Any, part: Any) -> int:
+            return min(order["at"], true_part(half, line, task, part))
+
+        vllm_worker.WorkerHalf._load_part = load_part  # type: ignore[method-assign]
+        self._undo = lambda: setattr(vllm_worker.WorkerHalf, "_load_part", true_part)
+        return {}
+
+    def mend(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Undo `spoil` or `break_loads`."""
+        self._undo()
+        return {}
+
     def stop(self, order: dict[str, Any]) -> dict[str, Any]:
         if self.engine is not None:
             self.engine.llm_engine.engine_core.shutdown()
@@ -89,7 +129,7 @@ def main() -> None:
         order = json.loads(line)
         try:
             answer = getattr(host, order["do"])(order)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the test is told
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
 

@@ -34,7 +34,7 @@ class EngineHost:
     def __init__(self, model: Path, directory: Path, **extra: str) -> None:
         self.model = model
         self.errors = directory / f"engine-{id(self)}.log"
-        self._stderr = open(self.errors, "w")
+        self._stderr = open(self.errors, "w")  # noqa: SIM115 - open for as long as the process
         settings = {"XDG_CACHE_HOME": str(directory / "cache"), **extra}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.vllm.engine_process"],
@@ -85,6 +85,15 @@ class EngineHost:
 
     def reset_prefix(self, connector: bool = False) -> None:
         self.order({"do": "reset_prefix", "connector": connector}, 20)
+
+    def spoil(self) -> None:
+        self.order({"do": "spoil"}, 20)
+
+    def break_loads(self, at: int) -> None:
+        self.order({"do": "break_loads", "at": at}, 20)
+
+    def mend(self) -> None:
+        self.order({"do": "mend"}, 20)
 
     def stop(self) -> None:
         self.order({"do": "stop"}, 30)

@@ -147,7 +147,7 @@ class World:
                 )
             )
         total = self._aggregator.aggregate(results)
-        for _, engine_outputs in self.scheduler.update_from_output(output, total).items():
+        for engine_outputs in self.scheduler.update_from_output(output, total).values():
             for one in engine_outputs.outputs:
                 self.outputs[one.request_id] += one.new_token_ids
         if self.abort_chance and self._draw.random() < self.abort_chance and self.scheduler.running:

@@ -1,0 +1,161 @@
+"""What an operator may set, how the connector is found, and what it counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from connectors.vllm_guard import Guard, guarded
+from connectors.vllm_plugin import register
+from connectors.vllm_settings import SettingError, Settings, read_settings
+from connectors.vllm_stats import MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
+from kvstore.errors import Refused, Unavailable
+
+pytestmark = pytest.mark.vllm
+
+
+def test_defaults_are_allowed() -> None:
+    """No key has to be set."""
+    assert read_settings({}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("lode", "async", "did you mean load"),
+        ("load", "later", "'async' or 'sync'"),
+        ("save", None, "'async' or 'sync'"),
+        ("lookup_timeout_s", 0, "a number from"),
+        ("lookup_timeout_s", True, "a number from"),
+        ("lookup_timeout_s", 50, "at most load_timeout_s"),
+        ("save_queue_bytes", 5, "a number from"),
+        ("load_threads", 100, "a number from 1 to"),
+        ("kvstore_socket", "kvstore.sock", "an absolute path"),
+        ("cache_dir", "cache", "an absolute path"),
+        ("tenant", 7, "a string"),
+    ],
+)
+def test_a_wrong_setting_is_named(key: str, value: Any, said: str) -> None:
+    """The error names the key, the value, and what is allowed."""
+    with pytest.raises(SettingError, match=said) as caught:
+        read_settings({key: value})
+    assert key in str(caught.value) and repr(value) in str(caught.value)
+
+
+def test_registering_twice_is_allowed() -> None:
+    """vLLM may run its plugins twice in one process."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    register()
+    register()
+    assert KVConnectorFactory.get_connector_class_by_name("KVStoreConnector").__name__ == "KVStoreConnector"
+
+
+def test_the_plugin_imports_light() -> None:
+    """Every vLLM process runs the plugin: it brings in neither the engine's parts nor ours."""
+    code = "import connectors.vllm_plugin, sys; print([m for m in sys.modules if m.split('.')[0] in ('vllm', 'torch', 'kvstore')])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_connector_brings_in_no_daemon() -> None:
+    """In the engine's process there is the client and nothing of the daemon."""
+    code = (
+        "import connectors.vllm, sys; heavy = ('grpc', 'rocksdict', 'pydantic_settings', 'structlog', 'uvloop');"
+        "print([m for m in sys.modules if m in heavy and m != 'grpc' or m in ('kvstore.engine', 'kvstore.service', 'tiers')])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip().splitlines()[-1] in ("[]", "['uvloop']")
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.counted: list[str] = []
+        self.guard = Guard(self.counted.append)
+
+    @guarded(lambda self, error: "otherwise")
+    def hook(self, error: Exception | None) -> str:
+        if error is not None:
+            raise error
+        return "true"
+
+
+def test_a_guarded_hook_never_raises() -> None:
+    """Failures are counted by kind and answered with the harmless value."""
+    hooks = Hooks()
+    assert hooks.hook(None) == "true"
+    assert {hooks.hook(ValueError()), hooks.hook(Unavailable("gone")), hooks.hook(Refused("a", "b"))} == {
+        "otherwise"
+    }
+    assert hooks.counted == ["hook_errors", "unavailable", "refused"]
+
+
+def test_each_kind_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is away for an hour costs one line, not one for every step."""
+    from connectors import vllm_guard
+
+    lines: list[str] = []
+    log = SimpleNamespace(
+        error=lambda text, *_, **__: lines.append(text), warning=lambda text, *_, **__: lines.append(text)
+    )
+    monkeypatch.setattr(vllm_guard, "logger", log)
+    hooks = Hooks()
+    for _ in range(5):
+        hooks.hook(Unavailable("gone"))
+        hooks.hook(ValueError())
+    assert len(lines) == 2 and len(hooks.counted) == 10
+
+
+def test_stats_add_up() -> None:
+    """Sums of ranks and steps are sums of their numbers, and a taken tally starts again."""
+    tally = Tally()
+    tally.add("saved_blocks", 3)
+    tally.add("save_seconds", 0.5)
+    tally.add("saved_bytes", 2_000_000)
+    one = tally.take()
+    assert one is not None and tally.take() is None
+    both = one.aggregate(KVStoreStats(data={"saved_blocks": 4, "skipped_queue_full": 1}))
+    assert both.data["saved_blocks"] == 7
+    assert both.reduce()["save MB/s"] == 4.0 and both.reduce()["skipped queue full"] == 1
+    assert not both.is_empty()
+    both.reset()
+    assert both.is_empty()
+
+
+def test_every_count_has_a_meaning_and_a_counter() -> None:
+    """What is counted anywhere in the connector is in the table, and so in Prometheus."""
+    import re
+    from pathlib import Path
+
+    import connectors
+
+    source = "".join(path.read_text() for path in Path(connectors.__path__[0]).glob("vllm*.py"))
+    counted = set(re.findall(r'_tally\.add\(\s*"(\w+)"', source)) | set(
+        re.findall(r'_count\("(\w+)"', source)
+    )
+    assert counted <= set(MEANINGS) and len(counted) > 10
+    seen: dict[str, float] = {}
+
+    class Counter:
+        def __init__(self, name: str, documentation: str, labelnames: list[str]) -> None:
+            self.name = name
+
+        def labels(self, *values: object) -> Counter:
+            return self
+
+        def inc(self, amount: float) -> None:
+            seen[self.name] = seen.get(self.name, 0) + amount
+
+    from prometheus_client import Counter as PromCounter
+    from prometheus_client import Gauge, Histogram
+
+    types = {Gauge: Counter, PromCounter: Counter, Histogram: Counter}
+    metrics = KVStorePromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"]})
+    metrics.observe({"saved_blocks": 3, "no such thing": 1})
+    assert seen == {"vllm:kvstore_saved_blocks": 3}
