@@ -22,7 +22,7 @@ class Counters:
     reserve_held: int = 0  # asked to store and already held or being written
     reserve_no_room: int = 0
     promoted: int = 0
-    promote_no_room: int = 0
+    promote_no_room: int = 0  # loads that found DRAM full; most wait for room
     promote_failed: int = 0  # I/O error while loading
     demoted: int = 0
     demote_failed: int = 0

@@ -28,14 +28,21 @@ from tiers.base import Put, Record
 
 
 class Demoter:
-    """Writes queued blocks to NVMe with at most `jobs_max` writes under way."""
+    """Writes queued blocks to NVMe with at most `jobs_max` writes under way; `wrote` is called after each."""
 
     def __init__(
-        self, room: Room, io: Io, clock: Callable[[], float], counters: Counters, jobs_max: int
+        self,
+        room: Room,
+        io: Io,
+        clock: Callable[[], float],
+        counters: Counters,
+        jobs_max: int,
+        wrote: Callable[[], None],
     ) -> None:
         self._room = room
         self._io = io
         self._clock = clock
+        self._wrote = wrote
         self._counters = counters
         self._jobs_max = jobs_max
         self._jobs = 0
@@ -112,6 +119,7 @@ class Demoter:
             self._submit(again, victims, attempts - 1)
             return
         self._jobs -= 1
+        self._wrote()
         self.pump()
 
     def _finish(self, block: Block, result: Put) -> None:

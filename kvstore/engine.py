@@ -38,10 +38,9 @@ from kvstore.promotion import Io, Promoter
 from kvstore.room import PolicyFactory, Room
 from tiers.arena import Arena
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
+from tiers.constants import OWNER_DAEMON
 
 log = logging.getLogger("kvstore.engine")
-
-DAEMON_OWNER = 0
 
 
 class Engine:
@@ -64,7 +63,7 @@ class Engine:
         self.sessions: list[Session] = []
         self.room = Room(arena, nvme, namespaces, policy, self.counters)
         self.promoter = Promoter(self.room, io, self.counters, jobs_max)
-        self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max)
+        self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max, self.promoter.feed)
         self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
         self._lease_number = 0
@@ -88,12 +87,13 @@ class Engine:
         self.sessions.remove(session)
         for lease in list(session.leases.values()):
             if isinstance(lease, WriteLease):
-                self._abort(lease, free=session.owner == DAEMON_OWNER)
+                self._abort(lease, free=session.owner == OWNER_DAEMON)
             else:
                 self._let_go(lease)
         session.leases.clear()
-        if session.owner != DAEMON_OWNER:
+        if session.owner != OWNER_DAEMON:
             self.arena.abandon_owner(session.owner)
+        self.promoter.feed()
 
     def register(self, spec: NamespaceSpec) -> int:
         """The id of a namespace. Raises NamespaceConflict, BadRequest."""
@@ -170,7 +170,7 @@ class Engine:
         for block_hash in self._split(namespace, hashes):
             block = namespace.blocks.get(block_hash)
             if block is not None and block.where and not self.promoter.is_ready(block):
-                self.promoter.want(block, lambda _: None)
+                self.promoter.want(block, lambda _: None, patient=False)
                 started += 1
         return started
 
@@ -237,6 +237,7 @@ class Engine:
             self._drop_write_lease(session, lease)
         else:
             self._let_go(lease)
+        self.promoter.feed()
 
     # -- upkeep --
 
@@ -245,6 +246,7 @@ class Engine:
         self.arena.sweep()
         self.promoter.verify_next()
         self.demoter.retry()
+        self.promoter.feed()
 
     def adopt(self, wait: bool = True) -> None:
         """Start from what the tiers hold, once, before the first session.

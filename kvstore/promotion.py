@@ -8,7 +8,8 @@ The bytes go from disk straight into the arena slot. One load serves all who wai
 block. Bytes adopted from a dead daemon are believed only after their checksum matched;
 one that does not match is dropped, and loaded from NVMe if it is there.
 
-A block on its way is pinned once by this object, so that no policy evicts it meanwhile.
+When DRAM is full of what is leased or not yet written to NVMe, a load waits for room; who
+asked for it has a deadline. A block on its way is pinned once by this object, so that no policy evicts it meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX, VERIFY_JOBS
 from kvstore.counters import Counters
 from kvstore.room import Room
 from tiers.base import Get
+from tiers.constants import OWNER_DAEMON
 
 T = TypeVar("T")
 Waiter = Callable[[Block | None], None]  # the block in DRAM, or None if it will not come
@@ -46,6 +48,7 @@ class Promoter:
         self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
+        self._starved: deque[Block] = deque()  # no room in DRAM when they were asked for
 
     @property
     def underway(self) -> int:
@@ -60,8 +63,11 @@ class Promoter:
         """Whether a client may read the block from its arena slot now."""
         return bool(block.where & IN_DRAM) and block not in self._room.unverified
 
-    def want(self, block: Block, waiter: Waiter) -> None:
-        """Tell `waiter` when the block is in DRAM and true. May answer before returning."""
+    def want(self, block: Block, waiter: Waiter, patient: bool = True) -> None:
+        """Tell `waiter` when the block is in DRAM and true. May answer before returning.
+
+        When DRAM has no room for it, a patient waiter waits for room, another is told None.
+        """
         waiters = self._waiters.get(block)
         if waiters is not None:
             waiters.append(waiter)
@@ -71,7 +77,13 @@ class Promoter:
             self._start(block, waiter)
             self._verify(block, urgent=True)
         else:
-            self._load(block, waiter)
+            self._load(block, waiter, patient)
+
+    def feed(self) -> None:
+        """Something may have left DRAM: start the loads that waited for room, in order."""
+        while self._starved and (slot := self._slot(self._starved[0])) is not None:
+            self._queue.append((self._starved.popleft(), slot))
+        self._pump()
 
     def verify_next(self) -> None:
         """Keep proving adopted blocks that nobody asked for yet, a few at a time."""
@@ -122,19 +134,25 @@ class Promoter:
         else:
             waiter(None)
 
-    def _load(self, block: Block, waiter: Waiter) -> None:
-        if not block.where & IN_NVME or len(self._queue) >= LOADS_WAITING_MAX:
+    def _load(self, block: Block, waiter: Waiter, patient: bool) -> None:
+        if not block.where & IN_NVME or len(self._queue) + len(self._starved) >= LOADS_WAITING_MAX:
             waiter(None)
             return
         self._start(block, waiter)
-        parent = block.parent.hash if block.parent is not None else b""
-        slot = self._room.slot(block.namespace, block.hash, parent, 0)
-        if slot is None:
-            self._counters.promote_no_room += 1
-            self._finish(block, False)
+        slot = None if self._starved else self._slot(block)
+        if slot is not None:
+            self._queue.append((block, slot))
+            self._pump()
             return
-        self._queue.append((block, slot))
-        self._pump()
+        self._counters.promote_no_room += 1
+        if patient:
+            self._starved.append(block)
+        else:
+            self._finish(block, False)
+
+    def _slot(self, block: Block) -> int | None:
+        parent = block.parent.hash if block.parent is not None else b""
+        return self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
 
     def _pump(self) -> None:
         while self._queue and self._jobs < self._jobs_max:
@@ -159,7 +177,7 @@ class Promoter:
                 self._room.arena.free(slot)
                 self._missed(block, result)
             self._finish(block, result is Get.HIT)
-        self._pump()
+        self.feed()
 
     def _missed(self, block: Block, result: Get) -> None:
         """The one place where a tier's failure becomes a miss: it is counted here."""

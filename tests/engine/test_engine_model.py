@@ -108,6 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
             lease.expire()
         elif not answers:
             self.io.run()
+            lease.expire()  # what waits for room that others hold
         assert len(answers) == 1
         for hashed, slot in zip(hashes, answers[0].slots, strict=True):
             if slot is not None:
@@ -184,14 +185,22 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             assert self.engine.check() == []
 
+    def settle(self) -> None:
+        """Run everything that is under way, and what follows from it."""
+        for _ in range(100):
+            self.engine.tick()
+            self.clock_s += 60.0
+            if not self.io.waiting:
+                return
+            self.io.run()
+
     def teardown(self) -> None:
         if hasattr(self, "engine"):
             for session in list(self.engine.sessions):
                 self.engine.close_session(session)
             while self.engine.adoption.step():
                 pass
-            self.engine.tick()
-            self.io.run()
+            self.settle()
             assert self.engine.check() == []
             assert all(b.pins == 0 for n in self.namespaces for b in n.blocks.values())
             self.arena.close(unlink=True)

@@ -187,3 +187,33 @@ def test_many_waiters_share_one_load(two_tiers: Node) -> None:
     two_tiers.io.run()
     assert two_tiers.engine.counters.promoted == 1
     assert [answer.slots[0] is not None for answer in answers] == [True, True]
+
+
+def test_a_load_waits_for_room(two_tiers: Node) -> None:
+    """While every slot is leased a load waits; the release of one lets it come."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    two_tiers.io.run()
+    two_tiers.put("b0")
+    two_tiers.io.run()
+    assert two_tiers.where("a3") == [IN_NVME]
+    held = two_tiers.acquire("a0", "a1", "a2")
+    two_tiers.acquire("b0")
+    answers: list[Acquired] = []
+    two_tiers.engine.acquire(two_tiers.session, two_tiers.space, b"a3".ljust(8), answers.append)
+    two_tiers.io.run()
+    assert answers == []
+    two_tiers.engine.release(two_tiers.session, held.lease)
+    two_tiers.io.run()
+    assert answers[0].slots[0] is not None
+
+
+def test_a_prefetch_does_not_wait_for_room(two_tiers: Node) -> None:
+    """Nobody waits for a prefetch, so it leaves nothing behind when DRAM is full."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    two_tiers.io.run()
+    two_tiers.put("b0")
+    two_tiers.io.run()
+    two_tiers.acquire("a0", "a1", "a2")
+    two_tiers.acquire("b0")
+    two_tiers.engine.prefetch(two_tiers.space, b"a3".ljust(8))
+    assert two_tiers.engine.promoter.underway == 0
