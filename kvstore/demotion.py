@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.blocks import IN_NVME, Block
+from kvstore.blocks import Block
 from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
     DEMOTE_BATCH_BYTES,
