@@ -53,7 +53,8 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
         loop = asyncio.get_running_loop()
-        io = IoPool(self.config.engine.io_threads, loop.call_soon_threadsafe)
+        # Loads and writes take io_threads each at most; one more proves adopted bytes even when all hang.
+        io = IoPool(2 * self.config.engine.io_threads + 1, loop.call_soon_threadsafe)
         try:
             self._make_engine(io)
             await self._open_door()

@@ -2,7 +2,7 @@
  *
  * While the file named by SICK_DISK exists, calls on slab files (*.kvs) fail the way its
  * first letter says: r: reads with EIO, w: writes with EIO, f: a full disk (ENOSPC for
- * writes and allocations), h: reads hang for as long as it says so.
+ * writes and allocations), h: reads hang, s: writes hang, for as long as it says so.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,6 +37,10 @@ static int read_fails(int fd) {
 
 static int write_fails(int fd) {
     char letter = sickness(fd);
+    while (letter == 's') {
+        usleep(20000);
+        letter = sickness(fd);
+    }
     return letter == 'w' ? EIO : letter == 'f' ? ENOSPC : 0;
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client, Namespace
+from kvstore.wire import IN_NVME
 from tests.kill import load
 from tests.running import Daemon, Place
 
@@ -119,6 +120,20 @@ def test_blocks_the_disk_refused_are_written_when_it_recovers(disk: SickDisk, ho
     while disk.counter("demoted") < load.CHAIN_BLOCKS:
         assert time.monotonic() < deadline_s, "NVMe was never tried again"
         time.sleep(0.2)
+
+
+def test_hanging_writes_do_not_hold_up_reads(disk: SickDisk) -> None:
+    """While every write hangs, blocks that are on NVMe are still read from it."""
+    disk.put(1)
+    disk.settle()
+    disk.fill_dram_with_others()
+    disk.fails("s")
+    for number in range(2, 8):
+        disk.put(number)
+    assert disk.client.residency(disk.space, load.chain(1))[-1] == IN_NVME
+    assert disk.get(1) == load.CHAIN_BLOCKS
+    disk.recovers()
+    disk.settle()
 
 
 def test_a_hanging_disk_costs_a_deadline_not_the_daemon(disk: SickDisk) -> None:
