@@ -41,24 +41,20 @@ class LLM:
 """
 
 
-def demo(*arguments: str, shadow: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command; shadow: a directory whose modules come before the installed ones, and for its files."""
+def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with its files in `directory`, where a vllm.py shadows the installed one."""
     return subprocess.run(
         [sys.executable, "-m", "kvstore", "demo", *arguments],
         capture_output=True,
         text=True,
         timeout=600,
-        env=environment_with(shadow),
+        env=environment_in(directory),
     )
 
 
-def environment_with(shadow: Path | None) -> dict[str, str]:
-    """Ours; with `shadow`, its modules first, and temporary files there."""
-    return (
-        dict(os.environ)
-        if shadow is None
-        else {**os.environ, "PYTHONPATH": str(shadow), "TMPDIR": str(shadow)}
-    )
+def environment_in(directory: Path) -> dict[str, str]:
+    """Ours, with this directory's modules first, and temporary files there."""
+    return {**os.environ, "PYTHONPATH": str(directory), "TMPDIR": str(directory)}
 
 
 def in_shared_memory(directory: Path) -> list[Path]:
@@ -76,9 +72,9 @@ def is_running(word: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole() -> dict[str, Any]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The real demo, once, as `kvstore demo -o json` prints it."""
-    done = demo("-o", "json")
+    done = demo(tmp_path_factory.mktemp("demo"), "-o", "json")
     assert done.returncode == 0, done.stderr[-4000:]
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -134,7 +130,7 @@ def test_the_document_has_the_promised_fields(whole: dict[str, Any]) -> None:
 def test_an_engine_that_cannot_be_imported_fails_the_demo(tmp_path: Path) -> None:
     """The exit code is 1, the reason is in the document, and nothing stays in shared memory."""
     (tmp_path / "vllm.py").write_text("raise ImportError('broken on purpose')\n")
-    done = demo("-o", "json", "--keep", shadow=tmp_path)
+    done = demo(tmp_path, "-o", "json", "--keep")
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert document["ok"] is False
@@ -146,7 +142,7 @@ def test_an_engine_that_cannot_be_imported_fails_the_demo(tmp_path: Path) -> Non
 def test_outputs_that_differ_fail_the_demo(tmp_path: Path) -> None:
     """An engine that answers something else in every process is found out."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "[os.getpid()]"))
-    done = demo("-o", "json", shadow=tmp_path)
+    done = demo(tmp_path, "-o", "json")
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert [phase["outputs_equal"] for phase in document["phases"][:2]] == [True, False]
@@ -156,7 +152,7 @@ def test_outputs_that_differ_fail_the_demo(tmp_path: Path) -> None:
 def test_a_warm_phase_without_hits_fails_the_demo(tmp_path: Path) -> None:
     """Equal outputs alone do not pass: the tokens must have come from the cache."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "[7, 7]"))
-    done = demo("-o", "json", shadow=tmp_path)
+    done = demo(tmp_path, "-o", "json")
     document = json.loads(done.stdout)
     assert done.returncode == 1
     assert document["phases"][1]["outputs_equal"] is True
@@ -170,7 +166,7 @@ def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
         [sys.executable, "-m", "kvstore", "demo"],
         stderr=subprocess.PIPE,
         text=True,
-        env=environment_with(tmp_path),
+        env=environment_in(tmp_path),
     )
     assert process.stderr is not None
     assert "cold" in process.stderr.readline()
@@ -187,7 +183,7 @@ def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     """A wrong --model stops before anything is started, with exit code 3 and one line."""
-    done = demo("--model", str(tmp_path))
+    done = demo(tmp_path, "--model", str(tmp_path))
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert str(tmp_path) in done.stderr
