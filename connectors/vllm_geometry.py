@@ -60,7 +60,7 @@ class Plan:
     def hashes(self, group: Group, block_hashes: Sequence[bytes], start: int, stop: int) -> list[bytes]:
         """Hashes of the group's blocks [start, stop): the hash at the end of each block."""
         step = group.block_tokens // self.hash_tokens
-        return [bytes(block_hashes[(index + 1) * step - 1]) for index in range(start, stop)]
+        return list(block_hashes[start * step + step - 1 : stop * step : step])
 
 
 # Exact types: a subclass may keep its blocks differently (R-SWA drops some, sinks move some).

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from vllm.logger import init_logger
 
-from kvstore.errors import ClientError, Unavailable
+from kvstore.client import ClientError, Unavailable
 
 logger = init_logger("vllm.kvstore")
 

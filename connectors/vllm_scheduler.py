@@ -314,10 +314,12 @@ class SchedulerHalf:
         self, plan: Plan, group: Group, request: Any, table: Sequence[int], local: int, end: int
     ) -> Part:
         first = max(group.blocks_in(local), group.first_needed(end))
-        positions = [p for p in range(first, group.blocks_in(end)) if table[p] != 0]  # 0: the null block
-        block_ids = [table[p] for p in positions]
-        hashes = [plan.hashes(group, request.block_hashes, p, p + 1)[0] for p in positions]
-        return Part(group.index, block_ids, hashes)
+        last = group.blocks_in(end)
+        hashes = plan.hashes(group, request.block_hashes, first, last)
+        pairs = [
+            pair for pair in zip(table[first:last], hashes, strict=True) if pair[0] != 0
+        ]  # 0: the null block
+        return Part(group.index, [block for block, _ in pairs], [digest for _, digest in pairs])
 
     def _hint(self, tracked: Tracked, load: Load, external_tokens: int) -> None:
         """Where the blocks are, for vLLM's statistics; promotion from NVMe starts now."""

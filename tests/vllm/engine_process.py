@@ -6,7 +6,7 @@ a new one all the same (weights, KV cache, connector). The orders:
     {"do": "start", ...}      keyword arguments for the engine
     {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
     {"do": "metrics"}         the connector's Prometheus counters that are not zero
-    {"do": "reset_prefix"}    forget the local prefix cache; connector: the connector's too
+    {"do": "reset_prefix"}    forget the local prefix cache
     {"do": "spoil"}, {"do": "break_loads", "at": block}, {"do": "mend"}
     {"do": "stop"}
 """
@@ -73,7 +73,7 @@ class Host:
         }
 
     def reset_prefix(self, order: dict[str, Any]) -> dict[str, Any]:
-        return {"reset": self.engine.reset_prefix_cache(reset_connector=order.get("connector", False))}
+        return {"reset": self.engine.reset_prefix_cache()}
 
     def spoil(self, order: dict[str, Any]) -> dict[str, Any]:
         """What loads bring is noise from now on, as if somebody had stored it with a good checksum."""

@@ -83,8 +83,8 @@ class EngineHost:
     def metrics(self) -> dict[str, float]:
         return self.order({"do": "metrics"}, 20)
 
-    def reset_prefix(self, connector: bool = False) -> None:
-        self.order({"do": "reset_prefix", "connector": connector}, 20)
+    def reset_prefix(self) -> None:
+        self.order({"do": "reset_prefix"}, 20)
 
     def spoil(self) -> None:
         self.order({"do": "spoil"}, 20)

@@ -57,6 +57,17 @@ def test_registering_twice_is_allowed() -> None:
     assert KVConnectorFactory.get_connector_class_by_name("KVStoreConnector").__name__ == "KVStoreConnector"
 
 
+def test_the_package_announces_the_plugin() -> None:
+    """The entry point that vLLM looks for names the function that registers the connector."""
+    import tomllib
+
+    from tests.running import ROOT
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["kvstore"].partition(":")
+    assert (module, name) == (register.__module__, register.__name__)
+
+
 def test_the_plugin_imports_light() -> None:
     """Every vLLM process runs the plugin: it brings in neither the engine's parts nor ours."""
     code = "import connectors.vllm_plugin, sys; print([m for m in sys.modules if m.split('.')[0] in ('vllm', 'torch', 'kvstore')])"
