@@ -46,7 +46,9 @@ class SlotPool:
 
     def __init__(self, slab_count: int, slab_bytes: int) -> None:
         if slab_bytes % SLOT_ALIGN_BYTES or slab_bytes // SLOT_ALIGN_BYTES > SLAB_SLOTS_MAX:
-            raise ValueError(f"slab_bytes {slab_bytes}: must be a multiple of {SLOT_ALIGN_BYTES}, at most {SLAB_SLOTS_MAX} of them")
+            raise ValueError(
+                f"slab_bytes {slab_bytes}: must be a multiple of {SLOT_ALIGN_BYTES}, at most {SLAB_SLOTS_MAX} of them"
+            )
         self.slab_bytes = slab_bytes
         self.slab_count = slab_count
         self._unassigned = list(range(slab_count - 1, -1, -1))
@@ -71,7 +73,9 @@ class SlotPool:
     def take(self, size_bytes: int) -> int | None:
         """A free slot that holds `size_bytes`, or None. Raises RecordSizeError."""
         if not self.can_hold(size_bytes):
-            raise RecordSizeError(f"record of {size_bytes} bytes: allowed are 1 to {self.slab_bytes} (slab_bytes)")
+            raise RecordSizeError(
+                f"record of {size_bytes} bytes: allowed are 1 to {self.slab_bytes} (slab_bytes)"
+            )
         slot_bytes = slot_bytes_for(size_bytes)
         open_slabs = self._open.setdefault(slot_bytes, {})
         if not open_slabs:
@@ -134,11 +138,15 @@ class SlotPool:
     def smallest_slab(self, size_bytes: int) -> int | None:
         """The slab of another class with the fewest used slots: the cheapest to take over."""
         slot_bytes = slot_bytes_for(size_bytes)
-        others = [(slab.used, number) for number, slab in self._slabs.items() if slab.slot_bytes != slot_bytes]
+        others = [
+            (slab.used, number) for number, slab in self._slabs.items() if slab.slot_bytes != slot_bytes
+        ]
         return min(others)[1] if others else None
 
     def slots_in(self, slab: int) -> Iterator[int]:
-        return (slab * SLAB_SLOTS_MAX + position for position, used in enumerate(self._slabs[slab].flags) if used)
+        return (
+            slab * SLAB_SLOTS_MAX + position for position, used in enumerate(self._slabs[slab].flags) if used
+        )
 
     def used_bytes(self) -> int:
         return sum(slab.used * slab.slot_bytes for slab in self._slabs.values())

@@ -75,7 +75,10 @@ def main(socket: str, ledger: str, seed: str) -> None:
 def ledger_lines(path: Path) -> list[tuple[int, int]]:
     """(chain, blocks acknowledged) of all complete lines."""
     text = path.read_text() if path.exists() else ""
-    return [(int(a), int(b)) for a, b in (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))]
+    return [
+        (int(a), int(b))
+        for a, b in (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    ]
 
 
 if __name__ == "__main__":
