@@ -12,8 +12,9 @@ CONNECTOR_FORMAT = 1  # part of every namespace: raise it when the bytes of a re
 
 # ---- calls to the daemon ---------------------------------------------------------------
 LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
-LOAD_TIMEOUT_S = 5.0  # from the step that asks for a load to its last byte, slower tiers included
-SAVE_TIMEOUT_S = 5.0  # one call of the save thread; the engine does not wait for it
+LOAD_TIMEOUT_S = 3.0  # from the step that asks for a load to its last byte, slower tiers included
+SAVE_TIMEOUT_S = 1.0  # one call of the save thread: what a hanging daemon keeps finished blocks occupied
+CALL_TIMEOUT_S = 1.0  # what a load thread waits for an answer, on top of the wait it asked for
 SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up a step
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
 LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire

@@ -101,10 +101,7 @@ class SchedulerHalf:
             self._plan = plan_for(kv_cache_config, vllm_config)
         except Unsupported as reason:
             guard.say_once(f"this model's KV is not stored: {reason}")
-        self._sync = settings.load == "sync"
-        if self._sync and self._plan is not None and len(self._plan.groups) > 1:
-            self._sync = False
-            guard.say_once("load = sync needs a model with one KV group; loads are asynchronous")
+        self._sync = settings.load == "sync" and self._may_load_synchronously()
         self._weights = DigestInBackground(self._digest_weights, self._weights_unknown)
         self._weights.wait(limits.WEIGHTS_START_WAIT_S)
         self._ranks: dict[tuple[int, int], Rank] = {}
@@ -120,6 +117,18 @@ class SchedulerHalf:
         self._new_draining: list[str] = []
         self._last_saves: list[Save] = []  # of requests that finished since the last step
         self._withheld: dict[str, int] = {}  # synchronous loads: ranks that have not reported
+
+    def _may_load_synchronously(self) -> bool:
+        """A synchronous load can fail inside its step. vLLM copes with that for one KV group, and
+        only where no later step was planned already: it would deliver what that step sampled."""
+        reason = ""
+        if self._plan is not None and len(self._plan.groups) > 1:
+            reason = "a model with one KV group"
+        elif self._config.max_concurrent_batches > 1:
+            reason = "an engine without asynchronous scheduling and pipeline stages"
+        if reason:
+            self.guard.say_once(f"load = sync needs {reason}; loads are asynchronous")
+        return not reason
 
     # ---- becoming ready ------------------------------------------------------------------
 

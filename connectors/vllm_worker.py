@@ -173,7 +173,7 @@ class WorkerHalf:
         jobs: list[tuple[str, Callable[[Line], None], float]] = [
             ("save", self._save_loop, self._settings.save_timeout_s)
         ]
-        load_timeout_s = self._settings.load_timeout_s
+        load_timeout_s = min(self._settings.load_timeout_s, limits.CALL_TIMEOUT_S)
         jobs += [(f"load-{n}", self._load_loop, load_timeout_s) for n in range(self._settings.load_threads)]
         for name, loop, timeout_s in jobs:
             line = self._line(timeout_s, name)

@@ -63,6 +63,9 @@ SHAPES = {
     "synchronous loads on two ranks": {"ranks": 2, "extra": {"load": "sync"}},
     "synchronous saves": {"extra": {"save": "sync"}},
     "no prefix caching": {"prefix_caching": False},
+    "a step ahead": {"ahead": True},
+    "a step ahead, two groups": {"ahead": True, "window": 40},
+    "a step ahead, synchronous loads asked for": {"ahead": True, "extra": {"load": "sync"}},
 }
 
 
@@ -107,6 +110,20 @@ def test_a_hit_is_never_shorter_than_the_window(worlds: Callable[..., World], st
     settle(second)
     assert second.sums["loaded_blocks"] == 10 + 3  # full blocks 0..9, window blocks 7, 8, 9
     assert second.connector._scheduler._world == 1
+
+
+@pytest.mark.parametrize("shape", [{"window": 40}, {"ahead": True}], ids=["two groups", "a step ahead"])
+def test_synchronous_loads_only_where_vllm_can_take_them_back(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any]
+) -> None:
+    """With several groups, or with steps planned ahead, loads are asynchronous whatever was asked for."""
+    filler = worlds(**shape)
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    world = worlds(**shape, extra={"load": "sync"})
+    world.ask("a", prompt(1, 200))
+    orders = world.scheduler.schedule().kv_connector_metadata
+    assert [load.sync for load in orders.loads] == [False]
 
 
 @pytest.mark.parametrize("bad", [0, 6, 11], ids=["first", "middle", "last"])

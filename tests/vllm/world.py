@@ -16,6 +16,7 @@ import hashlib
 import pickle
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -43,7 +45,8 @@ GARBAGE = -1
 
 @dataclass
 class Shape:
-    """What kind of engine. window: tokens of a second, sliding-window group; None for one group."""
+    """What kind of engine. window: tokens of a second, sliding-window group; None for one group.
+    ahead: the scheduler plans a step before it has seen what the last one sampled, as it does on accelerators."""
 
     ranks: int = 1
     window: int | None = None
@@ -52,6 +55,7 @@ class Shape:
     sequences: int = 8
     role: str = "kv_both"
     prefix_caching: bool = True
+    ahead: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -63,7 +67,7 @@ class World:
         init_none_hash(sha256)
         self.kv = _kv_config(shape)
         self.config = _config(model, shape)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if shape.ahead else Scheduler)(
             vllm_config=self.config,
             kv_cache_config=self.kv,
             log_stats=True,
@@ -93,6 +97,8 @@ class World:
         self.steps = 0
         self.abort_chance = 0.0
         self.idle = False
+        self._texts: dict[str, list[int]] = {}  # what the workers know of each request
+        self._flying: deque[tuple[Any, Any]] = deque()  # steps done, whose results the scheduler has not seen
 
     # ---- asking ----
 
@@ -146,10 +152,11 @@ class World:
                     kv_connector_output=self._after(worker, output),
                 )
             )
-        total = self._aggregator.aggregate(results)
-        for engine_outputs in self.scheduler.update_from_output(output, total).values():
-            for one in engine_outputs.outputs:
-                self.outputs[one.request_id] += one.new_token_ids
+        self._flying.append((output, self._aggregator.aggregate(results)))
+        while len(self._flying) > (1 if self.shape.ahead and not self.idle else 0):
+            for engine_outputs in self.scheduler.update_from_output(*self._flying.popleft()).values():
+                for one in engine_outputs.outputs:
+                    self.outputs[one.request_id] += one.new_token_ids
         if self.abort_chance and self._draw.random() < self.abort_chance and self.scheduler.running:
             victim = self._draw.choice(self.scheduler.running).request_id
             self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
@@ -178,10 +185,16 @@ class World:
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for new in output.scheduled_new_reqs:
+            self._texts[new.req_id] = list(new.prompt_token_ids)
+        for name, told in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+            prompt_tokens = self.requests[name].num_prompt_tokens
+            if name in cached.resumed_req_ids:
+                self._texts[name] = list(self.requests[name].all_token_ids)
+            del self._texts[name][prompt_tokens + told :]
         sampled = []
         for name, count in output.num_scheduled_tokens.items():
-            request, start = self.requests[name], starts[name]
-            tokens = list(request.all_token_ids)
+            start, tokens = starts[name], self._texts[name]
             tables = self.scheduler.kv_cache_manager.get_block_ids(name)
             sound = all(
                 self._reads_true(rank, group, tokens, tables[group], start)
@@ -193,6 +206,7 @@ class World:
                     self._write(rank, group, tokens, tables[group], range(start, start + count), sound)
             done = start + count >= len(tokens)
             sampled.append(([next_token(tokens)] if sound else [VOCABULARY]) if done else [])
+            tokens += sampled[-1]
         return sampled
 
     def _reads_true(self, rank: int, group: int, tokens: list[int], table: list[int], start: int) -> bool:
@@ -333,6 +347,7 @@ def _config(model: Path, shape: Shape) -> VllmConfig:
         ),
         device_config=DeviceConfig("cpu"),
     )
+    config.scheduler_config.async_scheduling = shape.ahead
     config.parallel_config.tensor_parallel_size = shape.ranks
     config.parallel_config.world_size = shape.ranks
     return config
