@@ -166,6 +166,14 @@ def test_rooms_import_no_tests_and_no_benchmarks() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_room_is_checked_and_shipped() -> None:
+    """mypy checks every room that has code, no room that has none, and the wheel contains them all."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    with_code = {room for room in ROOMS if python_files(room)}
+    assert set(tool["mypy"]["packages"]) == with_code
+    assert set(tool["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(ROOMS)
+
+
 def test_functions_fit_a_screen() -> None:
     """No function is longer than 70 lines."""
     long = [
