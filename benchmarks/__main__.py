@@ -10,10 +10,10 @@ from kvstore import cli
 
 
 def main() -> int:
-    """The first exit code that is not 0."""
+    """Options go to `kvstore bench`; with -o json both print a document. The first exit code that is not 0."""
     code = cli.main(["bench", *sys.argv[1:]])
     if code == cli.OK and importlib.util.find_spec("vllm") is not None:
-        code = miss_overhead.main([])
+        code = miss_overhead.main(["-o", "json"] if "json" in sys.argv else [])
     return code
 
 
