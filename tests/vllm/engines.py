@@ -16,6 +16,11 @@ from tests.running import ROOT, environment
 
 START_TIMEOUT_S = 120
 BLOCK_TOKENS = 32
+PATIENT = {
+    "lookup_timeout_s": 5,
+    "load_timeout_s": 30,
+    "save_timeout_s": 30,
+}  # for machines that are busy with other tests
 
 
 @dataclass
@@ -67,7 +72,7 @@ class EngineHost:
                 "kv_connector_module_path": "connectors.vllm",
                 "kv_role": role,
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"kvstore_socket": str(socket), **(extra or {})},
+                "kv_connector_extra_config": {"kvstore_socket": str(socket), **PATIENT, **(extra or {})},
             }
         self.order({"do": "start", "options": settings}, START_TIMEOUT_S)
 
