@@ -85,6 +85,7 @@ class Adoption:
     def _finish(self) -> None:
         self.done = True
         self._room.nvme_ready = True
+        self._room.gone.clear()
         gc.freeze()
         gc.enable()
         if self._foreign and self._room.nvme is not None:
@@ -109,6 +110,8 @@ class Adoption:
                     yield current, rows
                 digest, rows = key[:NAMESPACE_BYTES], []
                 current = self._namespaces.found(key, record.size_bytes)
+            if key in self._room.gone:
+                continue  # read into this slice before it went
             if current is None or current.record_bytes != record.size_bytes:
                 self._foreign.append(key)
             else:

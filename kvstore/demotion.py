@@ -10,6 +10,7 @@ is tried again after DEMOTE_RETRY_S.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kvstore.blocks import Block
@@ -25,6 +26,9 @@ from kvstore.counters import Counters
 from kvstore.promotion import Io
 from kvstore.room import Room
 from tiers.base import Put, Record
+from tiers.errors import TierError
+
+log = logging.getLogger("kvstore.demotion")
 
 
 class Demoter:
@@ -77,7 +81,7 @@ class Demoter:
         """A few blocks of one namespace, pinned, out of the queue's front."""
         batch: list[Block] = []
         for block in self._room.demoting:
-            if block in self._writing:
+            if block in self._writing or block.key in self._room.deleting:
                 continue
             if batch and block.namespace is not batch[0].namespace:
                 break
@@ -88,24 +92,33 @@ class Demoter:
         for block in batch:
             block.pins += 1
             self._writing.add(block)
+            self._room.doomed.pop(block.key, None)  # its row is about to be replaced
         return batch
 
     def _submit(self, batch: list[Block], victims: list[bytes], attempts: int) -> None:
         arena = self._room.arena
         items = [(arena.record(block.slot), arena.view(block.slot)) for block in batch]
         self._io.submit(
-            lambda: self._write(items, victims), lambda results: self._written(batch, results, attempts)
+            lambda: self._write(items, victims),
+            lambda results: self._written(batch, victims, results, attempts),
+            failed=[Put.FAILED] * len(batch),
         )
 
     def _write(self, items: list[tuple[Record, memoryview]], victims: list[bytes]) -> list[Put]:
-        """In an I/O thread."""
+        """In an I/O thread. A refused delete raises: then nothing is written."""
         nvme = self._room.nvme
         assert nvme is not None
         if victims:
-            nvme.delete(victims)
+            try:
+                nvme.delete(victims)
+            except TierError as error:
+                log.warning("NVMe refuses to delete: %s", error)
+                return [Put.FAILED] * len(items)
         return nvme.put(items)
 
-    def _written(self, batch: list[Block], results: list[Put], attempts: int) -> None:
+    def _written(self, batch: list[Block], deleted: list[bytes], results: list[Put], attempts: int) -> None:
+        if deleted:
+            self._room.deleted(deleted, done=any(result is not Put.FAILED for result in results))
         again = [block for block, result in zip(batch, results, strict=True) if result is Put.NO_ROOM]
         victims: list[bytes] = []
         if again and attempts > 1:
@@ -130,6 +143,7 @@ class Demoter:
             self._room.arrived_in_nvme(block)
         else:
             self._counters.demote_failed += 1
+            self._room.doom(block)
             self._room.undemoted[block] = None
             self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

@@ -6,6 +6,8 @@
 Loads go before stores: what an engine waits for is `urgent`, what we do on the side is
 not. `work` runs in a thread and returns a value; `done` gets it back on the engine's
 thread, through the `post` that the owner supplies (an event loop's call_soon_threadsafe).
+Work that raises is answered with the value its submitter gave for that case: whoever
+counts jobs and pins blocks must hear of the end of each.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class IoPool:
 
     def __init__(self, threads: int, post: Callable[[Callable[[], None]], object]) -> None:
         self._post = post
-        self._urgent: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
-        self._ordinary: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._urgent: deque[tuple[Callable[[], Any], Callable[[Any], None], Any]] = deque()
+        self._ordinary: deque[tuple[Callable[[], Any], Callable[[Any], None], Any]] = deque()
         self._wake = threading.Condition()
         self._closed = False
         self._threads = [
@@ -35,10 +37,12 @@ class IoPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None:
-        """Run `work` in a thread, then `done(result)` on the engine's thread."""
+    def submit(
+        self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
+    ) -> None:
+        """Run `work` in a thread, then `done(result)` on the engine's thread; `done(failed)` if it raises."""
         with self._wake:
-            (self._urgent if urgent else self._ordinary).append((work, done))
+            (self._urgent if urgent else self._ordinary).append((work, done, failed))
             self._wake.notify()
 
     def close(self) -> None:
@@ -58,12 +62,12 @@ class IoPool:
                     self._wake.wait()
                 if self._closed:
                     return
-                work, done = (self._urgent or self._ordinary).popleft()
+                work, done, failed = (self._urgent or self._ordinary).popleft()
             try:
                 result = work()
-            except Exception:  # a bug: the work of a tier answers, it does not raise
+            except Exception:  # a bug, or a record its tier cannot hold: tiers answer, they do not raise
                 log.exception("I/O work failed")
-                continue
+                result = failed
             try:
                 self._post(lambda done=done, result=result: done(result))  # type: ignore[misc]
             except RuntimeError:  # the loop is closed: nobody waits for this any more

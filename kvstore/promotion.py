@@ -33,7 +33,9 @@ Waiter = Callable[[Block | None], None]  # the block in DRAM, or None if it will
 class Io(Protocol):
     """What the engine needs of `kvstore.iopool.IoPool`; tests run work in place."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None: ...
+    def submit(
+        self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
+    ) -> None: ...
 
 
 class Promoter:
@@ -99,7 +101,7 @@ class Promoter:
 
     def _verify(self, block: Block, urgent: bool) -> None:
         verify = self._room.arena.verify
-        self._io.submit(lambda: verify(block.slot), lambda ok: self._verified(block, ok), urgent)
+        self._io.submit(lambda: verify(block.slot), lambda ok: self._verified(block, ok), False, urgent)
 
     def _start(self, block: Block, waiter: Waiter) -> None:
         block.pins += 1
@@ -159,7 +161,15 @@ class Promoter:
             count = min(LOAD_BATCH_RECORDS, -(-len(self._queue) // self._jobs_max))
             batch = [self._queue.popleft() for _ in range(count)]
             self._jobs += 1
-            self._io.submit(lambda b=batch: self._read(b), lambda r, b=batch: self._loaded(b, r), True)  # type: ignore[misc]
+            self._submit(batch)
+
+    def _submit(self, batch: list[tuple[Block, int]]) -> None:
+        self._io.submit(
+            lambda: self._read(batch),
+            lambda results: self._loaded(batch, results),
+            failed=[(Get.FAILED, b"")] * len(batch),
+            urgent=True,
+        )
 
     def _read(self, batch: list[tuple[Block, int]]) -> list[tuple[Get, bytes]]:
         """In an I/O thread: fill the slots."""
@@ -185,5 +195,6 @@ class Promoter:
             self._counters.corrupt_nvme += 1
         elif result is Get.FAILED:
             self._counters.promote_failed += 1
+            self._room.doom(block)
         if block.where & IN_NVME:
             self._room.left_nvme(block)

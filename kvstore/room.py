@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from kvstore import index
 from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
@@ -43,6 +44,9 @@ class Room:
         self.nvme = nvme
         self.nvme_ready = nvme is not None  # its free slots are known: it may be written
         self.demoting: OrderedDict[Block, None] = OrderedDict()  # in DRAM only, on the way to NVMe
+        self.doomed: dict[bytes, None] = {}  # rows on NVMe that the index gave up, not yet deleted
+        self.deleting: set[bytes] = set()  # … whose deletion is under way
+        self.gone: set[bytes] = set()  # rows that went while the rows were being read at the start
         self.undemoted: OrderedDict[Block, None] = OrderedDict()  # NVMe refused them; may be dropped
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self._namespaces = namespaces
@@ -98,7 +102,9 @@ class Room:
 
     def queue_demotion(self, block: Block) -> None:
         """Have a block written down to NVMe, if it is in DRAM only and known to be true."""
-        if self.nvme is not None and not block.where & IN_NVME and block not in self.unverified:
+        if self.nvme is None or block.where & IN_NVME or block in self.unverified:
+            return
+        if not self.deleting or block.key not in self.deleting:  # or the late delete would take the new row
             self.demoting[block] = None
 
     def left_dram(self, block: Block) -> None:
@@ -111,8 +117,18 @@ class Room:
         self._left(block, IN_DRAM)
 
     def left_nvme(self, block: Block) -> None:
-        """Forget the NVMe copy; the caller deletes the row, or knows that it is gone."""
+        """Forget the NVMe copy; the caller deletes or dooms the row, or knows that it is gone."""
+        if not self.nvme_ready:
+            self.gone.add(block.key)
         self._left(block, IN_NVME)
+
+    def doom(self, block: Block) -> None:
+        """NVMe could not read or write this block: whatever row it has is to be deleted."""
+        key = block.key
+        if block.where & IN_NVME:
+            self.left_nvme(block)
+        if key not in self.deleting:
+            self.doomed[key] = None
 
     def _left(self, block: Block, bit: int) -> None:
         parent = block.parent
@@ -191,23 +207,38 @@ class Room:
 
         The index forgets them at once; the caller deletes their rows before it writes.
         """
-        keys: list[bytes] = []
-        for block in self.policy(IN_NVME, namespace).victims():
-            keys.append(self._evict_from_nvme(block))
+        keys = list(islice(self.doomed, count))
+        for block in self.policy(IN_NVME, namespace).victims() if len(keys) < count else ():
+            keys.append(block.key)
+            self._counters.evicted_nvme += 1
+            self.left_nvme(block)
             if len(keys) == count:
-                return keys
-        if keys or self.nvme is None:
-            return keys
-        blocks = [self.block_of(key) for key in self.nvme.reclaim(namespace.record_bytes)]
-        if any(block is None or block.pins for block in blocks):
+                break
+        return self._to_delete(keys or self._nvme_slab(namespace))
+
+    def deleted(self, keys: list[bytes], done: bool) -> None:
+        """What became of keys that `nvme_victims` named; those that stay are tried again."""
+        self.deleting.difference_update(keys)
+        if not done:
+            self.doomed.update(dict.fromkeys(keys))
+
+    def _to_delete(self, keys: list[bytes]) -> list[bytes]:
+        for key in keys:
+            self.doomed.pop(key, None)
+        self.deleting.update(keys)
+        return keys
+
+    def _nvme_slab(self, namespace: Namespace) -> list[bytes]:
+        """Everything in the cheapest slab of another size class; nothing if any of it is in use."""
+        keys = self.nvme.reclaim(namespace.record_bytes) if self.nvme is not None else []
+        blocks = [self.block_of(key) for key in keys]
+        if any(block is not None and block.pins for block in blocks) or not self.deleting.isdisjoint(keys):
             return []
-        return [self._evict_from_nvme(block) for block in blocks if block is not None]
+        for block in blocks:
+            if block is not None and block.where & IN_NVME:
+                self._counters.evicted_nvme += 1
+                self.left_nvme(block)
+        return keys
 
     def nvme_records(self) -> int:
         return self.nvme.stats().records if self.nvme is not None else 0
-
-    def _evict_from_nvme(self, block: Block) -> bytes:
-        self._counters.evicted_nvme += 1
-        key = block.key
-        self.left_nvme(block)
-        return key

@@ -8,20 +8,38 @@ from typing import Any
 
 from tiers.base import Get, Put, Record, Tier, TierStats
 from tiers.checksum import digest
+from tiers.errors import TierError
 
 
 class SteppedIo:
     """Runs submitted work only when told to, in an order the test chooses."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.waiting: list[tuple[Callable[[], Any] | None, Callable[[Any], None], Any]] = []
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], urgent: bool = False) -> None:
-        self.waiting.append((work, done))
+    def submit(
+        self, work: Callable[[], Any], done: Callable[[Any], None], failed: Any, urgent: bool = False
+    ) -> None:
+        self.waiting.append((work, done, failed))
 
     def step(self, position: int = 0) -> None:
-        work, done = self.waiting.pop(position)
-        done(work())
+        """Both halves of one job, at once."""
+        self.half_step(position)
+        if self.waiting and self.waiting[-1][0] is None:
+            _, done, result = self.waiting.pop()
+            done(result)
+
+    def half_step(self, position: int = 0) -> None:
+        """Do the work of a job, whose end is told later; or tell the end of one."""
+        work, done, failed = self.waiting.pop(position)
+        if work is None:
+            done(failed)
+            return
+        try:
+            result = work()
+        except ValueError:
+            result = failed
+        self.waiting.append((None, done, result))
 
     def run(self) -> None:
         while self.waiting:
@@ -90,6 +108,8 @@ class FaultyTier(Tier):
         self.rows[key] = (record, bytes([data[0] ^ 1]) + data[1:])
 
     def delete(self, keys: Sequence[bytes]) -> int:
+        if self._fails():
+            raise TierError("fake: delete refused")
         return sum(self.rows.pop(key, None) is not None for key in keys)
 
     def reclaim(self, size_bytes: int) -> list[bytes]:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore import adoption
+from kvstore import adoption, demotion
 from kvstore.blocks import BROKEN_PREFIX, IN_NVME
 from kvstore.engine import Engine
 from kvstore.leases import Acquired, Reserved, Session
@@ -34,6 +34,7 @@ def content(namespace: int, hashed: bytes) -> bytes:
 
 
 adoption.ADOPT_SLICE_ROWS = 3  # so that requests arrive between the slices of a start
+demotion.EVICT_AHEAD_SHARE = 4  # so that a small tier evicts ahead, too
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -126,6 +127,12 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, pick: int) -> None:
         if self.io.waiting:
             self.io.step(pick % len(self.io.waiting))
+
+    @rule(pick=st.integers(0, 99))
+    def half_step(self, pick: int) -> None:
+        """A thread is through with its work, and the engine hears of it later."""
+        if self.io.waiting:
+            self.io.half_step(pick % len(self.io.waiting))
 
     @rule(steps=st.integers(1, 9))
     def load_more_rows(self, steps: int) -> None:
