@@ -119,9 +119,10 @@ class Tier(ABC):
 
     @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> int:
-        """Forget records; answers how many were held. Unknown keys are no error.
+        """Forget all of these records; answers how many were held. Unknown keys are no error.
 
-        Changes state; may block briefly. Bytes may stay on the medium until reused.
+        Changes state; may block briefly. Bytes may stay on the medium until reused. Raises
+        TierError when the medium refused: then what was asked may still be held.
         """
 
     @abstractmethod

@@ -28,7 +28,7 @@ from pathlib import Path
 from tiers.base import Get, Put, Record, SizeClass, Tier, TierStats
 from tiers.constants import NVME_ROW_BYTES_EST, NVME_SCAN_ROWS, SLAB_BYTES, SLOT_BYTES_MIN
 from tiers.direct import Direct, DiskIO
-from tiers.errors import OpenError, RecordSizeError
+from tiers.errors import OpenError, RecordSizeError, TierError
 from tiers.nvme_directory import NvmeCounters, NvmeDirectory, slab_count_for
 from tiers.nvme_home import Home, read_marker
 from tiers.rows import HEAD, PARENT_AT, Rows, rebuild
@@ -133,7 +133,16 @@ class NvmeTier(Tier):
         return answers
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        return sum(directory.delete(keys) for directory in self.directories)
+        held = 0
+        refused: TierError | None = None
+        for directory in self.directories:  # one that refuses does not keep the others from forgetting
+            try:
+                held += directory.delete(keys)
+            except TierError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        return held
 
     def reclaim(self, size_bytes: int) -> list[bytes]:
         if any(directory.free_for(size_bytes)[0] for directory in self.directories):

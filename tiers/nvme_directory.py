@@ -177,7 +177,7 @@ class NvmeDirectory:
                     or old.slot in self._pins
                 ):
                     return None
-                if not self._drop([key]):
+                if not self._drop({key: old}):
                     return None
                 slot = self._take(size_bytes)
             if slot is not None:
@@ -236,11 +236,23 @@ class NvmeDirectory:
     # -- forgetting --------------------------------------------------------------
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        """Forget records; answers how many were held. 0 when the rows cannot be written."""
+        """Forget records; answers how many were held.
+
+        Raises TierError where rows cannot be read or written: then none of them is forgotten.
+        """
         with self._lock:
-            self._ensure_restored()
             self._heal()
-            return self._drop(list(dict.fromkeys(keys)))
+            self._ensure_restored()
+            held: dict[bytes, Row] = {}
+            for key in dict.fromkeys(keys):
+                found = self._find(key)
+                if isinstance(found, Row):
+                    held[key] = found
+                elif found is not Get.MISS:
+                    raise RowsError(f"nvme directory {self.path}: its rows cannot be read now")
+            if not self._drop(held):
+                raise RowsError(f"nvme directory {self.path}: its rows cannot be written now")
+            return len(held)
 
     def reclaim(self, size_bytes: int) -> list[bytes]:
         """Keys of the emptiest slab of another size class; [] where there is room or none such."""
@@ -422,17 +434,17 @@ class NvmeDirectory:
             return False
         return True
 
-    def _drop(self, keys: Sequence[bytes]) -> int:
-        held = {key: row for key in keys if (row := self._row(key)) is not None}
+    def _drop(self, held: dict[bytes, Row]) -> bool:
+        """Delete these rows; False when they stay, and nothing changed."""
         if not self._apply({}, list(held)):
-            return 0
+            return False
         if not self._restored:
             self._early.update({row.slot: row for row in held.values()})
-            return len(held)
+            return True
         for row in held.values():
             self._free(row)
         self._records -= len(held)
-        return len(held)
+        return True
 
     def _heal(self) -> None:
         """Reopen rows that failed to be written, once it is time and there is room."""
@@ -553,7 +565,7 @@ class NvmeDirectory:
             self.counters.corrupt += 1
             _log.warning("nvme directory %s: record %s is corrupt: dropped", self.path, key.hex())
             if self._row(key) == row:
-                self._drop([key])
+                self._drop({key: row})
 
     def _count_error(self, doing: str, error: Exception) -> None:
         self.counters.io_errors += 1

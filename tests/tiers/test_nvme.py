@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import mmap
@@ -18,8 +19,9 @@ from tiers import direct, nvme_slabs
 from tiers.base import Get, Put
 from tiers.constants import NVME_RETRY_S
 from tiers.direct import DiskIO
+from tiers.errors import TierError
 from tiers.nvme import NvmeTier, capacity_for
-from tiers.rows import Row, Rows
+from tiers.rows import Row, Rows, RowsError
 
 SLAB_BYTES = 1 << 20
 SIZE = 100_000
@@ -320,6 +322,50 @@ def test_no_row_points_to_a_slot_that_is_written(opener: Opener) -> None:
     assert (disk.wrong, disk.writes) == ([], 2 * PER_SLAB + 5)
 
 
+@pytest.mark.parametrize("broken", ["apply", "get"])
+def test_a_refused_delete_raises_and_forgets_nothing(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Where rows cannot be written or read, a delete raises, everything stays, and a later one works."""
+
+    def failing(*_args: object) -> None:
+        raise RowsError("EIO")
+
+    clock = Clock()
+    tier = opener(clock=clock)
+    put(tier, 0)
+    put(tier, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, broken, failing)
+        with pytest.raises(TierError, match="nvme directory"):
+            tier.delete([key(0), key(1)])
+    assert (read(tier, 0), read(tier, 1), tier.stats().records) == (Get.HIT, Get.HIT, 2)
+    clock.now += NVME_RETRY_S
+    assert tier.delete([key(0), key(1), key(9)]) == 2
+    assert read(tier, 0) is Get.MISS and tier.check() == []
+
+
+def test_a_directory_that_refuses_a_delete_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several directories those that are well forget what they hold, and the delete still raises."""
+    tier = NvmeTier([tmp_path / "a", tmp_path / "b"], capacity_for(3, SLAB_BYTES), SLAB_BYTES)
+    tier.put([record(n, SIZE) for n in range(10)])
+    sick = tier.directories[0]._rows
+    real = Rows.apply
+
+    def failing(rows: Rows, *args: object) -> None:
+        if rows is sick:
+            raise RowsError("EIO")
+        real(rows, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rows, "apply", failing)
+    with pytest.raises(TierError, match="/a: "):
+        tier.delete([key(n) for n in range(10)])
+    assert [directory.stats()[0] for directory in tier.directories] == [5, 0]
+    tier.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 96 MiB that can really be filled."""
@@ -345,7 +391,8 @@ def test_a_full_disk_is_survived(opener: Opener, small_disk: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, DiskIO().free_bytes(small_disk))
     answers = set()
     for number in range(3000):  # rows must go to a log that cannot grow
-        tier.delete([key(number % count)])
+        with contextlib.suppress(TierError):
+            tier.delete([key(number % count)])
         answers.add(put(tier, number % count))
         if Put.FAILED in answers:
             break
