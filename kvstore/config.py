@@ -198,6 +198,8 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
                 f"{name}.capacity_bytes",
                 f"must hold one slab ({name}.slab_bytes = {exact_size(slab_bytes)})",
             )
+    if nvme.directories and nvme.slab_bytes < dram.slab_bytes:
+        yield "nvme.slab_bytes", f"must be at least dram.slab_bytes ({exact_size(dram.slab_bytes)})"
     row_bytes = nvme.slab_bytes // SLOT_BYTES_MIN * NVME_ROW_BYTES_EST
     if nvme.slab_bytes <= nvme.capacity_bytes < nvme.slab_bytes + row_bytes:
         least = exact_size(nvme.slab_bytes + row_bytes)

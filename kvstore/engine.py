@@ -31,7 +31,16 @@ from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
-from kvstore.leases import Acquired, ReadLease, ReadSlot, Reserved, Session, WriteLease, WriteSlot
+from kvstore.leases import (
+    Acquired,
+    LeaseWaiter,
+    ReadLease,
+    ReadSlot,
+    Reserved,
+    Session,
+    WriteLease,
+    WriteSlot,
+)
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.policies.lru import LeafLru
 from kvstore.promotion import Io, Promoter
@@ -157,7 +166,7 @@ class Engine:
                 lease.hold(position, block)
             else:
                 lease.outstanding += 1
-                self.promoter.want(block, lambda b, at=position: lease.settle(at, b))  # type: ignore[misc]
+                self.promoter.want(block, LeaseWaiter(lease, position))
         lease.outstanding -= 1
         if lease.outstanding == 0:
             lease.expire()
@@ -166,13 +175,15 @@ class Engine:
     def prefetch(self, number: int, hashes: bytes) -> int:
         """Start bringing blocks into DRAM; answers how many are on the way."""
         namespace = self.namespaces.get(number)
-        started = 0
+        coming = 0
         for block_hash in self._split(namespace, hashes):
             block = namespace.blocks.get(block_hash)
-            if block is not None and block.where and not self.promoter.is_ready(block):
-                self.promoter.want(block, lambda _: None, patient=False)
-                started += 1
-        return started
+            if block is None or not block.where or self.promoter.is_ready(block):
+                continue
+            if not self.promoter.prefetch(block):
+                break  # no room: nor for those behind it
+            coming += 1
+        return coming
 
     # -- writing --
 
@@ -184,6 +195,8 @@ class Engine:
             raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
         if len(set(asked)) != len(asked) or parent in asked:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
+        if index.would_cycle(namespace, parent, asked):
+            raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         lease = WriteLease(self._next_lease(), namespace, {}, {}, {})
         slots: list[WriteSlot] = []
         full = False

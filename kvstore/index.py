@@ -48,6 +48,19 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
     )
 
 
+def would_cycle(namespace: Namespace, parent: bytes, hashes: list[bytes]) -> bool:
+    """Whether hanging this run under `parent` would close a circle, which no true chain can."""
+    ghosts = {
+        h for h in hashes if (block := namespace.blocks.get(h)) is not None and block.children is not None
+    }
+    above = namespace.blocks.get(parent) if ghosts and parent else None
+    while above is not None:
+        if above.hash in ghosts:
+            return True
+        above = above.parent
+    return False
+
+
 def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
     """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
     block = namespace.blocks.get(block_hash)

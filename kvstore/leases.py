@@ -103,3 +103,16 @@ class ReadLease:
         if not self.finished:
             self.finished = True
             self._finish(self)
+
+
+class LeaseWaiter(NamedTuple):
+    """One position of a read lease, waiting for its block."""
+
+    lease: ReadLease
+    position: int
+
+    def __call__(self, block: Block | None, /) -> None:
+        self.lease.settle(self.position, block)
+
+    def is_waiting(self) -> bool:
+        return not self.lease.finished

@@ -27,7 +27,16 @@ from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
 
 T = TypeVar("T")
-Waiter = Callable[[Block | None], None]  # the block in DRAM, or None if it will not come
+
+
+class Waiter(Protocol):
+    """Somebody who wants a block."""
+
+    def __call__(self, block: Block | None, /) -> None:
+        """Told once: the block, which is in DRAM, or None if it will not come."""
+
+    def is_waiting(self) -> bool:
+        """Whether the answer still matters; if not, no room is made for the block."""
 
 
 class Io(Protocol):
@@ -50,7 +59,7 @@ class Promoter:
         self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
-        self._starved: deque[Block] = deque()  # no room in DRAM when they were asked for
+        self._starved: dict[int, deque[Block]] = {}  # by size class: DRAM was full when they were asked for
 
     @property
     def underway(self) -> int:
@@ -65,10 +74,10 @@ class Promoter:
         """Whether a client may read the block from its arena slot now."""
         return bool(block.where & IN_DRAM) and block not in self._room.unverified
 
-    def want(self, block: Block, waiter: Waiter, patient: bool = True) -> None:
+    def want(self, block: Block, waiter: Waiter) -> None:
         """Tell `waiter` when the block is in DRAM and true. May answer before returning.
 
-        When DRAM has no room for it, a patient waiter waits for room, another is told None.
+        When DRAM has no room for it, who is still waiting then waits for room.
         """
         waiters = self._waiters.get(block)
         if waiters is not None:
@@ -79,12 +88,29 @@ class Promoter:
             self._start(block, waiter)
             self._verify(block, urgent=True)
         else:
-            self._load(block, waiter, patient)
+            self._load(block, waiter)
+
+    def prefetch(self, block: Block) -> bool:
+        """Start bringing a block into DRAM for nobody in particular; False if there is no room."""
+        if block not in self._waiters:
+            self.want(block, NOBODY)
+        return block in self._waiters or self.is_ready(block)
 
     def feed(self) -> None:
         """Something may have left DRAM: start the loads that waited for room, in order."""
-        while self._starved and (slot := self._slot(self._starved[0])) is not None:
-            self._queue.append((self._starved.popleft(), slot))
+        for size_class, starved in list(self._starved.items()):
+            while starved:
+                block = starved[0]
+                if not any(waiter.is_waiting() for waiter in self._waiters[block]):
+                    starved.popleft()
+                    self._finish(block, False)
+                    continue
+                slot = self._slot(block)
+                if slot is None:
+                    break
+                self._queue.append((starved.popleft(), slot))
+            if not starved and self._starved.get(size_class) is starved:
+                del self._starved[size_class]
         self._pump()
 
     def verify_next(self) -> None:
@@ -92,10 +118,11 @@ class Promoter:
         wanted = [b for b in islice(self._room.unverified, VERIFY_JOBS_MAX * 2) if b not in self._waiters]
         for block in wanted[: VERIFY_JOBS_MAX - self._proofs]:
             self._proofs += 1
-            self._start(block, self._proven)
+            self._start(block, _Proof(self))
             self._verify(block, urgent=False)
 
-    def _proven(self, _block: Block | None) -> None:
+    def proven(self) -> None:
+        """One of them is through."""
         self._proofs -= 1
         self.verify_next()
 
@@ -136,19 +163,20 @@ class Promoter:
         else:
             waiter(None)
 
-    def _load(self, block: Block, waiter: Waiter, patient: bool) -> None:
-        if not block.where & IN_NVME or len(self._queue) + len(self._starved) >= LOADS_WAITING_MAX:
+    def _load(self, block: Block, waiter: Waiter) -> None:
+        if not block.where & IN_NVME or len(self._waiters) >= LOADS_WAITING_MAX:
             waiter(None)
             return
+        starved = self._starved.get(block.namespace.slot_bytes)
         self._start(block, waiter)
-        slot = None if self._starved else self._slot(block)
+        slot = None if starved else self._slot(block)
         if slot is not None:
             self._queue.append((block, slot))
             self._pump()
             return
         self._counters.promote_no_room += 1
-        if patient:
-            self._starved.append(block)
+        if waiter.is_waiting():
+            self._starved.setdefault(block.namespace.slot_bytes, deque()).append(block)
         else:
             self._finish(block, False)
 
@@ -198,3 +226,24 @@ class Promoter:
             self._room.doom(block)
         if block.where & IN_NVME:
             self._room.left_nvme(block)
+
+
+class _Nobody:
+    def __call__(self, block: Block | None, /) -> None:
+        pass
+
+    def is_waiting(self) -> bool:
+        return False
+
+
+class _Proof(_Nobody):
+    """Waits for a verification only to have the next one started."""
+
+    def __init__(self, promoter: Promoter) -> None:
+        self._promoter = promoter
+
+    def __call__(self, block: Block | None, /) -> None:
+        self._promoter.proven()
+
+
+NOBODY = _Nobody()

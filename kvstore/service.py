@@ -30,7 +30,7 @@ from kvstore.iopool import IoPool
 from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
 from kvstore.storage import Storage
-from tiers.errors import OpenError, TierError
+from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.service")
 
@@ -112,8 +112,9 @@ class Service:
         try:
             while self.engine.adoption.step():
                 await asyncio.sleep(0)
-        except TierError as error:
-            self.failure = str(error)
+        except Exception as error:  # whatever it is: half an index must not be served from
+            log.exception("reading the rows of NVMe failed")
+            self.failure = f"reading the rows of NVMe failed: {error}"
             self._stop.set()
             return
         log.info("adopted", extra={"adopt_s": round(time.monotonic() - started_s, 3)})

@@ -56,6 +56,7 @@ class FaultyTier(Tier):
         self.fault_rate = fault_rate
         self.rows: dict[bytes, tuple[Record, bytes]] = {}
         self.scanning = False
+        self.raises = False  # puts raise, as a tier with a bug would
         self._random = random.Random(seed)
 
     def _fails(self) -> bool:
@@ -75,6 +76,8 @@ class FaultyTier(Tier):
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
         assert not self.scanning, "written to before its free slots are known"
+        if self.raises:
+            raise ValueError("fake: a put that raises")
         answers = []
         for record, view in items:
             if self._fails():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.engine import Engine
+from kvstore.errors import BadRequest
+from kvstore.iopool import IoPool
 from kvstore.leases import Acquired, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
 from tests.engine.fakes import FaultyTier, SteppedIo
@@ -215,5 +218,57 @@ def test_a_prefetch_does_not_wait_for_room(two_tiers: Node) -> None:
     two_tiers.io.run()
     two_tiers.acquire("a0", "a1", "a2")
     two_tiers.acquire("b0")
-    two_tiers.engine.prefetch(two_tiers.space, b"a3".ljust(8))
+    assert two_tiers.engine.prefetch(two_tiers.space, b"a3".ljust(8)) == 0
     assert two_tiers.engine.promoter.underway == 0
+
+
+def test_a_load_nobody_waits_for_holds_up_no_other(two_tiers: Node) -> None:
+    """A lease that expired while its load waited for room gives way to one that still waits."""
+    two_tiers.put("a0", "a1", "a2", "a3")
+    two_tiers.io.run()
+    two_tiers.put("b0", "b1")
+    two_tiers.io.run()
+    held = [two_tiers.acquire(name).lease for name in ("a0", "a1", "b0", "b1")]
+    answers: list[Acquired] = []
+    hashes = [name.encode().ljust(8) for name in ("a2", "a3")]
+    gone = two_tiers.engine.acquire(two_tiers.session, two_tiers.space, hashes[0], answers.append)
+    two_tiers.engine.acquire(two_tiers.session, two_tiers.space, hashes[1], answers.append)
+    gone.expire()
+    two_tiers.engine.release(two_tiers.session, held[3])
+    two_tiers.io.run()
+    assert [answer.slots[0] is not None for answer in answers] == [False, True]
+    assert two_tiers.engine.counters.promoted == 1
+
+
+def test_blocks_that_are_their_own_ancestors_are_refused(dram_only: Node) -> None:
+    """A client that lies about parents cannot make a circle that no eviction would ever open."""
+    dram_only.put("a1", parent="a0")
+    with pytest.raises(BadRequest):
+        dram_only.put("a0", parent="a1")
+
+
+def test_work_that_raises_ends_its_job(tmp_path: Path) -> None:
+    """A tier that raises out of a put counts as one that failed: pins and jobs are given back."""
+    nvme = FaultyTier(6)
+    node = Node(tmp_path / "arena", 1, nvme)
+    nvme.raises = True
+    node.put("a0", "a1")
+    node.io.run()
+    assert node.engine.counters.demote_failed == 2
+    assert node.engine.check() == []
+    node.arena.close(unlink=True)
+
+
+def test_a_pool_answers_for_work_that_raises() -> None:
+    """The submitter hears of the end of its job even when the job raised."""
+    posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    pool = IoPool(1, posted.put)
+    heard: list[str] = []
+
+    def work() -> str:
+        raise OSError("no")
+
+    pool.submit(work, heard.append, failed="failed")
+    posted.get(timeout=5)()
+    pool.close()
+    assert heard == ["failed"]
