@@ -17,8 +17,8 @@ What a caller may rely on:
 * after Unavailable, calls fail at once without a system call until the backoff is over,
   then the next one reconnects; namespaces are registered again by themselves;
 * any thread may call: one call is on the wire at a time, the others wait for it within their
-  own deadline. Copies are not serialised. Use a second client where a long `wait_s` would be
-  in the way of short calls;
+  own deadline. Copies are not serialised. A lease whose closing finds no turn in time is given
+  back by the next call. Use a second client where a long `wait_s` would be in the way of short calls;
 * a forked child may call too: it connects anew. Leases stay with the process that made them.
 
 Light on purpose: importing this costs a few milliseconds; the rest comes with the first call.
@@ -217,7 +217,8 @@ class Client:
                 connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent), deadline
             )
             slots = self._write_slots(connection, answer, namespace.record_bytes)
-        return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
+            # With the lock held: until the lease says that it writes, `close` must not drop the owner lock.
+            return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
 
     def acquire(self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0) -> ReadLease:
         """Hold blocks in DRAM for reading, promoting them from slower tiers.
@@ -322,11 +323,11 @@ class Client:
     def commit_lease(self, connection: Connection, lease: int, checksums: Mapping[int, bytes]) -> int:
         """Close a write lease: commit these indexes, abort the others. Raises Unavailable, Refused."""
         indexes, joined = list(checksums), b"".join(checksums.values())
-        return _count(self._call_on(connection, lambda w, _: w.Commit(lease, indexes, joined)))
+        return _count(self._close_lease(connection, lease, lambda w, _: w.Commit(lease, indexes, joined)))
 
     def release_lease(self, connection: Connection, lease: int) -> None:
         """Close a read lease. Raises Unavailable, Refused."""
-        self._call_on(connection, lambda w, _: w.Release(lease))
+        self._close_lease(connection, lease, lambda w, _: w.Release(lease))
 
     # -- inside --
 
@@ -350,13 +351,19 @@ class Client:
         with self._locked(deadline):
             return self._ask(self._connect(deadline), namespaces, make, deadline)
 
-    def _call_on(self, connection: Connection, make: Callable[[Any, list[int]], wire.Request]) -> Any:
-        """A call that only makes sense on the connection its lease was made on."""
+    def _close_lease(
+        self, connection: Connection, lease: int, make: Callable[[Any, list[int]], wire.Request]
+    ) -> Any:
+        """On the connection the lease was made on. If the wire stays busy, the next call gives it back."""
         deadline = time.monotonic() + self._timeout_s
-        with self._locked(deadline):
-            if connection.lost:
-                raise Unavailable("the connection that this lease belongs to was lost")
-            return self._ask(connection, (), make, deadline)
+        try:
+            with self._locked(deadline):
+                if connection.lost:
+                    raise Unavailable("the connection that this lease belongs to was lost")
+                return self._ask(connection, (), make, deadline)
+        except Unavailable:
+            connection.owe(lease)
+            raise
 
     def _connect(self, deadline: float) -> Connection:
         """The connection; a new one if there is none. Called with the lock held."""
@@ -388,6 +395,7 @@ class Client:
         from kvstore import wire
 
         try:
+            connection.settle(deadline)
             ids = [self._namespace_id(connection, namespace, deadline) for namespace in namespaces]
             return connection.exchange(make(wire, ids), deadline)
         except Refused:

@@ -5,7 +5,7 @@
 Every step has the deadline of the call it serves. After a step that failed the state of the
 stream is unknown, so the connection is closed and never used again.
 
-Not thread-safe: the client locks. Imported with the first call and not with the client,
+Not thread-safe, `owe` aside: the client locks. Imported with the first call and not with the client,
 because msgspec and logging cost more to import than everything else together.
 """
 
@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 
 import msgspec
 
@@ -25,6 +26,7 @@ from kvstore.errors import Refused, Unavailable
 
 log = logging.getLogger("kvstore.client")
 
+OWED_PER_CALL_MAX = 64  # leases given back ahead of one request
 _RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
 _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
 
@@ -40,6 +42,7 @@ class Connection:
         self.namespace_ids: dict[object, int] = {}
         self.instance = ""
         self.lost = False
+        self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
         self._view: ArenaView | None = None
         self._lock: OwnerLock | None = None
         self._out = bytearray(_RECEIVE_BYTES)
@@ -69,7 +72,24 @@ class Connection:
             raise Refused("not_attached", "this client was made with attach=False")
         return self._lock
 
+    def owe(self, lease: int) -> None:
+        """Give this lease back (uncommitted, if it is one for writing) ahead of the next call.
+
+        For who cannot wait for the wire: takes no lock, from any thread or destructor. After
+        the connection was lost it has no effect: the daemon took everything back.
+        """
+        if not self.lost:
+            self._owed.append(lease)
+
     # -- calls --
+
+    def settle(self, deadline: float) -> None:
+        """Give back leases that are owed. Raises Unavailable (and is closed)."""
+        for _ in range(min(len(self._owed), OWED_PER_CALL_MAX)):
+            try:
+                self.exchange(wire.Release(self._owed.popleft()), deadline)
+            except Refused as error:
+                log.warning("a lease could not be given back: %s", error)
 
     def exchange(self, request: wire.Request, deadline: float) -> wire.Answer:
         """Send a request, return its answer (never Error). Raises Unavailable (and is closed), Refused."""

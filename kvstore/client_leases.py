@@ -6,7 +6,9 @@
 A lease belongs to the connection it was made on. When that connection is lost the daemon
 takes the slots back: a commit then raises Unavailable, and `valid()` tells a reader whether
 the bytes it copied were still the right ones. A write lease must always be closed (commit,
-abort or the end of its `with`): until then the daemon does not hand its slots out again.
+abort or the end of its `with`): until then the daemon does not hand its slots out again. One
+that is dropped instead keeps its slots until the connection ends, because somebody may still
+hold their views; a dropped read lease is given back by the client's next call.
 
 A lease is used by one thread at a time, and by the process that made it.
 """
@@ -200,3 +202,8 @@ class ReadLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)  # it may be missing: __init__ may have failed
+        if connection is not None:
+            connection.owe(self._number)
