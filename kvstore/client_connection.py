@@ -1,9 +1,13 @@
 """One connection of a client: attach, then one frame out and one frame in at a time.
 
-    connect ─▶ Hello ─▶ Welcome + fd ─▶ lock the owner byte ─▶ map the arena ─▶ exchange, exchange, …
+    connect ─▶ whose? ─▶ Hello ─▶ Welcome + fd ─▶ lock the owner byte ─▶ map the arena ─▶ exchange, …
 
 Every step has the deadline of the call it serves. After a step that failed the state of the
 stream is unknown, so the connection is closed and never used again.
+
+Whatever listens on the socket could claim to be the daemon, and hand out KV of its own making.
+So its user must be ours or root, as the kernel saw it when it began to listen. Only root's
+tools, which take nothing from the arena, may ask anybody's daemon.
 
 Not thread-safe, `owe` aside: the client locks. Imported with the first call and not with the client,
 because msgspec and logging cost more to import than everything else together.
@@ -15,6 +19,7 @@ import array
 import logging
 import os
 import socket
+import struct
 import time
 from collections import deque
 
@@ -28,6 +33,7 @@ log = logging.getLogger("kvstore.client")
 
 OWED_PER_CALL_MAX = 64  # leases given back ahead of one request
 _RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
 
 
@@ -51,6 +57,7 @@ class Connection:
         try:
             self._set_timeout(deadline)
             self._socket.connect(path)
+            self._require_trusted(attach)
             self._attach(label, attach, view, deadline)
         except BaseException as error:
             self.close()
@@ -160,8 +167,15 @@ class Connection:
             raise ConnectionError("connection closed by the daemon")
         return count
 
+    def _require_trusted(self, attach: bool) -> None:
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, _ = _UCRED.unpack(credentials)
+        ours = os.geteuid()
+        if uid not in (0, ours) and (attach or ours != 0):
+            raise ConnectionError(f"it runs as uid {uid}; only uid {ours} and root are trusted")
+
     def _attach(self, label: str, attach: bool, view: ArenaView | None, deadline: float) -> None:
-        hello = wire.Hello(wire.PROTOCOL_VERSION, label[: wire.LABEL_CHARS_MAX], os.getpid(), attach)
+        hello = wire.Hello(wire.PROTOCOL_VERSION, label[: wire.LABEL_CHARS_MAX], attach)
         self._set_timeout(deadline)
         try:
             self._socket.sendall(wire.encode_frame(hello))
@@ -172,6 +186,11 @@ class Connection:
             welcome = wire.welcome_decoder.decode(payload)
             if isinstance(welcome, wire.Error):
                 raise Refused(welcome.code, welcome.message)
+            if welcome.protocol != wire.PROTOCOL_VERSION:
+                raise Refused(
+                    "wrong_protocol",
+                    f"the daemon speaks protocol {welcome.protocol}, this client {wire.PROTOCOL_VERSION}",
+                )
             self.instance = welcome.instance
             if attach:
                 if len(fds) != 1:

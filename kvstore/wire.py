@@ -3,7 +3,7 @@
     frame    │ u32 LE payload length │ payload: msgpack array, its first element the tag │
 
     client                                    daemon
-      │  Hello(protocol, label, pid, attach) ─▶ │   peer uid checked (SO_PEERCRED)
+      │  Hello(protocol, label, attach) ──────▶ │   each checked the other's uid (SO_PEERCRED)
       │ ◀─ Welcome(…) + arena fd (SCM_RIGHTS)   │   or Error, and the connection closes
       │  request ─▶                             │
       │ ◀─ one answer per request, in order     │   an Error answers one request; the
@@ -64,7 +64,6 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
 
     protocol: int
     label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
-    pid: int
     attach: bool = True
 
 

@@ -36,7 +36,7 @@ class Peer:
         self.socket.settimeout(5)
         self.socket.connect(str(path))
         if hello:
-            self.socket.sendall(wire.encode_frame(wire.Hello(wire.PROTOCOL_VERSION, "peer", os.getpid())))
+            self.socket.sendall(wire.encode_frame(wire.Hello(wire.PROTOCOL_VERSION, "peer")))
             answer = wire.welcome_decoder.decode(self.receive())
             assert isinstance(answer, wire.Welcome)
 
@@ -136,7 +136,7 @@ def test_garbage_instead_of_frames(daemon: Daemon, peer: Peer, caplog: Any) -> N
         (wire.HEADER.pack(wire.HELLO_BYTES_MAX + 1), "bad_frame"),
         (wire.HEADER.pack(3) + b"\xc1\xc1\xc1", "bad_frame"),
         (bytes(wire.encode_frame(wire.Ping())), "bad_frame"),
-        (bytes(wire.encode_frame(wire.Hello(999, "future", 1))), "wrong_protocol"),
+        (bytes(wire.encode_frame(wire.Hello(999, "future"))), "wrong_protocol"),
         (b"", "too_slow"),
         (wire.HEADER.pack(50) + b"half", "too_slow"),
     ],
@@ -333,7 +333,7 @@ def test_a_thousand_connections(daemon: Daemon) -> None:
     for _ in range(1000, OWNER_MAX):
         peers.append(Peer(daemon.socket_path))
     refused = Peer(daemon.socket_path, hello=False)
-    refused.socket.sendall(wire.encode_frame(wire.Hello(wire.PROTOCOL_VERSION, "", 1)))
+    refused.socket.sendall(wire.encode_frame(wire.Hello(wire.PROTOCOL_VERSION, "")))
     assert refused.error() == "too_many_connections"
     for peer in [*peers, refused]:
         peer.socket.close()
