@@ -60,6 +60,7 @@ require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
 
 # ---- engine (kvstore/engine.py, room.py, promotion.py, demotion.py) ---------------------
 NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
+STATUS_NAMESPACES_MAX = 256  # namespaces a status lists, those with most blocks first: it must fit a frame
 SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
 LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row
 LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire answers a miss

@@ -24,10 +24,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from heapq import nlargest
 
 from kvstore import index
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.constants import STATUS_NAMESPACES_MAX
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
@@ -75,6 +77,7 @@ class Engine:
         self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max, self.promoter.feed)
         self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
+        self._io = io
         self._lease_number = 0
 
     # -- sessions --
@@ -260,6 +263,9 @@ class Engine:
         self.promoter.verify_next()
         self.demoter.retry()
         self.promoter.feed()
+        names = self.namespaces.snapshot()
+        if names is not None:
+            self._io.submit(lambda: self.namespaces.save(names), lambda _: None, failed=None)
 
     def adopt(self, wait: bool = True) -> None:
         """Start from what the tiers hold, once, before the first session.
@@ -286,6 +292,7 @@ class Engine:
             "demoting_blocks": len(self.room.demoting),
             "unverified_blocks": len(self.room.unverified),
             "adopting": not self.adoption.done,
+            "namespaces_total": len(self.namespaces),
             "namespaces": [
                 {
                     "digest": n.digest.hex(),
@@ -294,7 +301,7 @@ class Engine:
                     "blocks": len(n.blocks),
                     "fields": n.spec.fields,
                 }
-                for n in self.namespaces
+                for n in nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
             ],
         }
 

@@ -5,8 +5,10 @@ namespace is the digest of everything that must be equal for bytes to be reusabl
 client computes it (see `connectors`), and we keep its readable fields for reports.
 
 The registry survives restarts in one small file, `namespaces.json`, rewritten by
-write-to-temp, sync, rename, sync-directory whenever a namespace is added. Losing it loses
-only names: digests and sizes come back from the tiers' own rows.
+write-to-temp, sync, rename, sync-directory soon after a namespace was added. Losing it
+loses only names: digests and sizes come back from the tiers' own rows. When the registry
+is full, a namespace without blocks makes room: first one that nobody asked for in this
+daemon's life, then the one asked for longest ago.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ class NamespaceSpec(msgspec.Struct, frozen=True):
 class Namespace:
     """A registered namespace and the blocks this node knows of it."""
 
-    __slots__ = ("blocks", "id", "slot_bytes", "spec", "writing")
+    __slots__ = ("blocks", "id", "registered", "slot_bytes", "spec", "writing")
 
     def __init__(self, number: int, spec: NamespaceSpec) -> None:
         self.id = number
+        self.registered = False  # by a client, in this daemon's life
         self.spec = spec
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks: dict[bytes, Block] = {}
@@ -68,29 +71,33 @@ class NamespaceRegistry:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._by_digest: dict[bytes, Namespace] = {}
-        self._by_id: list[Namespace] = []
-        for spec in self._read():
+        self._by_id: dict[int, Namespace] = {}
+        self._next_id = 0
+        self.changed = False  # `save` has something to do
+        for spec in self._read()[-NAMESPACES_MAX:]:
             self._add(spec)
 
     def __iter__(self) -> Iterator[Namespace]:
-        return iter(self._by_id)
+        return iter(self._by_id.values())
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def get(self, number: int) -> Namespace:
         """Raises UnknownNamespace."""
-        if 0 <= number < len(self._by_id):
-            return self._by_id[number]
+        namespace = self._by_id.get(number)
+        if namespace is not None:
+            return namespace
         raise UnknownNamespace(f"namespace {number}: not registered on this connection's daemon")
 
     def register(self, spec: NamespaceSpec) -> Namespace:
         """The namespace of this digest, added if new. Raises NamespaceConflict."""
         known = self._by_digest.get(spec.digest)
         if known is None:
+            self._make_room()
             known = self._add(spec)
-            self._write()
-            return known
+            self.changed = True
+        known.registered = True
         if (known.record_bytes, known.hash_bytes) != (spec.record_bytes, spec.hash_bytes):
             raise NamespaceConflict(
                 f"namespace {spec.digest.hex()}: registered with record_bytes={known.record_bytes} "
@@ -98,16 +105,20 @@ class NamespaceRegistry:
             )
         if spec.fields and not known.spec.fields:
             known.spec = spec
-            self._write()
+            self.changed = True
         return known
 
     def found(self, key: bytes, record_bytes: int) -> Namespace | None:
         """The namespace of a key that a tier holds; added if only the tier knows it.
 
-        None if the key cannot belong to it (another record size).
+        None if the key cannot belong to it (another record size), or no more namespaces fit.
         """
         known = self._by_digest.get(key[:NAMESPACE_BYTES])
         if known is None:
+            try:
+                self._make_room()
+            except NamespaceConflict:
+                return None
             digest, hash_bytes = key[:NAMESPACE_BYTES], len(key) - NAMESPACE_BYTES
             known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes))
         return known if known.record_bytes == record_bytes else None
@@ -117,12 +128,21 @@ class NamespaceRegistry:
         return self._by_digest.get(key[:NAMESPACE_BYTES])
 
     def _add(self, spec: NamespaceSpec) -> Namespace:
-        if len(self._by_id) >= NAMESPACES_MAX:
-            raise NamespaceConflict(f"too many namespaces: {NAMESPACES_MAX} are allowed")
-        namespace = Namespace(len(self._by_id), spec)
-        self._by_id.append(namespace)
+        namespace = Namespace(self._next_id, spec)
+        self._next_id += 1
+        self._by_id[namespace.id] = namespace
         self._by_digest[spec.digest] = namespace
         return namespace
+
+    def _make_room(self) -> None:
+        """Raises NamespaceConflict when NAMESPACES_MAX of them have blocks."""
+        if len(self._by_id) < NAMESPACES_MAX:
+            return
+        empty = [n for n in self._by_id.values() if not n.blocks and not n.writing]
+        if not empty:
+            raise NamespaceConflict(f"too many namespaces: {NAMESPACES_MAX} have blocks, no more are allowed")
+        namespace = min(empty, key=lambda n: (n.registered, n.id))
+        del self._by_id[namespace.id], self._by_digest[namespace.digest]
 
     def _read(self) -> list[NamespaceSpec]:
         if self._path is None or not self._path.exists():
@@ -133,13 +153,21 @@ class NamespaceRegistry:
             log.warning("namespace names are lost, bytes are not: %s: %s", self._path, error)
             return []
 
-    def _write(self) -> None:
+    def snapshot(self) -> bytes | None:
+        """What is to be saved, if anything changed since the last time; for `save`."""
+        if self._path is None or not self.changed:
+            return None
+        self.changed = False
+        return msgspec.json.encode([namespace.spec for namespace in self._by_id.values()])
+
+    def save(self, content: bytes) -> None:
+        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises."""
         if self._path is None:
             return
         temporary = self._path.with_suffix(".tmp")
         try:
             with open(temporary, "wb") as file:
-                file.write(msgspec.json.encode([namespace.spec for namespace in self._by_id]))
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)

@@ -67,6 +67,7 @@ class Service:
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
                 await self.door.stop()
+            self._save_names()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
             adopting.cancel()
         finally:
@@ -105,6 +106,11 @@ class Service:
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         self.engine = Engine(storage.arena, storage.nvme, namespaces, io, jobs_max=threads)
         self.engine.adopt(wait=False)
+
+    def _save_names(self) -> None:
+        names = self.engine.namespaces.snapshot()
+        if names is not None:
+            self.engine.namespaces.save(names)
 
     async def _adopt(self) -> None:
         """Read the rows of NVMe into the index, between requests."""

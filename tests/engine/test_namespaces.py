@@ -1,0 +1,72 @@
+"""The registry of namespaces: what it keeps, what it gives up, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore import index, namespaces
+from kvstore.blocks import IN_DRAM
+from kvstore.errors import NamespaceConflict, UnknownNamespace
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+
+
+def spec(number: int, record_bytes: int = 4096) -> NamespaceSpec:
+    return NamespaceSpec(number.to_bytes(16, "big"), record_bytes, 32, 16, {"model": str(number)})
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 4)
+
+
+def test_names_survive_a_restart(tmp_path: Path) -> None:
+    """What was saved is there again, with its readable fields."""
+    registry = NamespaceRegistry(tmp_path / "names.json")
+    registry.register(spec(1))
+    content = registry.snapshot()
+    assert content is not None
+    registry.save(content)
+    assert registry.snapshot() is None
+    assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(1)]
+
+
+def test_a_damaged_file_loses_names_only(tmp_path: Path) -> None:
+    """A registry that cannot be read starts empty, and records bring their namespace back."""
+    (tmp_path / "names.json").write_text("{")
+    registry = NamespaceRegistry(tmp_path / "names.json")
+    found = registry.found(spec(1).digest + b"h" * 32, 4096)
+    assert found is not None
+    assert registry.register(spec(1)) is found
+    assert found.spec.fields == {"model": "1"}
+
+
+def test_empty_namespaces_make_room(tmp_path: Path) -> None:
+    """A full registry gives up what holds nothing, longest unasked first, and never what has blocks."""
+    registry = NamespaceRegistry()
+    made = [registry.register(spec(number)) for number in range(4)]
+    index.arrived(made[0], b"h" * 32, b"", IN_DRAM)
+    registry.register(spec(9))
+    assert registry.get(made[0].id) is made[0]
+    with pytest.raises(UnknownNamespace):
+        registry.get(made[1].id)
+    assert len(registry) == 4
+
+
+def test_too_many_with_blocks_are_refused() -> None:
+    """When every namespace holds blocks a new one is refused, and a record of one is not adopted."""
+    registry = NamespaceRegistry()
+    for number in range(4):
+        index.arrived(registry.register(spec(number)), b"h" * 32, b"", IN_DRAM)
+    with pytest.raises(NamespaceConflict):
+        registry.register(spec(9))
+    assert registry.found(spec(9).digest + b"h" * 32, 4096) is None
+
+
+def test_another_record_size_is_a_conflict() -> None:
+    """One digest has one record size."""
+    registry = NamespaceRegistry()
+    registry.register(spec(1))
+    with pytest.raises(NamespaceConflict):
+        registry.register(spec(1, record_bytes=8192))
