@@ -181,26 +181,10 @@ class Arena:
         A proposal, valid until the next change. Never names a slot that is being written.
         """
         size_bytes = max(size_bytes, self._slot_bytes_min)
-        if self._pool.has_room(size_bytes):
+        if self._pool.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
             return []
-        slab = self._pool.smallest_slab(size_bytes)
-        busy = self._owners.slabs()
-        if slab is not None and slab not in busy:
-            return list(self._pool.slots_in(slab))
-        others = [
-            slots
-            for number in range(self.layout.slab_count)
-            if number not in busy and (slots := self._slots_of_another_class(number, size_bytes))
-        ]
-        return min(others, key=len, default=[])
-
-    def _slots_of_another_class(self, slab: int, size_bytes: int) -> list[int]:
-        """The used slots of a slab, [] where it is unassigned or cut for this size already."""
-        try:
-            slots = list(self._pool.slots_in(slab))
-        except KeyError:  # the pool knows no slots of an unassigned slab
-            return []
-        return [] if self._pool.locate(slots[0])[2] == slot_bytes_for(size_bytes) else slots
+        slab = self._pool.smallest_slab(size_bytes, busy=self._owners.slabs())
+        return [] if slab is None else list(self._pool.slots_in(slab))
 
     # -- owners --------------------------------------------------------------------------
 

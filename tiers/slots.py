@@ -17,7 +17,7 @@ Not thread-safe: the owner (arena, NVMe directory) locks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from tiers.base import SizeClass
 from tiers.errors import RecordSizeError
@@ -54,6 +54,8 @@ class SlotPool:
         self._unassigned = list(range(slab_count - 1, -1, -1))
         self._slabs: dict[int, _Slab] = {}
         self._open: dict[int, dict[int, None]] = {}  # class -> slabs with a free slot
+        self._members: dict[int, set[int]] = {}  # class -> its slabs; no entry without one
+        self._used: dict[int, int] = {}  # class -> used slots; those without a slab may be missing
 
     def slots_per_slab(self, slot_bytes: int) -> int:
         return self.slab_bytes // slot_bytes
@@ -87,6 +89,7 @@ class SlotPool:
         position = slab.free.pop()
         slab.flags[position] = 1
         slab.used += 1
+        self._used[slot_bytes] += 1
         if not slab.free:
             del open_slabs[number]
         return number * SLAB_SLOTS_MAX + position
@@ -98,6 +101,7 @@ class SlotPool:
         assert slab.flags[position], f"slot {slot} given back twice"
         slab.flags[position] = 0
         slab.used -= 1
+        self._used[slab.slot_bytes] -= 1
         if slab.used:
             slab.free.append(position)
             self._open[slab.slot_bytes][number] = None
@@ -105,6 +109,10 @@ class SlotPool:
         del self._slabs[number]
         self._open[slab.slot_bytes].pop(number, None)
         self._unassigned.append(number)
+        members = self._members[slab.slot_bytes]
+        members.remove(number)
+        if not members:
+            del self._members[slab.slot_bytes]
 
     def mark(self, slot: int, size_bytes: int) -> bool:
         """Claim one particular slot while restoring; False if it cannot be what it says.
@@ -125,23 +133,38 @@ class SlotPool:
         return True
 
     def settle(self) -> None:
-        """Rebuild the free lists from what was marked."""
+        """Rebuild the free lists and the classes from what was marked."""
         self._slabs = {number: slab for number, slab in self._slabs.items() if slab.used}
         self._unassigned = [n for n in range(self.slab_count - 1, -1, -1) if n not in self._slabs]
         self._open.clear()
+        self._members.clear()
+        self._used.clear()
         for number, slab in self._slabs.items():
+            self._members.setdefault(slab.slot_bytes, set()).add(number)
+            self._used[slab.slot_bytes] = self._used.get(slab.slot_bytes, 0) + slab.used
             slab.free = [p for p in range(len(slab.flags) - 1, -1, -1) if not slab.flags[p]]
             open_slabs = self._open.setdefault(slab.slot_bytes, {})
             if slab.free:
                 open_slabs[number] = None
 
-    def smallest_slab(self, size_bytes: int) -> int | None:
-        """The slab of another class with the fewest used slots: the cheapest to take over."""
+    def has_other_class(self, size_bytes: int) -> bool:
+        """Whether a slab is cut for another size than this."""
+        return len(self._members) > (slot_bytes_for(size_bytes) in self._members)
+
+    def smallest_slab(self, size_bytes: int, busy: Set[int] = frozenset()) -> int | None:
+        """The slab of another class with the fewest used slots: the cheapest to take over.
+
+        None of `busy`. Looks at the slabs of other classes only.
+        """
         slot_bytes = slot_bytes_for(size_bytes)
-        others = [
-            (slab.used, number) for number, slab in self._slabs.items() if slab.slot_bytes != slot_bytes
-        ]
-        return min(others)[1] if others else None
+        others = (
+            (self._slabs[number].used, number)
+            for its_slot_bytes, members in self._members.items()
+            if its_slot_bytes != slot_bytes
+            for number in members
+            if number not in busy
+        )
+        return min(others, default=(0, None))[1]
 
     def slots_in(self, slab: int) -> Iterator[int]:
         return (
@@ -149,16 +172,14 @@ class SlotPool:
         )
 
     def used_bytes(self) -> int:
-        return sum(slab.used * slab.slot_bytes for slab in self._slabs.values())
+        return sum(slot_bytes * used for slot_bytes, used in self._used.items())
 
     def classes(self) -> tuple[SizeClass, ...]:
-        """Slots of every class that owns a slab, smallest first."""
-        totals: dict[int, list[int]] = {}
-        for slab in self._slabs.values():
-            row = totals.setdefault(slab.slot_bytes, [0, 0])
-            row[0] += self.slots_per_slab(slab.slot_bytes)
-            row[1] += slab.used
-        return tuple(SizeClass(size, total, used) for size, (total, used) in sorted(totals.items()))
+        """Slots of every class that owns a slab, smallest first. Does not look at the slabs."""
+        return tuple(
+            SizeClass(slot_bytes, len(members) * self.slots_per_slab(slot_bytes), self._used[slot_bytes])
+            for slot_bytes, members in sorted(self._members.items())
+        )
 
     def check(self) -> list[str]:
         """One line per violated invariant."""
@@ -169,12 +190,21 @@ class SlotPool:
             free = [p for p, used in enumerate(slab.flags) if not used]
             if sorted(slab.free) != free or slab.used + len(free) != self.slots_per_slab(slab.slot_bytes):
                 problems.append(f"slots: slab {number}: used + free is not {len(slab.flags)}")
+            if number not in self._members.get(slab.slot_bytes, ()):
+                problems.append(f"slots: slab {number}: not in its class")
             if bool(slab.free) != (number in self._open.get(slab.slot_bytes, {})):
                 problems.append(f"slots: slab {number}: free list and open list disagree")
+        if sum(map(len, self._members.values())) != len(self._slabs) or not all(self._members.values()):
+            problems.append("slots: the classes have slabs that are not assigned")
+        for slot_bytes, used in self._used.items():
+            if used != sum(self._slabs[number].used for number in self._members.get(slot_bytes, ())):
+                problems.append(f"slots: {used} slots of {slot_bytes} bytes are not what is used")
         return problems
 
     def _assign(self, number: int, slot_bytes: int) -> _Slab:
         slab = _Slab(slot_bytes, self.slots_per_slab(slot_bytes))
         self._slabs[number] = slab
         self._open.setdefault(slot_bytes, {})[number] = None
+        self._members.setdefault(slot_bytes, set()).add(number)
+        self._used.setdefault(slot_bytes, 0)
         return slab

@@ -60,6 +60,17 @@ class PoolMachine(RuleBasedStateMachine):
         if slab is not None:
             assert set(self.pool.slots_in(slab)) == {slot for slot in self.taken if slot >> 16 == slab}
 
+    @rule(size_bytes=SIZES, busy=st.sets(st.integers(0, SLABS - 1)))
+    def smallest_slab_is_not_busy(self, size_bytes: int, busy: set[int]) -> None:
+        used: dict[int, int] = {}
+        for slot, size in self.taken.items():
+            if slot_bytes_for(size) != slot_bytes_for(size_bytes):
+                used[slot >> 16] = used.get(slot >> 16, 0) + 1
+        assert self.pool.has_other_class(size_bytes) == bool(used)
+        slab = self.pool.smallest_slab(size_bytes, busy)
+        allowed = {number: count for number, count in used.items() if number not in busy}
+        assert slab is None if not allowed else allowed[slab or 0] == min(allowed.values())
+
     @invariant()
     def slots_do_not_overlap(self) -> None:
         ranges = []
@@ -96,6 +107,19 @@ def test_a_slab_changes_its_class_when_empty() -> None:
     assert slot is not None and not pool.has_room(SLAB_BYTES)
     pool.give(slot)
     assert pool.take(SLAB_BYTES) is not None
+
+
+def test_a_pool_of_one_class_lists_nothing_to_find_another() -> None:
+    """Asking a full pool of one class for a slab to take over looks at none of its slabs."""
+    pool = SlotPool(SLABS, SLAB_BYTES)
+    while pool.take(SLOT_ALIGN_BYTES) is not None:
+        pass
+    slabs, pool._slabs = pool._slabs, {}  # looking at one would be a KeyError
+    assert not pool.has_other_class(SLOT_ALIGN_BYTES) and pool.smallest_slab(SLOT_ALIGN_BYTES) is None
+    assert pool.has_other_class(SLAB_BYTES)
+    assert [(entry.total, entry.used) for entry in pool.classes()] == [(SLABS * 8, SLABS * 8)]
+    pool._slabs = slabs
+    assert pool.check() == []
 
 
 @pytest.mark.parametrize(("slot", "size_bytes"), [(SLABS << 16, 4096), (-1, 4096), (8, 4096), (0, 0)])
