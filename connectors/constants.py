@@ -26,6 +26,7 @@ LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
 LOAD_THREADS = 2
 LOAD_THREADS_MAX = 16
 SAVE_QUEUE_BYTES = 1 * GIB  # saves waiting for their copy; beyond it blocks are skipped and counted
+SAVE_DELAY_S = 0.003  # a save lets the step that filled its blocks be sampled first: that is the first token
 SAVE_QUEUE_BYTES_MIN = 1 * MIB
 THREAD_JOIN_S = 2.0  # at shutdown
 

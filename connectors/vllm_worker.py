@@ -96,12 +96,13 @@ class LoadTask:
 
 @dataclass(slots=True)
 class SaveTask:
-    """A save on its way. size_bytes: its share of the queue's bound."""
+    """A save on its way. size_bytes: its share of the queue's bound. not_before: see SAVE_DELAY_S."""
 
     save: Save
     specs: Specs
     marks: dict[int, Any]
     size_bytes: int
+    not_before: float
     cancelled: bool = False
     copying: bool = False
 
@@ -234,7 +235,7 @@ class WorkerHalf:
                 self._report.saves[save.number] += 1
                 continue
             marks = {part.group: self._movers[part.group].mark() for part in save.parts}
-            task = SaveTask(save, self._specs, marks, size_bytes)
+            task = SaveTask(save, self._specs, marks, size_bytes, time.monotonic() + limits.SAVE_DELAY_S)
             with self._lock:
                 self._saving[save.number] = task
                 self._queued_bytes += size_bytes
@@ -374,6 +375,7 @@ class WorkerHalf:
 
     def _save_loop(self, line: Line) -> None:
         while (task := self._save_queue.get()) is not None:
+            time.sleep(max(0.0, task.not_before - time.monotonic()))
             self._run_save(line, task)
 
     def _run_save(self, line: Line, task: SaveTask) -> None:
