@@ -12,7 +12,8 @@ with the driver) and copy to and from the slots of `reserve` and `acquire`.
 
 What a caller may rely on:
 
-* every call ends within its deadline (`timeout_s`, plus `wait_s` where there is one);
+* every call ends within its deadline (`timeout_s`, plus `wait_s` where there is one); put and
+  get take one lease after another, and say themselves how long that may last;
 * it raises Unavailable or Refused and nothing else. Wrong argument types are the caller's bug;
 * after Unavailable, calls fail at once without a system call until the backoff is over,
   then the next one reconnects; namespaces are registered again by themselves;
@@ -30,7 +31,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvstore import copying
 from kvstore.client_arena import ArenaView
@@ -65,6 +66,7 @@ BACKOFF_S_MAX = 2.0
 LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
 LEASE_SHARE_MAX = 0.25  # of the arena, per lease of put and get
 LEASE_HASHES_MAX = 4096  # as in kvstore.wire, which is not imported here
+ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
 
 
 class Namespace:
@@ -224,8 +226,10 @@ class Client:
         """Hold blocks in DRAM for reading, promoting them from slower tiers.
 
         Answers when all are ready or known to be misses, at the latest after wait_s (at most
-        60 s): then `pending` tells that some are on their way. At most 4096 hashes. Raises
-        Unavailable, Refused.
+        60 s): then `pending` tells that some are on their way. It is true as well where the
+        connection may not hold all of them at once (half of the arena): the leading ones are
+        held, the rest is None. At least one block is granted where no other lease is open; with
+        others open it may be none, at once. At most 4096 hashes. Raises Unavailable, Refused.
         """
         if not hashes:
             return ReadLease(self, None, 0, [], False)
@@ -269,15 +273,27 @@ class Client:
         buffers: one contiguous buffer of record_bytes per hash. Blocks held already are skipped
         and not counted; a full arena ends the put early. Copies with two threads. Raises
         Unavailable, Refused.
+
+        It takes ceil(bytes / lease) leases; one holds up to 4096 blocks, 512 MiB and a quarter
+        of the arena. Each call of the daemon has its own deadline of timeout_s. After
+        leases x timeout_s no new lease is begun, so that the put, the time of copying aside,
+        lasts at most (leases + 2) x timeout_s; what was stored by then is answered.
         """
         _require_buffers(namespace, hashes, buffers)
-        stored = 0
-        for start, stop in self._batches(len(hashes), namespace.record_bytes):
+        stored, begun = 0, time.monotonic()
+        step = self._blocks_per_lease(namespace) if hashes else 1
+        give_up_at = begun + self._timeout_s * -(-len(hashes) // step)
+        for start in range(0, len(hashes), step):
+            if start and time.monotonic() >= give_up_at:
+                break
+            stop = start + step
             before = hashes[start - 1] if start else parent
             with self.reserve(namespace, hashes[start:stop], before) as lease:
                 slots = lease.slots
                 pairs = [(slot.view, buffers[start + slot.index]) for slot in slots]
+                copy_begun = time.monotonic()
                 digests = _copied(copying.copy_and_digest, pairs, lease.touch)
+                give_up_at += time.monotonic() - copy_begun
                 stored += lease.commit(
                     {slot.index: digest for slot, digest in zip(slots, digests, strict=True)}
                 )
@@ -295,23 +311,36 @@ class Client:
         """Copy leading blocks to host memory; answers how many are there and true.
 
         into: one contiguous writable buffer of record_bytes per hash; what lies behind the
-        answered count is undefined. wait_s: for slower tiers, over the whole call. Copies with
-        two threads. Raises Unavailable, Refused.
+        answered count is undefined. wait_s: for slower tiers (and for other threads' leases, where
+        they leave no room for ours), over the whole call. Copies with two threads. Raises
+        Unavailable, Refused.
+
+        Leases and deadlines are as for `put`: the time of copying aside, it lasts at most
+        (leases + 2) x timeout_s + wait_s, and answers what was copied by then.
         """
         _require_buffers(namespace, hashes, into)
-        give_up_at = time.monotonic() + wait_s
-        copied = 0
-        for start, stop in self._batches(len(hashes), namespace.record_bytes):
-            with self.acquire(
-                namespace, hashes[start:stop], max(0.0, give_up_at - time.monotonic())
-            ) as lease:
+        begun, copied, copy_s = time.monotonic(), 0, 0.0
+        step = self._blocks_per_lease(namespace) if hashes else 1
+        patience_s = wait_s + self._timeout_s * -(-len(hashes) // step)
+        while copied < len(hashes):
+            wait_left_s = max(0.0, begun + wait_s + copy_s - time.monotonic())
+            with self.acquire(namespace, hashes[copied : copied + step], wait_left_s) as lease:
                 run = lease.leading()
+                copy_begun = time.monotonic()
                 _copied(
-                    copying.copy, [(into[start + i], slot.view) for i, slot in enumerate(run)], lease.touch
+                    copying.copy, [(into[copied + i], slot.view) for i, slot in enumerate(run)], lease.touch
                 )
-                copied += min(len(run), lease.valid_count())
-            if copied < stop:
+                copy_s += time.monotonic() - copy_begun
+                true = min(len(run), lease.valid_count())
+            copied += true
+            if true < len(run) or (true < len(lease.slots) and not lease.pending):
                 break
+            if not run and wait_left_s == 0:
+                break
+            if time.monotonic() >= begun + patience_s + copy_s:
+                break
+            if not run:
+                time.sleep(min(ASK_AGAIN_S, wait_left_s))
         return copied
 
     # -- what leases call --
@@ -462,11 +491,10 @@ class Client:
         self._back_off(error)
         return Unavailable(f"kvstore daemon: {error}")
 
-    def _batches(self, count: int, record_bytes: int) -> Iterator[tuple[int, int]]:
-        """Ranges of blocks that one lease of put or get may hold."""
-        lease_bytes = min(LEASE_BYTES_MAX, int(self.arena.size_bytes * LEASE_SHARE_MAX)) if count else 0
-        step = max(1, min(LEASE_HASHES_MAX, lease_bytes // record_bytes))
-        return ((start, min(start + step, count)) for start in range(0, count, step))
+    def _blocks_per_lease(self, namespace: Namespace) -> int:
+        """How many blocks one lease of put or get may hold; connects if need be."""
+        lease_bytes = min(LEASE_BYTES_MAX, int(self.arena.size_bytes * LEASE_SHARE_MAX))
+        return max(1, min(LEASE_HASHES_MAX, lease_bytes // namespace.record_bytes))
 
     def _forget_in_child(self) -> None:
         self._guard = threading.Lock()

@@ -132,7 +132,8 @@ class ReadLease:
     """Records held in DRAM until released. Context manager.
 
     slots: one per hash, None for a miss. pending: some are None only because they are still
-    on their way from a slower tier; ask again later.
+    on their way from a slower tier, or because one connection may not hold as much at once:
+    release, and ask again for those behind `leading`.
     """
 
     __slots__ = ("_arena", "_client", "_connection", "_number", "pending", "slots")

@@ -72,7 +72,8 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._waiting: ReadLease | None = None  # an acquire that is not answered yet
         self._answered = True
         self._wait_timer: asyncio.TimerHandle | None = None
-        self._acquire_bytes = 0
+        self._acquire_bytes = 0  # of a record
+        self._acquire_beyond = 0  # hashes of it that the limit cut off
         self._unread = False
         self._reading = True
         self._closing = False
@@ -287,15 +288,17 @@ class DoorConnection(asyncio.BufferedProtocol):
     def _acquire(self, request: wire.Acquire) -> wire.Answer | None:
         session = self._session_for_lease()
         count = self._count(request.namespace, request.hashes, wire.LEASE_HASHES_MAX)
-        wanted_bytes = count * self._namespaces[request.namespace].record_bytes
-        if wanted_bytes > self._free_lease_bytes():
-            raise LimitExceeded(
-                f"acquire of {wanted_bytes} bytes: {self._free_lease_bytes()} of the "
-                f"{self._door.limits.lease_bytes_max} that one connection may hold are left"
-            )
-        self._acquire_bytes = self._namespaces[request.namespace].record_bytes
+        spec = self._namespaces[request.namespace]
+        allowed = min(count, self._free_lease_bytes() // spec.record_bytes)
+        if not self._lease_bytes:
+            allowed = max(1, allowed)  # or a record larger than the limit could never be read
+        if not allowed:
+            return wire.Acquired(0, [None] * count, True)
+        self._acquire_bytes = spec.record_bytes
+        self._acquire_beyond = count - allowed
         self._answered = False
-        lease = self._engine.acquire(session, request.namespace, request.hashes, self._acquired)
+        hashes = request.hashes[: allowed * spec.hash_bytes]
+        lease = self._engine.acquire(session, request.namespace, hashes, self._acquired)
         if not self._answered and request.wait_ms == 0:
             lease.expire()
         if not self._answered:
@@ -314,7 +317,9 @@ class DoorConnection(asyncio.BufferedProtocol):
             held = sum(slot is not None for slot in acquired.slots)
             self._lease_bytes[acquired.lease] = held * self._acquire_bytes
         slots = cast("list[tuple[int, int, int, int] | None]", acquired.slots)
-        self._send(wire.Acquired(acquired.lease, slots, acquired.pending))
+        # What no limit allowed is worth asking for again, unless a miss before it makes it useless.
+        pending = acquired.pending or (self._acquire_beyond > 0 and None not in slots)
+        self._send(wire.Acquired(acquired.lease, slots + [None] * self._acquire_beyond, pending))
         if late:
             self._go_on()
 
@@ -358,7 +363,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         return self._session
 
     def _free_lease_bytes(self) -> int:
-        return self._door.limits.lease_bytes_max - sum(self._lease_bytes.values())
+        return max(0, self._door.limits.lease_bytes_max - sum(self._lease_bytes.values()))
 
     # -- answers and ends --
 

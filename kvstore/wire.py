@@ -180,7 +180,8 @@ class Reserved(msgspec.Struct, array_like=True, tag=68):
 
 class Acquired(msgspec.Struct, array_like=True, tag=69):
     """slots: (offset, generation offset, generation, tier it came from) or None, one per hash.
-    pending: some are None only because they are still on the way. lease is 0 where all are None."""
+    pending: some are None only because they are still on the way, or because the connection may hold no
+    more at once: ask again, after releasing. lease is 0 where all are None."""
 
     lease: int
     slots: list[tuple[int, int, int, int] | None]
