@@ -256,7 +256,11 @@ class Client:
         return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
 
     def check(self) -> list[str]:
-        """Have the daemon prove that its books balance; one line per problem. Raises Unavailable, Refused."""
+        """Have the daemon prove that its books balance; one line per problem. Raises Unavailable, Refused.
+
+        Only for a client with attach=False: the daemon serves nobody else meanwhile (about a
+        second per 500 000 blocks), which is for an administrator to decide.
+        """
         return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
 
     def ping(self) -> None:

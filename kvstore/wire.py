@@ -134,7 +134,8 @@ class Status(msgspec.Struct, array_like=True, tag=10):
 
 
 class Check(msgspec.Struct, array_like=True, tag=11):
-    """Prove that the books balance. Answer: Problems."""
+    """Prove that the books balance. It holds up everybody else, so that only those may ask who did not
+    attach. Answer: Problems."""
 
 
 class Ping(msgspec.Struct, array_like=True, tag=12):

@@ -83,6 +83,12 @@ def space_of(client: Client, name: str = "model", record_bytes: int = RECORD_BYT
     return client.namespace(name.encode().ljust(16, b"."), record_bytes, HASH_BYTES, 16, {"model": name})
 
 
+def check(socket_path: str | Path) -> list[str]:
+    """What an administrator's tool is told about the books."""
+    with Client(socket_path, timeout_s=20, label="check", attach=False) as tool:
+        return tool.check()
+
+
 def hashes_of(count: int, prefix: str = "h") -> list[bytes]:
     return [f"{prefix}-{number}".encode().ljust(HASH_BYTES, b".") for number in range(count)]
 

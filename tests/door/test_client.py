@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import xxhash
 from kvstore import client as client_module
 from kvstore import copying, wire
 from kvstore.client import Client, Refused, Unavailable
-from tests.door.conftest import RECORD_BYTES, hashes_of, records_of, space_of
+from tests.door.conftest import RECORD_BYTES, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 
 
@@ -29,7 +30,7 @@ def test_round_trip(daemon: Daemon, client: Client) -> None:
     assert client.get(space, hashes, into) == 40
     assert [bytes(buffer) for buffer in into] == records
     assert client.residency(space, hashes[:2]) == bytes([wire.IN_DRAM] * 2)
-    assert client.check() == []
+    assert check(daemon.socket_path) == []
     assert daemon.call(lambda: daemon.engine.sessions[0].leases) == {}
 
 
@@ -173,6 +174,16 @@ def test_without_the_arena(daemon: Daemon) -> None:
         with pytest.raises(Refused, match="not_attached"):
             tool.reserve(space, hashes_of(1))
         assert daemon.call(lambda: daemon.engine.sessions) == []
+
+
+def test_only_tools_check_the_books(daemon: Daemon, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A check, which holds up everybody, is refused to engines; for a tool it is made, and its time logged."""
+    caplog.set_level(logging.INFO, "kvstore.door")
+    client.lookup([space_of(client)], hashes_of(1))
+    with pytest.raises(Refused, match="bad_request: check: only for a connection without the arena"):
+        client.check()
+    assert check(daemon.socket_path) == []
+    assert any("checked the books in" in line for line in caplog.messages)
 
 
 def test_namespace_conflict(client: Client) -> None:

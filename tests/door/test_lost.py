@@ -20,7 +20,7 @@ import pytest
 from kvstore.client import Client, Unavailable
 from kvstore.client_arena import ArenaView
 from kvstore.errors import SocketBusy, SocketPathError
-from tests.door.conftest import RECORD_BYTES, DaemonProcess, hashes_of, records_of, space_of
+from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.engine.fakes import FaultyTier
 from tiers.locks import is_locked
@@ -185,7 +185,7 @@ def test_killed_writer(process: DaemonProcess, arena_path: Path) -> None:
     while client.status()["tiers"][0]["used_bytes"] and time.monotonic() < until:
         time.sleep(0.02)
     assert client.status()["tiers"][0]["used_bytes"] == 0
-    assert client.check() == []
+    assert check(process.socket_path) == []
 
 
 def test_fork(daemon: Daemon, client: Client) -> None:

@@ -65,7 +65,8 @@ def prove(place: Place, ledger: Path, newest: int) -> int:
             )
 
         wait_until(leases_are_returned, "leases of the dead were not returned")
-        assert client.check() == []
+        with Client(str(place.socket), timeout_s=20.0, label="check", attach=False) as tool:
+            assert tool.check() == []
         read = 0
         for number, count in load.ledger_lines(ledger)[-newest:]:
             got = load.read_back(client, space, number, count)
