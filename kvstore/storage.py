@@ -8,9 +8,7 @@ not there and never replaces an arena.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,38 +88,9 @@ def arena_path(config: Config, instance: str) -> Path:
 
 def open_nvme(config: Config) -> NvmeTier | None:
     """The NVMe tier over all configured directories. Raises OpenError."""
-    from tiers.direct import DiskIO
     from tiers.nvme import NvmeTier  # RocksDB is loaded only where it is needed
-
-    class BufferedIO(DiskIO):
-        """A disk that has no O_DIRECT: the tier then goes through the page cache."""
-
-        def open(self, path: Path, flags: int) -> int:
-            if flags & os.O_DIRECT:
-                raise OSError(errno.EINVAL, "O_DIRECT is off")
-            return super().open(path, flags)
 
     nvme = config.nvme
     if not nvme.directories:
         return None
-    io = BufferedIO() if nvme.direct == "off" else DiskIO()
-    tier = NvmeTier(list(nvme.directories), nvme.capacity_bytes, nvme.slab_bytes, io=io)
-    if nvme.direct == "on":
-        try:
-            for directory in nvme.directories:
-                _require_direct(directory)
-        except OpenError:
-            tier.close()
-            raise
-    return tier
-
-
-def _require_direct(directory: Path) -> None:
-    """Raises OpenError where files of this directory cannot be opened with O_DIRECT."""
-    try:
-        os.close(os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise OpenError(
-            f'nvme.direct is "on", but {directory} has no O_DIRECT ({error.strerror}): '
-            'use another file system, or allow "auto" or "off"'
-        ) from error
+    return NvmeTier(list(nvme.directories), nvme.capacity_bytes, nvme.slab_bytes, nvme.direct)

@@ -78,8 +78,11 @@ class DirectFile:
         try:
             os.close(self._io.open(probe, os.O_RDWR | os.O_DIRECT))
         except OSError as error:
-            if required or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
+            if required:
+                why = 'direct is "on", but there is no O_DIRECT: use another file system, "auto" or "off"'
+                raise OSError(error.errno, why) from error
             _log.warning("%s: no O_DIRECT here: records go through the page cache", directory)
             return False
         finally:
