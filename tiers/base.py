@@ -130,8 +130,8 @@ class Tier(ABC):
         """Keys whose deletion would free a whole slab for records of this size.
 
         A proposal: changes nothing, does not block on the medium. Empty where a put of
-        this size would already find room, or where no slab of another size exists. Valid
-        until the next put or delete.
+        this size would already find room, where no slab of another size exists, or where
+        the medium keeps the tier busy just now. Valid until the next put or delete.
         """
 
     @abstractmethod

@@ -109,7 +109,9 @@ class NvmeTier(Tier):
                 number = self._place(record)
                 placed.append(record.key)
                 slot = self.directories[number].reserve(record.key, record.size_bytes)
-                if slot is not None:
+                if isinstance(slot, Put):
+                    answers[index] = slot
+                else:
                     groups.setdefault(number, []).append((index, (record, view, slot)))
             for number, group in groups.items():
                 stored = self.directories[number].store([item for _index, item in group])
@@ -145,10 +147,10 @@ class NvmeTier(Tier):
         return held
 
     def reclaim(self, size_bytes: int) -> list[bytes]:
-        if any(directory.free_for(size_bytes)[0] for directory in self.directories):
-            return []
-        proposals = [keys for directory in self.directories if (keys := directory.reclaim(size_bytes))]
-        return min(proposals, key=len, default=[])
+        proposals = [directory.propose(size_bytes) for directory in self.directories]
+        if any(proposal is None or proposal[0] for proposal in proposals):
+            return []  # there is room, or it is not known just now
+        return min((proposal[1] for proposal in proposals if proposal and proposal[1]), key=len, default=[])
 
     def stats(self) -> TierStats:
         records = used_bytes = 0

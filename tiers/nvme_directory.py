@@ -13,17 +13,23 @@ so used slots = rows + writing + zombies + sidelined; `check` proves it. Free sl
 found by reading the rows once, in the first full pass of `sound_rows`; whatever needs a free
 slot before that makes the pass itself. No key is kept in memory.
 
-One lock guards slots and rows, never the moving of bytes. Pins make sure that a slot is
-not written again while somebody reads it, so a checksum that differs is always damage.
+One lock guards slots and changes of rows, never the moving of bytes. A disk that hangs can
+hold it for long, so what an event loop asks waits for nobody: `stats` answers what was true
+when the lock was last let go, `rows_of` and `holds` read rows without it, `reclaim` gives up.
+Pins make sure that a slot is not written again while somebody reads it, so a checksum that
+differs is always damage.
 
 Failures. No room on the file system: the directory behaves as full, warns once, and asks
 again after NVME_RETRY_S. A failed row write: what was being stored is not stored, what was
-being deleted stays; the database is reopened after NVME_RETRY_S, for RocksDB never writes
-again after one failure. Rejected: freeing a slot whose row could not be deleted.
+being deleted stays; the database is reopened and read again after NVME_RETRY_S, for RocksDB
+never writes again after one failure. Until both worked every put fails, every delete raises,
+and gets are answered where rows can be read. Rejected: freeing a slot whose row could not be
+deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -42,7 +48,7 @@ from tiers.constants import (
     NVME_SIDELINED_MAX,
 )
 from tiers.direct import Direct, DiskIO
-from tiers.errors import OpenError, RecordSizeError
+from tiers.errors import OpenError, RecordSizeError, TierError
 from tiers.nvme_census import Census, Sound, sound
 from tiers.nvme_home import Home
 from tiers.nvme_slabs import SlabFiles
@@ -103,6 +109,7 @@ class NvmeDirectory:
         self._is_closed = False
         self._restored = False
         self._early: dict[int, Row] = {}  # slot -> row dropped before the slots were known
+        self._counting = threading.Lock()  # of errors; held for nothing else
         self._home = Home(path, slab_bytes, slot_bytes_min)
         try:
             self._files = SlabFiles(path, self.slab_count, slab_bytes, io, direct)
@@ -113,6 +120,7 @@ class NvmeDirectory:
         except BaseException:
             self._home.release()
             raise
+        self._shown = self._count()
 
     # -- what is held ------------------------------------------------------------
 
@@ -124,49 +132,55 @@ class NvmeDirectory:
         """
         with self._lock:
             census = None if self._restored else self._new_census()
+        for chunk in self._chunks():
+            yield census.take(chunk) if census is not None else sound(chunk)
+        if census is not None:
+            with self._changing():
+                if not self._restored:
+                    self._install(census)
+
+    def rows_of(self, keys: Sequence[bytes]) -> list[tuple[bytes, Row]]:
+        """The rows held under these keys. Waits for no change that is under way."""
+        return [(key, row) for key in keys if (row := self._row(key)) is not None]
+
+    def holds(self, key: bytes) -> bool:
+        return self._row(key) is not None
+
+    def _chunks(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """All rows, as they are. Raises OpenError. The lock is held for one chunk at a time."""
         after: bytes | None = None
         while True:
             with self._lock:
                 if self._rows is None:
                     raise OpenError(f"nvme directory {self.path}: its rows are closed")
                 chunk = self._rows.chunk(after, NVME_SCAN_ROWS)
-                found = census.take(chunk) if census is not None else sound(chunk)
-            yield found
+            yield chunk
             if len(chunk) < NVME_SCAN_ROWS:
                 break
             after = chunk[-1][0]
-        if census is not None:
-            with self._lock:
-                if not self._restored:
-                    self._install(census)
-
-    def rows_of(self, keys: Sequence[bytes]) -> list[tuple[bytes, Row]]:
-        """The rows held under these keys."""
-        with self._lock:
-            return [(key, row) for key in keys if (row := self._row(key)) is not None]
-
-    def holds(self, key: bytes) -> bool:
-        with self._lock:
-            return self._row(key) is not None
 
     # -- storing -----------------------------------------------------------------
 
     def free_for(self, size_bytes: int) -> tuple[bool, int]:
-        """(whether a put of this size would find a slot, bytes not in use); for placement."""
-        with self._lock:
-            self._ensure_restored()
+        """(whether a put of this size would find a slot, bytes not in use); for placement.
+
+        (False, -1) while nothing can be stored. Blocks on the medium.
+        """
+        with self._changing():
+            if not self._is_ready():
+                return False, -1
             self._return_sidelined()
             return self._has_room(size_bytes), self.capacity_bytes - self._used_bytes
 
-    def reserve(self, key: bytes, size_bytes: int) -> int | None:
-        """A slot to write a record into, or None. Every slot must come back through `store`.
+    def reserve(self, key: bytes, size_bytes: int) -> int | Put:
+        """A slot to write a record into, or NO_ROOM, or FAILED while rows cannot be written.
 
-        Where only the slot that `key` itself holds is left, the old record is dropped for
-        it. Raises RecordSizeError.
+        Every slot must come back through `store`. Where only the slot that `key` itself
+        holds is left, the old record is dropped for it. Raises RecordSizeError.
         """
-        with self._lock:
-            self._ensure_restored()
-            self._heal()
+        with self._changing():
+            if not self._is_ready():
+                return Put.FAILED
             self._return_sidelined()
             slot = self._take(size_bytes)
             if slot is None:
@@ -176,18 +190,19 @@ class NvmeDirectory:
                     or self._class_of(old.size_bytes) != self._class_of(size_bytes)
                     or old.slot in self._pins
                 ):
-                    return None
+                    return Put.NO_ROOM
                 if not self._drop({key: old}):
-                    return None
+                    return Put.FAILED
                 slot = self._take(size_bytes)
-            if slot is not None:
-                self._writing[slot] = size_bytes
+                if slot is None:
+                    return Put.NO_ROOM
+            self._writing[slot] = size_bytes
             return slot
 
     def store(self, items: Sequence[tuple[Record, memoryview, int]]) -> list[Put]:
         """Write records into their reserved slots, then their rows. Blocks on the medium."""
         written = [self._write(record, view, slot) for record, view, slot in items]
-        with self._lock:
+        with self._changing():
             rows: dict[bytes, Row] = {}
             displaced: list[Row] = []
             for (record, _view, slot), is_written in zip(items, written, strict=True):
@@ -213,7 +228,7 @@ class NvmeDirectory:
 
     def load(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
         """Read and verify records. Blocks on the medium; drops what turns out corrupt."""
-        with self._lock:
+        with self._changing():
             self._heal()
             found = [self._pin(key) for key, _view in items]
         answers = []
@@ -221,7 +236,7 @@ class NvmeDirectory:
             for (_key, view), row in zip(items, found, strict=True):
                 answers.append(self._read(row, view) if isinstance(row, Row) else row)
         finally:
-            with self._lock:
+            with self._changing():
                 for row in found:
                     if isinstance(row, Row):
                         self._unpin(row.slot)
@@ -240,9 +255,8 @@ class NvmeDirectory:
 
         Raises TierError where rows cannot be read or written: then none of them is forgotten.
         """
-        with self._lock:
-            self._heal()
-            self._ensure_restored()
+        with self._changing():
+            self._is_ready()  # a delete of what is not held works at any time
             held: dict[bytes, Row] = {}
             for key in dict.fromkeys(keys):
                 found = self._find(key)
@@ -255,9 +269,8 @@ class NvmeDirectory:
             return len(held)
 
     def reclaim(self, size_bytes: int) -> list[bytes]:
-        """Keys of the emptiest slab of another size class; [] where there is room or none such."""
+        """Keys of the emptiest slab of another size class; [] where none such is needed."""
         with self._lock:
-            self._ensure_restored()
             wanted = max(size_bytes, self._slot_bytes_min)
             if not self._slots.can_hold(wanted) or self._has_room(size_bytes):
                 return []
@@ -266,11 +279,26 @@ class NvmeDirectory:
                 return []
             keys = []
             for slot in self._slots.slots_in(slab):
-                key = self._rows.key_in(slot)
+                try:
+                    key = self._rows.key_in(slot)
+                except RowsError as error:
+                    self._count_error("reading a row", error)
+                    return []
                 row = self._row(key) if key is not None else None
                 if key is not None and row is not None and row.slot == slot:
                     keys.append(key)
             return keys
+
+    def propose(self, size_bytes: int) -> tuple[bool, list[bytes]] | None:
+        """(whether there is room, what `reclaim` says); None when it is not to be had at once."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if not self._restored or self._reopen_at is not None:
+                return False, []
+            return self._has_room(size_bytes), self.reclaim(size_bytes)
+        finally:
+            self._lock.release()
 
     # -- the books ---------------------------------------------------------------
 
@@ -291,17 +319,18 @@ class NvmeDirectory:
         return self._files.direct
 
     def stats(self) -> tuple[int, int, tuple[SizeClass, ...]]:
-        """(records, used bytes, size classes), now; before the first scan an estimate of the records."""
-        with self._lock:
-            if not self._restored:
-                return self._rows.estimate() if self._rows is not None else 0, 0, ()
-            return self._records, self._used_bytes, self._slots.classes()
+        """(records, used bytes, size classes) after the last change; never waits.
+
+        Before the first scan an estimate of the records, made at open.
+        """
+        return self._shown
 
     def check(self) -> list[str]:
         """One line per violation. Blocks the directory for about a second per million rows."""
-        with self._lock:
+        with self._changing():
             try:
-                self._ensure_restored()
+                if not self._restored:
+                    self._restore()
                 return self._slots.check() + self._files.check() + self._check_rows()
             except (OpenError, RowsError) as error:
                 return [str(error)]
@@ -317,6 +346,21 @@ class NvmeDirectory:
                 self._rows = None
             self._files.close()
             self._home.release()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; what `stats` shows is renewed when it is let go."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                if self._restored:
+                    self._shown = self._count()
+
+    def _count(self) -> tuple[int, int, tuple[SizeClass, ...]]:
+        if not self._restored:
+            return self._rows.estimate() if self._rows is not None else 0, 0, ()
+        return self._records, self._used_bytes, self._slots.classes()
 
     # -- slots (the lock is held) ------------------------------------------------
 
@@ -398,7 +442,7 @@ class NvmeDirectory:
             _until, slot, size_bytes = self._sidelined.popleft()
             self._give(slot, size_bytes)
 
-    # -- rows (the lock is held) -------------------------------------------------
+    # -- rows (the lock is held, except by _row, _find and _count_error) ---------
 
     def _open_rows(self) -> Rows:
         path = self.path / "rows"
@@ -411,10 +455,11 @@ class NvmeDirectory:
         return found if isinstance(found, Row) else None
 
     def _find(self, key: bytes) -> Row | Get:
-        if self._rows is None:
+        rows = self._rows
+        if rows is None:
             return Get.FAILED
         try:
-            raw = self._rows.get(key)
+            raw = rows.get(key)
         except RowsError as error:
             self._count_error("reading a row", error)
             return Get.FAILED
@@ -446,11 +491,22 @@ class NvmeDirectory:
         self._records -= len(held)
         return True
 
+    def _is_ready(self) -> bool:
+        """Whether slots are known and rows can be written, after doing for it what is due."""
+        self._heal()
+        if not self._restored and self._reopen_at is None:
+            try:
+                self._restore()
+            except (OSError, TierError) as error:
+                self._count_error("reading all rows", error)
+                self._reopen_at = self._clock() + NVME_RETRY_S
+        return self._restored and self._reopen_at is None
+
     def _heal(self) -> None:
-        """Reopen rows that failed to be written, once it is time and there is room."""
+        """Reopen and read rows that failed, once it is time and there is room; else later again."""
         if self._reopen_at is None or self._clock() < self._reopen_at:
             return
-        self._reopen_at = self._clock() + NVME_RETRY_S
+        self._reopen_at = self._clock() + NVME_RETRY_S  # until it is proven that they work again
         try:
             if self._io.free_bytes(self.path) < NVME_REOPEN_BYTES:
                 return
@@ -458,21 +514,21 @@ class NvmeDirectory:
                 self._rows.close()
                 self._rows = None
             self._rows = self._open_rows()
-            self._restored = False
-            self._ensure_restored()
-        except (OSError, OpenError) as error:
+            self._restore()
+        except (OSError, TierError) as error:
             self._count_error("reopening rows", error)
             return
-        self._reopen_at = None
         _log.warning("nvme directory %s: rows are written again", self.path)
 
     # -- restoring (the lock is held) --------------------------------------------
 
-    def _ensure_restored(self) -> None:
-        """Find the free slots now if no scan was finished yet."""
-        if not self._restored:
-            for _ in self.sound_rows():
-                continue
+    def _restore(self) -> None:
+        """Find the free slots now. Raises OpenError, OSError: then what was known stays."""
+        census = self._new_census()
+        for chunk in self._chunks():
+            census.take(chunk)
+        self._reopen_at = None  # they can be read; the first change shows whether they can be written
+        self._install(census)
 
     def _new_census(self) -> Census:
         short = self._files.short_sizes()
@@ -543,8 +599,7 @@ class NvmeDirectory:
         try:
             self._files.write(slab, offset, view)
         except OSError as error:
-            with self._lock:
-                self._count_error("writing a record", error)
+            self._count_error("writing a record", error)
             return False
         return True
 
@@ -555,20 +610,22 @@ class NvmeDirectory:
         try:
             is_complete = self._files.read(slab, offset, view)
         except OSError as error:
-            with self._lock:
-                self._count_error("reading a record", error)
+            self._count_error("reading a record", error)
             return Get.FAILED
         return Get.HIT if is_complete and checksum.digest(view) == row.checksum else Get.CORRUPT
 
     def _drop_corrupt(self, key: bytes, row: Row) -> None:
-        with self._lock:
+        with self._changing():
             self.counters.corrupt += 1
             _log.warning("nvme directory %s: record %s is corrupt: dropped", self.path, key.hex())
             if self._row(key) == row:
                 self._drop({key: row})
 
     def _count_error(self, doing: str, error: Exception) -> None:
-        self.counters.io_errors += 1
-        if self._clock() >= self._warn_at:
-            self._warn_at = self._clock() + NVME_RETRY_S
+        with self._counting:
+            self.counters.io_errors += 1
+            is_due = self._clock() >= self._warn_at
+            if is_due:
+                self._warn_at = self._clock() + NVME_RETRY_S
+        if is_due:
             _log.warning("nvme directory %s: %s failed: %s", self.path, doing, error)

@@ -9,17 +9,20 @@ import mmap
 import os
 import random
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from kvstore.config import Config
+from kvstore.storage import open_nvme
 from tests.tiers.factories import content, key, record
 from tiers import direct, nvme_slabs
 from tiers.base import Get, Put
 from tiers.constants import NVME_RETRY_S
 from tiers.direct import DiskIO
-from tiers.errors import TierError
+from tiers.errors import OpenError, TierError
 from tiers.nvme import NvmeTier, capacity_for
 from tiers.rows import Row, Rows, RowsError
 
@@ -363,6 +366,120 @@ def test_a_directory_that_refuses_a_delete_does_not_stop_the_others(
     with pytest.raises(TierError, match="/a: "):
         tier.delete([key(n) for n in range(10)])
     assert [directory.stats()[0] for directory in tier.directories] == [5, 0]
+    tier.close()
+
+
+def test_rows_that_cannot_be_read_again_fail_puts_until_they_can(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a reopen fails puts answer FAILED, gets go on, nothing but delete raises, and a later reopen works."""
+
+    def unwritable(*_args: object) -> None:
+        raise RowsError("EIO")
+
+    def unreadable(*_args: object) -> None:
+        raise OpenError("EIO")
+
+    clock = Clock()
+    tier = opener(clock=clock)
+    assert put(tier, 0) is Put.STORED
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "apply", unwritable)
+        assert put(tier, 1) is Put.FAILED
+        patch.setattr(Rows, "chunk", unreadable)
+        for number in range(2, 6):
+            clock.now += NVME_RETRY_S * (number % 2)
+            assert put(tier, number) is Put.FAILED and read(tier, 0) is Get.HIT
+            with pytest.raises(TierError):
+                tier.delete([key(0)])
+            assert (tier.reclaim(30_000), tier.delete([key(9)])) == ([], 0)
+    assert put(tier, 6) is Put.FAILED  # well again, but it is not asked before the pause is over
+    clock.now += NVME_RETRY_S
+    assert put(tier, 6) is Put.STORED and read(tier, 0) is Get.HIT
+    assert tier.stats().records == 2 and tier.check() == []
+
+
+def test_a_first_pass_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put that cannot find the free slots at all fails, and finds them after the pause."""
+
+    def unreadable(*_args: object) -> None:
+        raise OpenError("EIO")
+
+    clock = Clock()
+    tier = NvmeTier([tmp_path / "disk"], capacity_for(2, SLAB_BYTES), SLAB_BYTES, clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "chunk", unreadable)
+        assert put(tier, 0) is Put.FAILED
+    assert put(tier, 0) is Put.FAILED
+    clock.now += NVME_RETRY_S
+    assert put(tier, 0) is Put.STORED and read(tier, 0) is Get.HIT and tier.check() == []
+    tier.close()
+
+
+def test_new_records_avoid_a_directory_that_cannot_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the rows of one directory are broken, new records go to the others."""
+    clock = Clock()
+    paths = [tmp_path / "a", tmp_path / "b"]
+    tier = NvmeTier(paths, capacity_for(3, SLAB_BYTES), SLAB_BYTES, clock=clock)
+    sick = tier.directories[0]._rows
+    real = Rows.apply
+
+    def failing(rows: Rows, *args: object) -> None:
+        if rows is sick:
+            raise RowsError("EIO")
+        real(rows, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rows, "apply", failing)
+    answers = [put(tier, number) for number in range(12)]
+    assert answers.count(Put.FAILED) == 1 and answers.count(Put.STORED) == 11
+    assert [directory.stats()[0] for directory in tier.directories] == [0, 11]
+    tier.close()
+
+
+def test_what_an_event_loop_asks_does_not_wait_for_the_disk(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a row write hangs, stats, counters, reclaim and scans by key answer at once."""
+    tier = opener()
+    put(tier, 0)
+    began, go = threading.Event(), threading.Event()
+    real = Rows.apply
+
+    def hanging(rows: Rows, *args: object) -> None:
+        began.set()
+        assert go.wait(30)
+        real(rows, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rows, "apply", hanging)
+    writer = threading.Thread(target=put, args=(tier, 1))
+    writer.start()
+    assert began.wait(30)
+    try:
+        asked: list[object] = []
+
+        def asking() -> None:
+            asked.append(tier.stats().records)
+            asked.append([item.key for item in tier.scan([key(0), key(1)])])
+            asked.append(tier.reclaim(30_000))
+            asked.append(tier.counters().io_errors)
+
+        reader = threading.Thread(target=asking, daemon=True)
+        reader.start()
+        reader.join(10)
+        assert asked == [1, [key(0)], [], 0]
+    finally:
+        go.set()
+        writer.join()
+    assert tier.stats().records == 2 and tier.check() == []
+
+
+def test_the_daemon_opens_nvme_with_the_direct_of_its_config(tmp_path: Path) -> None:
+    """nvme.direct reaches the tier."""
+    settings = {"directories": [tmp_path / "disk"], "capacity_bytes": "1GiB", "direct": "off"}
+    tier = open_nvme(Config.model_validate({"nvme": settings}))
+    assert tier is not None and not tier.directories[0].direct
     tier.close()
 
 
