@@ -123,6 +123,38 @@ def test_blocks_the_disk_refused_are_written_when_it_recovers(disk: SickDisk, ho
         time.sleep(0.2)
 
 
+@pytest.mark.slow
+def test_rows_that_cannot_be_written_cost_nothing_but_nvme(disk: SickDisk) -> None:
+    """While RocksDB cannot write, no block claims to be on NVMe and service goes on; later new ones are written."""
+    assert disk.put(1) == load.CHAIN_BLOCKS
+    disk.settle()
+    demoted = disk.counter("demoted")
+    assert demoted == load.CHAIN_BLOCKS
+    disk.fails("l")
+    for number in (2, 3):
+        assert disk.put(number) == load.CHAIN_BLOCKS
+    disk.settle()
+    assert (disk.counter("demoted"), disk.counter("demote_failed")) == (demoted, 2 * load.CHAIN_BLOCKS)
+    assert not any(where & IN_NVME for where in disk.client.residency(disk.space, load.chain(2)))
+    assert [disk.get(number) for number in (1, 2, 3)] == [load.CHAIN_BLOCKS] * 3
+    for number in range(10, 10 + DRAM_CHAINS + 2):  # more than DRAM: the oldest leave, nobody waits
+        assert disk.put(number) > 0
+        disk.settle()
+    assert disk.counter("demoted") == demoted
+    assert disk.get(1) == load.CHAIN_BLOCKS  # its rows can be read all the while
+    disk.recovers()
+    deadline_s = time.monotonic() + 60
+    number = 50
+    while not disk.client.residency(disk.space, load.chain(number))[-1] & IN_NVME:
+        assert time.monotonic() < deadline_s, "NVMe was never tried again"
+        number += 1
+        disk.put(number)
+        disk.settle()
+        time.sleep(1)
+    disk.fill_dram_with_others()
+    assert disk.get(number) == load.CHAIN_BLOCKS
+
+
 def test_hanging_writes_do_not_hold_up_reads(disk: SickDisk) -> None:
     """While every write hangs, blocks that are on NVMe are still read from it."""
     disk.put(1)
