@@ -17,6 +17,7 @@ SAVE_TIMEOUT_S = 1.0  # one call of the save thread: what a hanging daemon keeps
 CALL_TIMEOUT_S = 1.0  # what a load thread waits for an answer, on top of the wait it asked for
 SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up a step
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
+LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
 LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire
 LEASE_BYTES_MAX = 64 * MIB  # bytes of one reserve or acquire (at least one block)
 LOOKUP_HASHES_MAX = 65536  # blocks of one lookup; what lies behind them is computed

@@ -23,6 +23,11 @@ What keeps bad KV out of the store: a load that fails is reported by the rank th
 every rank computed from it. An asynchronous load is over before anything is computed; in a
 synchronous one saves are withheld until all ranks have reported, and when one failed, no
 request of that time is saved any more (`tainted`).
+
+What keeps old weights out of the new namespace: when the cache is reset (`new_epoch`), what was
+ordered for the old namespace ends there or is dropped, loads under way fail, and requests of that
+time stay `tainted` until they start again from nothing. If vLLM could not empty its own prefix
+cache, requests that start from it are tainted too (`_stale_local`).
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ class Hit:
 @dataclass(slots=True)
 class Tracked:
     """One request. offered: by group, blocks before it were offered or are held. blocks of the
-    request are never saved once it is `tainted`, never loaded again once a load `failed`."""
+    request are not saved while it is `tainted`, never loaded again once a load `failed`."""
 
     request: Any
     offered: list[int]
@@ -115,6 +120,8 @@ class SchedulerHalf:
         self._next_save = 0
         self._new_loads: list[Load] = []
         self._new_draining: list[str] = []
+        self._new_cancels: list[int] = []
+        self._stale_local = False  # vLLM's own prefix cache may hold blocks of older weights
         self._last_saves: list[Save] = []  # of requests that finished since the last step
         self._withheld: dict[str, int] = {}  # synchronous loads: ranks that have not reported
 
@@ -145,9 +152,26 @@ class SchedulerHalf:
         self._pool = block_pool
 
     def new_epoch(self) -> None:
-        """The weights may have changed under us: nothing stored until now is ours any more."""
+        """The weights may have changed under us: nothing stored until now is ours any more.
+
+        Running requests keep their KV, which is of the old weights. Workers fail the loads that they
+        have under way as soon as they hear of the new namespaces.
+        """
         self._epoch = os.urandom(8).hex()
         self._specs = None
+        for tracked in self._requests.values():
+            tracked.tainted = True
+        self._drop_last_saves()
+        for load in self._new_loads:
+            load.parts = [Part(part.group, part.block_ids, []) for part in load.parts]
+        self._stale_local = self._pool is None or bool(
+            len(self._pool.cached_block_hash_to_block)
+            or self._pool.get_num_free_blocks() < self._pool.num_gpu_blocks - 1  # the null block
+        )
+        if self._stale_local:
+            self.guard.say_once(
+                "the connector's cache was reset and vLLM's own was not: what requests find there is not stored"
+            )
 
     def _digest_weights(self, stop: Any) -> str:
         if self._settings.model_digest:
@@ -211,6 +235,7 @@ class SchedulerHalf:
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
         """How many tokens after `local_tokens` can be loaded, and whether between steps."""
         plan = self._plan
+        self._note_start(request, local_tokens)
         if not self._loads or request.skip_reading_prefix_cache:
             return 0, False
         tracked = self._requests.get(request.request_id)
@@ -226,6 +251,20 @@ class SchedulerHalf:
             tracked.offered[position] = group.blocks_in(held)
         tracked.hit = Hit(local_tokens, max(0, held - local_tokens))
         return tracked.hit.tokens, self._sync is False and tracked.hit.tokens > 0
+
+    def _note_start(self, request: Any, local_tokens: int) -> None:
+        """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""
+        plan, tracked = self._plan, self._requests.get(request.request_id)
+        finer = plan is not None and plan.hash_tokens < plan.align_tokens  # hits that we are not told of
+        if self._stale_local and (local_tokens or finer):
+            self._track(request).tainted = True
+        elif tracked is not None and tracked.tainted and not local_tokens:
+            tracked.tainted = False
+            tracked.offered = [0] * len(tracked.offered)
+            for number, pending in self._pending.items():  # it may get the same blocks, for other bytes
+                if pending.request_id == request.request_id and not pending.cancelled:
+                    pending.cancelled = True
+                    self._new_cancels.append(number)
 
     def _held_tokens(self, plan: Plan, block_hashes: Sequence[bytes], usable: int) -> int:
         tokens = min(usable, len(block_hashes) * plan.hash_tokens)
@@ -356,8 +395,8 @@ class SchedulerHalf:
 
     def orders(self, scheduler_output: Any) -> Orders:
         """This step's work for the workers."""
-        orders = Orders(loads=self._new_loads, spaces_version=self._version)
-        self._new_loads = []
+        orders = Orders(loads=self._new_loads, cancel=self._new_cancels, spaces_version=self._version)
+        self._new_loads, self._new_cancels = [], []
         try:
             self._plan_step(orders, scheduler_output)
         except Exception as error:  # noqa: BLE001 - loads and draining requests must reach the workers whatever happens
@@ -375,7 +414,7 @@ class SchedulerHalf:
             orders.spaces, orders.spaces_version = self._specs, self._version
         state = scheduler_output.kv_connector_block_state
         if state is not None:
-            orders.cancel = self._overwritten(state.resolve_block_ids)
+            orders.cancel += self._overwritten(state.resolve_block_ids)
         if self._withheld:
             return
         orders.saves, self._last_saves = self._last_saves, []
@@ -506,10 +545,13 @@ class SchedulerHalf:
         if request_id in self._withheld:  # synchronous: others may have computed from what was not there
             for other in self._requests.values():
                 other.tainted = True
-            dropped, self._last_saves = self._last_saves, []
-            for save in dropped:
-                self._through(save.number)
-                self._tally.add("skipped_tainted", sum(len(part.block_ids) for part in save.parts))
+            self._drop_last_saves()
+
+    def _drop_last_saves(self) -> None:
+        dropped, self._last_saves = self._last_saves, []
+        for save in dropped:
+            self._through(save.number)
+            self._tally.add("skipped_tainted", sum(len(part.block_ids) for part in save.parts))
 
     # ---- the end of a request ----------------------------------------------------------------
 

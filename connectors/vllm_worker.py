@@ -46,14 +46,10 @@ class Line:
         self._epoch: int | None = None
 
     def acquire(self, spec: SpaceSpec, hashes: Sequence[bytes], wait_s: float) -> Any:
-        lease = self._client.acquire(self._handle(spec), hashes, wait_s)
-        self._pin_arena()
-        return lease
+        return self._pinned_for(self._client.acquire(self._handle(spec), hashes, wait_s))
 
     def reserve(self, spec: SpaceSpec, hashes: Sequence[bytes], parent: bytes) -> Any:
-        lease = self._client.reserve(self._handle(spec), hashes, parent)
-        self._pin_arena()
-        return lease
+        return self._pinned_for(self._client.reserve(self._handle(spec), hashes, parent))
 
     def close(self) -> None:
         if self._pinned is not None:
@@ -69,25 +65,35 @@ class Line:
             self._handles[spec.digest] = handle
         return handle
 
+    def _pinned_for(self, lease: Any) -> Any:
+        """The lease, with its arena pinned: the call may have mapped a new one. Closed where that fails."""
+        try:
+            self._pin_arena()
+        except Exception:
+            with lease:
+                raise
+        return lease
+
     def _pin_arena(self) -> None:
         """Register a new mapping with the device driver, once; without it copies are only slower."""
         if not self._pin or self._client.arena_epoch == self._epoch:
             return
         from connectors.device_cuda import PinnedArena
 
-        self._epoch = self._client.arena_epoch
+        arena, epoch = self._client.arena, self._client.arena_epoch
         if self._pinned is not None:
             self._pinned.close()
-        arena = self._client.arena
+        self._pinned, self._epoch = None, epoch  # tried once: without it copies are slower
         self._pinned = PinnedArena(arena.address, arena.size_bytes) if arena is not None else None
 
 
 @dataclass(slots=True)
 class LoadTask:
-    """A load on its way, and what came of it."""
+    """A load on its way, and what came of it. version: of the namespaces it reads from."""
 
     load: Load
     specs: Specs
+    version: int
     marks: dict[int, Any]
     deadline: float
     missing: set[int] = field(default_factory=set)
@@ -220,7 +226,7 @@ class WorkerHalf:
             wait_s = self._settings.load_timeout_s
             if load.sync:
                 wait_s = min(wait_s, limits.SYNC_WAIT_S_MAX)
-            task = LoadTask(load, self._specs, marks, time.monotonic() + wait_s)
+            task = LoadTask(load, self._specs, self._version, marks, time.monotonic() + wait_s)
             if load.sync:
                 self._run_load(self._inline_line(), task)
             else:
@@ -253,6 +259,9 @@ class WorkerHalf:
         received, failed = set(), set()
         for task in loads:
             name = task.load.request_id
+            if task.version != self._version:  # the weights changed while it was under way
+                task.ok = False
+                task.missing.update(block for part in task.load.parts for block in part.block_ids)
             if task.load.sync:
                 self._report.sync_loads[name] += 1
             else:
@@ -325,12 +334,12 @@ class WorkerHalf:
         """How many leading blocks of the part are on the device now."""
         if len(part.hashes) != len(part.block_ids):
             return 0
-        batch, done = _batch(self._movers[part.group]), 0
+        batch, done, barren = _batch(self._movers[part.group]), 0, False
         while done < len(part.hashes):
             left = task.deadline - time.monotonic()
             if left <= 0:
                 break
-            hashes = part.hashes[done : done + batch]
+            hashes = part.hashes[done : done + (1 if barren else batch)]
             try:
                 copied, pending = self._load_batch(line, task, part, done, hashes, left)
             except Exception as error:  # noqa: BLE001 - what is missing is reported
@@ -339,6 +348,9 @@ class WorkerHalf:
             done += copied
             if copied < len(hashes) and not pending:
                 break
+            if barren and not copied:  # the daemon may have had no reason to wait
+                time.sleep(min(limits.LOAD_RETRY_S, max(0.0, task.deadline - time.monotonic())))
+            barren = not copied  # then the first block alone tells whether it is missing or on its way
         return done
 
     def _load_batch(

@@ -11,6 +11,7 @@ import pytest
 from kvstore.demo.model import VOCABULARY, ensure_model
 from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
+from tests.vllm.fake_client import FakeStore
 
 Tokens = list[int]
 WITHOUT_VLLM = ("test_device.py",)
@@ -51,6 +52,16 @@ def hosts(model: Path, tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
     yield start
     for process in running:
         process.kill()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    """A store in this process, in the place of a daemon, for every connector made in the test."""
+    from connectors import vllm_link
+
+    made = FakeStore()
+    monkeypatch.setattr(vllm_link, "open_client", made.open)
+    return made
 
 
 @pytest.fixture

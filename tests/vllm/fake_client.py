@@ -25,7 +25,7 @@ class FakeStore:
 
     away: every call fails. unreadable: blocks that a lookup finds and an acquire does not.
     torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
-    how many records fit. delay_s: what each acquire and reserve takes. spoil: changes the
+    how many records fit. budget: blocks of one acquire; those beyond it are pending. delay_s: what each acquire and reserve takes. spoil: changes the
     bytes that are handed out.
     """
 
@@ -37,6 +37,8 @@ class FakeStore:
     torn: set[bytes] = field(default_factory=set)
     slow: set[bytes] = field(default_factory=set)
     room: int = 1 << 30
+    budget: int = 1 << 30
+    open_leases: int = 0
     delay_s: float = 0.0
     spoil: Callable[[Key, bytes], bytes] | None = None
     calls: list[str] = field(default_factory=list)
@@ -63,6 +65,8 @@ class FakeWriteLease:
     ) -> None:
         self.slots, self.full = slots, False
         self._store, self._space, self._hashes = store, space, hashes
+        with store.lock:
+            store.open_leases += 1
 
     def commit(self, checksums: Any = None) -> int:
         with self._store.lock:
@@ -75,12 +79,16 @@ class FakeWriteLease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        with self._store.lock:
+            self._store.open_leases -= 1
 
 
 class FakeReadLease:
-    def __init__(self, slots: list[FakeSlot | None], torn_at: int) -> None:
-        self.slots, self.pending, self._torn_at = slots, False, torn_at
+    def __init__(self, store: FakeStore, slots: list[FakeSlot | None], torn_at: int, pending: bool) -> None:
+        self.slots, self.pending, self._torn_at = slots, pending, torn_at
+        self._store = store
+        with store.lock:
+            store.open_leases += 1
 
     def leading(self) -> list[FakeSlot]:
         run = []
@@ -97,7 +105,8 @@ class FakeReadLease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        with self._store.lock:
+            self._store.open_leases -= 1
 
 
 class FakeClient:
@@ -158,7 +167,9 @@ class FakeClient:
                 record = self.store.spoil((namespace.digest, digest), record)
             slots.append(FakeSlot(index, memoryview(record)))
         torn = [index for index, digest in enumerate(hashes) if digest in self.store.torn]
-        return FakeReadLease(slots, min(torn, default=len(hashes)))
+        slots[self.store.budget :] = [None] * len(slots[self.store.budget :])
+        pending = len(slots) > self.store.budget
+        return FakeReadLease(self.store, slots, min(torn, default=len(hashes)), pending)
 
     def _called(self, name: str, wait: bool = False) -> None:
         self.store.calls.append(name)

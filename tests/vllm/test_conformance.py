@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors import vllm_link
 from connectors.vllm_messages import GroupFacts, Orders, Rank, Report
 from tests.running import ROOT
 from tests.vllm.fake_client import FakeStore
@@ -36,13 +35,6 @@ def theirs() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
-    made = FakeStore()
-    monkeypatch.setattr(vllm_link, "open_client", made.open)
-    return made
 
 
 @pytest.fixture

@@ -12,19 +12,15 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from connectors import constants as limits
 from connectors import vllm_link
+from connectors.vllm_worker import Line
+from kvstore.errors import Unavailable
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import BLOCK_TOKENS, Shape, World
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
-    made = FakeStore()
-    monkeypatch.setattr(vllm_link, "open_client", made.open)
-    return made
 
 
 @pytest.fixture
@@ -312,6 +308,169 @@ def test_sources_of_hits_are_told(worlds: Callable[..., World], store: FakeStore
     assert half.hit_sources(world.requests["a"], 192) == {CacheHitSource.HOST: 128, CacheHitSource.DISK: 64}
     assert store.count("prefetch") == 1
     settle(world)
+
+
+def test_blocks_beyond_a_leases_budget_are_asked_for_again(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """A daemon that hands out five blocks at a time gives all of them, one lease after the other."""
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    store.budget = 5
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert world.sums["loaded_blocks"] == 12 and store.count("acquire") == 3 and not store.open_leases
+
+
+@pytest.mark.parametrize("bad", [0, 7])
+def test_a_missing_block_is_told_from_one_beyond_the_budget(
+    worlds: Callable[..., World], store: FakeStore, bad: int
+) -> None:
+    """Blocks beyond the budget are no reason to wait for one that is missing."""
+    filler = worlds()
+    request = filler.ask("a", prompt(1, 200))
+    settle(filler)
+    store.budget = 3
+    store.unreadable.add(bytes(request.block_hashes[bad]))
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert world.sums.get("loaded_blocks", 0) == bad and store.count("acquire") <= 5
+
+
+def test_asking_for_pending_blocks_neither_spins_nor_lasts(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """A daemon that has nothing yet, and answers at once, is asked now and then until time is up."""
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    store.budget = 0
+    world = worlds(extra={"load_timeout_s": 1})
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert world.sums["failed_blocks"] == 12 and 0.9 <= world.sums["load_seconds"] < 3
+    assert store.count("acquire") <= 1 / limits.LOAD_RETRY_S + 2
+
+
+def test_a_pin_that_fails_leaves_no_lease_open(
+    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection may be gone when the arena is to be pinned: the load fails, its lease is closed."""
+
+    def lost(line: Any) -> None:
+        raise Unavailable("lost just now")
+
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    monkeypatch.setattr(Line, "_pin_arena", lost)
+    world = worlds()
+    world.ask("a", prompt(1, 220))
+    settle(world)
+    assert world.sums["failed_blocks"] == 12 and world.sums["skipped_unavailable"] > 0
+    assert not store.open_leases
+
+
+def stored_now(world: World, store: FakeStore) -> set[bytes]:
+    """Block hashes in the namespaces that the engine uses now."""
+    digests = {spec.digest for spec in world.connector._scheduler._specs.values()}
+    return {name for digest, name in store.records if digest in digests}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_old_weights_stay_out_of_the_new_namespace(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any]
+) -> None:
+    """What requests computed before a reset, and what they compute on top of it, is not in the new namespace."""
+    store.delay_s = 0.01  # saves are under way when the reset comes
+    world = worlds(**shape)
+    world.ask("ended", prompt(2, 40), max_tokens=1)
+    world.ask("a", prompt(1, 200))
+    while not world.outputs["ended"]:
+        world.step()  # its last save is ordered with the next step
+    world.scheduler.reset_prefix_cache(reset_connector=True)
+    settle(world)
+    assert world.requests["a"].num_output_tokens == 4 and not stored_now(world, store)
+    assert "hook_errors" not in world.sums
+    world.check_records(store)
+
+
+def test_old_weights_in_vllms_own_cache_are_not_stored(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """vLLM cannot empty its own cache while requests run: what later requests find there is not stored."""
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    world.step()
+    assert world.scheduler.reset_prefix_cache(reset_connector=True) is False
+    settle(world)
+    world.ask("b", prompt(1, 200) + prompt(2, 100))
+    settle(world)
+    assert not stored_now(world, store)
+    request = world.ask("c", prompt(3, 200))
+    settle(world)
+    assert stored_now(world, store) == {bytes(name) for name in request.block_hashes[:12]}
+    assert world.scheduler.reset_prefix_cache(reset_connector=True) is True
+    world.ask("d", prompt(1, 200))
+    settle(world)
+    world.ask("e", prompt(1, 200) + prompt(4, 100))
+    settle(world)
+    assert len(stored_now(world, store)) == 300 // BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_request_that_starts_again_after_a_reset_is_saved(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any]
+) -> None:
+    """When the reset preempts running requests, all they compute then is of the new weights, and stored as such."""
+    world = worlds(**shape)
+    half = world.connector._scheduler
+    request = world.ask("a", prompt(1, 200), max_tokens=60)
+    world.step()
+    while any(pending.held for pending in half._pending.values()):  # vLLM raises where blocks are in use
+        world.step()
+        time.sleep(0.01)
+        world.catch_up()
+    world.catch_up()
+    assert not request.is_finished()
+    assert world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    settle(world)
+    assert stored_now(world, store) >= {bytes(name) for name in request.block_hashes[:12]}
+    assert world.check_records(store) >= 12 * world.shape.ranks
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["ordered", "under way"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_reset_fails_loads(
+    worlds: Callable[..., World], store: FakeStore, shape: dict[str, Any], told: bool
+) -> None:
+    """Blocks of the old weights that are ordered or on their way when the reset comes are computed instead."""
+    filler = worlds(**shape)
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    world = worlds(**shape)
+    half = world.connector._scheduler
+    failed: list[str] = []
+    note_failed, make_orders = half._load_failed, half.orders
+    half._load_failed = lambda name: failed.append(name) or note_failed(name)
+    store.delay_s = 0.1
+    world.ask("a", prompt(1, 200))
+    if told:
+        world.step()
+    else:
+        half.orders = lambda output: half.new_epoch() or make_orders(output)
+    inside = told and half._sync  # a synchronous load is over when its step is
+    if told:
+        world.connector.reset_cache()
+    world.step()
+    half.orders = make_orders
+    settle(world)
+    assert set(failed) == (set() if inside else {"a"})
+    assert told or not world.sums.get("loaded_blocks")
+    assert "hook_errors" not in world.sums
 
 
 def test_reset_cache_forgets_what_older_weights_computed(

@@ -153,13 +153,17 @@ class World:
                 )
             )
         self._flying.append((output, self._aggregator.aggregate(results)))
-        while len(self._flying) > (1 if self.shape.ahead and not self.idle else 0):
-            for engine_outputs in self.scheduler.update_from_output(*self._flying.popleft()).values():
-                for one in engine_outputs.outputs:
-                    self.outputs[one.request_id] += one.new_token_ids
+        self.catch_up(1 if self.shape.ahead and not self.idle else 0)
         if self.abort_chance and self._draw.random() < self.abort_chance and self.scheduler.running:
             victim = self._draw.choice(self.scheduler.running).request_id
             self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+
+    def catch_up(self, ahead: int = 0) -> None:
+        """Let the scheduler see the results of all steps but the last `ahead`."""
+        while len(self._flying) > ahead:
+            for engine_outputs in self.scheduler.update_from_output(*self._flying.popleft()).values():
+                for one in engine_outputs.outputs:
+                    self.outputs[one.request_id] += one.new_token_ids
 
     def _after(self, worker: KVStoreConnector, output: Any) -> KVConnectorOutput:
         if not output.has_sync_kv_loads:
