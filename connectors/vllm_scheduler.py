@@ -423,15 +423,23 @@ class SchedulerHalf:
 
     def _filled(self, scheduler_output: Any, state: Any) -> list[Save]:
         """Saves of the blocks that this step fills."""
-        saves = []
+        saves: list[Save] = []
+        plan = self._plan
+        if plan is None:
+            return saves
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None or tracked.tainted:
                 continue
+            tokens = tracked.request.num_computed_tokens + scheduled
+            if all(
+                group.blocks_in(tokens) <= offered
+                for group, offered in zip(plan.groups, tracked.offered, strict=True)
+            ):
+                continue  # most steps of most requests fill no block
             tables = state.get_block_ids(request_id)
             if tables is None:
                 continue
-            tokens = tracked.request.num_computed_tokens + scheduled
             save = self._save_of(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens)
             if save is not None:
                 saves.append(save)

@@ -255,7 +255,7 @@ class WorkerHalf:
         """Requests whose saves are through, whose loads are through, and whose loads failed as a whole."""
         with self._lock:
             loads, self._finished_loads = self._finished_loads, []
-            busy = {task.save.request_id for task in self._saving.values()}
+            busy = {task.save.request_id for task in self._saving.values()} if self._draining else set()
         received, failed = set(), set()
         for task in loads:
             name = task.load.request_id
@@ -411,13 +411,15 @@ class WorkerHalf:
 
     def _save_part(self, line: Line, task: SaveTask, part: Part) -> int:
         mover, spec = self._movers[part.group], task.specs[part.group]
-        batch, parent, saved = _batch(mover), part.parent, 0
-        for start in range(0, len(part.hashes), batch):
-            if task.cancelled:
-                break
+        batch, parent, start, saved = _batch(mover), part.parent, 0, 0
+        while start < len(part.hashes) and not task.cancelled:
             hashes = part.hashes[start : start + batch]
             with line.reserve(spec, hashes, parent) as lease:
                 slots = lease.slots
+                if lease.full:  # what a connection may hold at once, or no room: go on behind what was granted
+                    hashes = hashes[: slots[-1].index + 1] if slots else []
+                if not hashes:
+                    break
                 block_ids = [part.block_ids[start + slot.index] for slot in slots]
                 if slots and self._copy_out(
                     task, mover, block_ids, [slot.view for slot in slots], part.group
@@ -427,6 +429,7 @@ class WorkerHalf:
                     self._tally.add("saved_blocks", stored)
                     self._tally.add("saved_bytes", stored * mover.record_bytes)
             parent = hashes[-1]
+            start += len(hashes)
         return saved
 
     def _copy_out(
