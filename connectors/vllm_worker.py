@@ -416,7 +416,9 @@ class WorkerHalf:
             hashes = part.hashes[start : start + batch]
             with line.reserve(spec, hashes, parent) as lease:
                 slots = lease.slots
-                if lease.full:  # what a connection may hold at once, or no room: go on behind what was granted
+                if (
+                    lease.full
+                ):  # what a connection may hold at once, or no room: go on behind what was granted
                     hashes = hashes[: slots[-1].index + 1] if slots else []
                 if not hashes:
                     break

@@ -25,7 +25,7 @@ class FakeStore:
 
     away: every call fails. unreadable: blocks that a lookup finds and an acquire does not.
     torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
-    how many records fit. budget: blocks of one acquire; those beyond it are pending. delay_s: what each acquire and reserve takes. spoil: changes the
+    how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each acquire and reserve takes. spoil: changes the
     bytes that are handed out.
     """
 
@@ -61,9 +61,9 @@ class FakeSlot:
 
 class FakeWriteLease:
     def __init__(
-        self, store: FakeStore, space: Namespace, hashes: Sequence[bytes], slots: list[FakeSlot]
+        self, store: FakeStore, space: Namespace, hashes: Sequence[bytes], slots: list[FakeSlot], full: bool
     ) -> None:
-        self.slots, self.full = slots, False
+        self.slots, self.full = slots, full
         self._store, self._space, self._hashes = store, space, hashes
         with store.lock:
             store.open_leases += 1
@@ -146,14 +146,19 @@ class FakeClient:
 
     def reserve(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> FakeWriteLease:
         self._called("reserve", wait=True)
-        slots = []
+        slots: list[FakeSlot] = []
+        full = False
         with self.store.lock:
             for index, digest in enumerate(hashes):
                 self.store.parents[namespace.digest, digest] = hashes[index - 1] if index else parent
-                held = (namespace.digest, digest) in self.store.records
-                if not held and len(self.store.records) + len(slots) < self.store.room:
-                    slots.append(FakeSlot(index, memoryview(bytearray(namespace.record_bytes))))
-        return FakeWriteLease(self.store, namespace, hashes, slots)
+                if (namespace.digest, digest) in self.store.records:
+                    continue
+                room = min(self.store.budget, self.store.room - len(self.store.records))
+                full = len(slots) >= room
+                if full:
+                    break
+                slots.append(FakeSlot(index, memoryview(bytearray(namespace.record_bytes))))
+        return FakeWriteLease(self.store, namespace, hashes, slots, full)
 
     def acquire(self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float) -> FakeReadLease:
         self._called("acquire", wait=True)

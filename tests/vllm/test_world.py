@@ -324,6 +324,17 @@ def test_blocks_beyond_a_leases_budget_are_asked_for_again(
     assert world.sums["loaded_blocks"] == 12 and store.count("acquire") == 3 and not store.open_leases
 
 
+def test_blocks_beyond_a_leases_budget_are_saved_too(worlds: Callable[..., World], store: FakeStore) -> None:
+    """A daemon that takes five blocks at a time gets all of them, none left out in between."""
+    store.budget = 5
+    world = worlds()
+    request = world.ask("a", prompt(1, 200))
+    settle(world)
+    held = {digest for _, digest in store.records}
+    assert {bytes(name) for name in request.block_hashes[:12]} <= held
+    assert world.sums["saved_blocks"] == len(store.records)
+
+
 @pytest.mark.parametrize("bad", [0, 7])
 def test_a_missing_block_is_told_from_one_beyond_the_budget(
     worlds: Callable[..., World], store: FakeStore, bad: int
