@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.namespaces import Namespace
+    from kvstore.policies.reuse import Stretch
 
 IN_DRAM = 1
 IN_NVME = 2
@@ -46,6 +47,7 @@ class Block:
         "queued",
         "rooted",
         "slot",
+        "stretch",
         "touched_s",
         "where",
     )
@@ -63,6 +65,7 @@ class Block:
         self.kids_nvme = 0
         self.queued = 0  # tiers (bits as in `where`) whose policy has it queued as a victim
         self.touched_s = 0.0
+        self.stretch: Stretch | None = None  # what the learning policy knows of its last use
 
     @property
     def key(self) -> bytes:

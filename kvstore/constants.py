@@ -72,9 +72,27 @@ EVICT_AHEAD_RECORDS = 16  # records evicted from a full NVMe tier beyond what is
 EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
+PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
+
+# ---- what the default policy learns (kvstore/policies/reuse.py, learned.py) --------------
+REUSE_AGE_S_MIN = 1.0  # ages below are one; from here on there are …
+REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
+REUSE_AGE_S_MAX = 7 * 86_400.0  # … this, and one for everything older
+REUSE_GHOSTS_MIN = 65_536  # blocks remembered after they left, at least, about 200 bytes each …
+REUSE_GHOSTS_SHARE = 8  # … and one for this many that are held
+REUSE_PRIOR_STRETCHES = 60.0  # a kind's own experience outweighs that of its relatives from here on
+REUSE_PRIOR_CHANCE = 0.03  # before anything is known: of reuse within one age
+REUSE_PRIOR_FIRST_AGE = 5  # … and so many times that within the first age, which is so much wider
+REUSE_EVIDENCE_BLOCKS_MAX = 65_536.0  # a kind's counts are halved here, so that new habits replace old ones
+REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
+REUSE_LEARN_EVERY = 4  # requests between two looks at one kind's counts
+REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again
+REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
+require(REUSE_AGE_S_MIN < REUSE_AGE_S_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
+require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")
 
 # ---- local door (kvstore/door.py) -------------------------------------------------------
 DOOR_CONNECTIONS_MAX = 1100  # every owner of the arena (1023) and some tools
@@ -97,3 +115,9 @@ require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register m
 require(
     DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
 )
+
+# ---- replay (kvstore/replay, kvstore/cli/replay.py) --------------------------------------
+REPLAY_BLOCK_TOKENS = 512  # of the Mooncake traces
+REPLAY_HASH_BYTES = 8  # what a hash id becomes
+REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
+REPLAY_PROCESSES_MAX = 16  # each has the trace in memory

@@ -21,6 +21,7 @@ class Counters:
     committed: int = 0
     reserve_held: int = 0  # asked to store and already held or being written
     reserve_no_room: int = 0
+    not_admitted: int = 0  # stopped a reserve because everything in DRAM is worth more
     promoted: int = 0
     promote_no_room: int = 0  # loads that found DRAM full; most wait for room
     promote_failed: int = 0  # I/O error while loading

@@ -28,7 +28,7 @@ from heapq import nlargest
 
 from kvstore import index
 from kvstore.adoption import Adoption
-from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.blocks import IN_DRAM, IN_NVME, Block
 from kvstore.constants import STATUS_NAMESPACES_MAX
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
@@ -44,10 +44,12 @@ from kvstore.leases import (
     WriteSlot,
 )
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
-from kvstore.policies.lru import LeafLru
+from kvstore.places import Places
+from kvstore.policies.base import Policies
+from kvstore.policies.learned import Learned
 from kvstore.promotion import Io, Promoter
-from kvstore.room import PolicyFactory, Room
-from tiers.arena import Arena
+from kvstore.prompts import Prompt, Prompts
+from kvstore.room import Room
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
 
@@ -59,11 +61,11 @@ class Engine:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: Places,
         nvme: Tier | None,
         namespaces: NamespaceRegistry,
         io: Io,
-        policy: PolicyFactory = LeafLru,
+        policies: Policies | None = None,
         clock: Callable[[], float] = time.monotonic,
         jobs_max: int = 4,
     ) -> None:
@@ -72,7 +74,8 @@ class Engine:
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
-        self.room = Room(arena, nvme, namespaces, policy, self.counters)
+        self.room = Room(arena, nvme, namespaces, policies or Learned(), self.counters)
+        self.prompts = Prompts()
         self.promoter = Promoter(self.room, io, self.counters, jobs_max)
         self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max, self.promoter.feed)
         self.adoption = Adoption(self.room, namespaces, self.counters)
@@ -132,6 +135,8 @@ class Engine:
             namespace = self.namespaces.get(number)
             self._count(namespace, hashes)
             count = index.rooted_prefix(namespace, hashes, count)
+        for number in namespaces:
+            self.prompts.remember(number, hashes, self.namespaces.get(number).hash_bytes, count)
         self.counters.lookups += 1
         self.counters.lookup_blocks += asked
         self.counters.lookup_hit_blocks += count
@@ -158,12 +163,13 @@ class Engine:
         )
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
-        now_s = self._clock()
-        for position, block_hash in enumerate(asked):
-            block = namespace.blocks.get(block_hash)
-            if block is None or not block.where:
-                continue
-            block.touched_s = now_s
+        known = [
+            (position, b) for position, h in enumerate(asked) if (b := namespace.blocks.get(h)) and b.where
+        ]
+        if known:
+            run = [block for _, block in known]
+            self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
+        for position, block in known:
             lease.tiers[position] = IN_DRAM if block.where & IN_DRAM else IN_NVME
             if self.promoter.is_ready(block):
                 lease.hold(position, block)
@@ -200,7 +206,10 @@ class Engine:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
         if index.would_cycle(namespace, parent, asked):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
-        lease = WriteLease(self._next_lease(), namespace, {}, {}, {})
+        prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0, b"")
+        lease = WriteLease(self._next_lease(), namespace, {}, {}, {}, prompt)
+        held: list[Block] = []
+        refused: list[bytes] = []
         slots: list[WriteSlot] = []
         full = False
         for position, block_hash in enumerate(asked):
@@ -208,17 +217,26 @@ class Engine:
             block = namespace.blocks.get(block_hash)
             if block_hash in namespace.writing or (block is not None and block.where):
                 self.counters.reserve_held += 1
+                if block is not None and block.where:
+                    held.append(block)
                 continue
-            slot = self.room.slot(namespace, block_hash, before, session.owner)
+            slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
             if slot is None:
                 full = True
                 self.counters.reserve_no_room += len(asked) - position
+                refused = [
+                    h for h in asked[position:] if (b := namespace.blocks.get(h)) is None or not b.where
+                ]
                 break
             namespace.writing.add(block_hash)
             lease.parents[position], lease.hashes[position], lease.slots[position] = before, block_hash, slot
             slots.append(WriteSlot(position, *self._place(slot)))
         if slots:
             session.leases[lease.number] = lease
+        now_s = self._clock()
+        self.room.touched(held, prompt, now_s)
+        if refused:
+            self.room.refused(namespace, refused, prompt, now_s)
         return Reserved(lease.number if slots else 0, slots, full)
 
     def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
@@ -231,14 +249,17 @@ class Engine:
         if len(set(indexes)) != len(indexes) or any(i not in lease.slots for i in indexes):
             raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
         now_s = self._clock()
+        run: list[Block] = []
         for at, position in enumerate(indexes):
             slot = lease.slots.pop(position)
             self.arena.commit(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
             block_hash = lease.hashes[position]
-            block = self.room.arrived_in_dram(
-                lease.namespace, block_hash, lease.parents[position], slot, now_s
-            )
+            block = self.room.arrived_in_dram(lease.namespace, block_hash, lease.parents[position], slot)
             self.room.queue_demotion(block)
+            run.append(block)
+        self.room.touched(run, lease.prompt, now_s)
+        for block in run:
+            self.room.settle(block)
         self.counters.committed += len(indexes)
         self._drop_write_lease(session, lease)
         self.demoter.pump()
@@ -312,6 +333,10 @@ class Engine:
         return check(self)
 
     # -- helpers --
+
+    def _prompt(self, number: int, block_hash: bytes, blocks: int) -> Prompt:
+        """The prompt that a lookup named, or what is known of it: this many blocks."""
+        return self.prompts.recall(number, block_hash) or Prompt(blocks, b"")
 
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
         slots: list[ReadSlot | None] = []

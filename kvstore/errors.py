@@ -4,6 +4,7 @@
     ├── StartError          the daemon does not start; nothing was changed
     ├── RequestError        the daemon refuses one request; `code` travels in the Error frame
     │   └── ConnectionRefusal   …and closes the connection after saying so
+    ├── ReplayError         a trace cannot be read
     └── ClientError         what a call of `kvstore.client` may raise, and nothing else
 
 Light on purpose: the client imports this module inside inference engines.
@@ -159,6 +160,13 @@ class TooSlow(ConnectionRefusal):
     """The peer left a frame half sent, or answers unread, for too long."""
 
     code = "too_slow"
+
+
+# Replaying a trace ------------------------------------------------------------------
+
+
+class ReplayError(KvstoreError):
+    """A trace cannot be read; the message names file and line."""
 
 
 # Calling the daemon -----------------------------------------------------------------

@@ -143,6 +143,9 @@ def _count_kid(block: Block, bit: int, change: int) -> None:
 
 def _spread(block: Block, rooted: bool) -> None:
     """Set `rooted` on a block and on every descendant whose answer changes with it."""
+    if block.children is None:  # most blocks that come or go are leaves
+        block.rooted = rooted
+        return
     stack = [block]
     while stack:
         block = stack.pop()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvstore.blocks import Block
 from kvstore.namespaces import Namespace
+from kvstore.prompts import Prompt
 
 
 class WriteSlot(NamedTuple):
@@ -69,6 +70,7 @@ class WriteLease:
     parents: dict[int, bytes]  # position -> hash before it
     hashes: dict[int, bytes]
     slots: dict[int, int]  # position -> arena slot
+    prompt: Prompt
 
 
 class ReadLease:

@@ -14,7 +14,7 @@ and the write besides. "No room" is answered at once; nothing here blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import islice
 
 from kvstore import index
@@ -22,11 +22,10 @@ from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
 from kvstore.constants import SLAB_TAKEOVER_EVERY
 from kvstore.counters import Counters
 from kvstore.namespaces import Namespace, NamespaceRegistry
-from kvstore.policies.base import Policy
-from tiers.arena import Arena
+from kvstore.places import Places
+from kvstore.policies.base import Policies, Policy
+from kvstore.prompts import Prompt
 from tiers.base import NAMESPACE_BYTES, Tier
-
-PolicyFactory = Callable[[int], Policy]
 
 
 class Room:
@@ -34,10 +33,10 @@ class Room:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: Places,
         nvme: Tier | None,
         namespaces: NamespaceRegistry,
-        policy: PolicyFactory,
+        policies: Policies,
         counters: Counters,
     ) -> None:
         self.arena = arena
@@ -50,8 +49,9 @@ class Room:
         self.undemoted: OrderedDict[Block, None] = OrderedDict()  # NVMe refused them; may be dropped
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self._namespaces = namespaces
-        self._make_policy = policy
+        self._family = policies
         self._policies: dict[tuple[int, int], Policy] = {}
+        self._by_namespace: dict[tuple[int, int], Policy] = {}  # the same, found faster
         self._counters = counters
         self._evictions = 0
 
@@ -59,13 +59,33 @@ class Room:
 
     def policy(self, bit: int, namespace: Namespace) -> Policy:
         """The policy of the size class that this namespace's records use in a tier."""
+        known = self._by_namespace.get((bit, namespace.id))
+        if known is not None:
+            return known
         slot_bytes = namespace.slot_bytes
         if bit == IN_DRAM:
             slot_bytes = max(slot_bytes, self.arena.layout.slot_bytes_min)
         policy = self._policies.get((bit, slot_bytes))
         if policy is None:
-            policy = self._policies[bit, slot_bytes] = self._make_policy(bit)
+            policy = self._policies[bit, slot_bytes] = self._family.make(bit)
+        self._by_namespace[bit, namespace.id] = policy
         return policy
+
+    def touched(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
+        """A request used these blocks of one namespace, in prompt order, or has just brought them."""
+        if not run:
+            return
+        self._family.observe(run, prompt, now_s)
+        for block in run:
+            block.touched_s = now_s
+        for bit in (IN_DRAM, IN_NVME) if self.nvme is not None else (IN_DRAM,):
+            here = [block for block in run if block.where & bit]
+            if here:
+                self.policy(bit, here[0].namespace).touched(here)
+
+    def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
+        """A request brought these blocks, and they found no room or were not let in."""
+        self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, block: Block) -> None:
         """Let the policies have a block that may have become evictable."""
@@ -80,14 +100,10 @@ class Room:
         block.pins -= 1
         self.settle(block)
 
-    def arrived_in_dram(
-        self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int, now_s: float
-    ) -> Block:
-        """The slot is READY and holds this block's bytes."""
+    def arrived_in_dram(self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int) -> Block:
+        """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's."""
         block = index.arrived(namespace, block_hash, parent, IN_DRAM)
         block.slot = slot
-        block.touched_s = now_s
-        self.settle(block)
         return block
 
     def promoted(self, block: Block, slot: int) -> None:
@@ -132,29 +148,43 @@ class Room:
 
     def _left(self, block: Block, bit: int) -> None:
         parent = block.parent
+        self.policy(bit, block.namespace).left(block)
         index.left(block, bit)
+        if not block.where:
+            self._family.forgotten(block)
         if parent is not None:
             self.settle(parent)
 
     # -- DRAM --
 
-    def slot(self, namespace: Namespace, block_hash: bytes, parent: bytes, owner: int) -> int | None:
-        """An arena slot in state WRITING, or None when there is no room."""
+    def slot(
+        self, namespace: Namespace, block_hash: bytes, parent: bytes, owner: int, prompt: Prompt | None = None
+    ) -> int | None:
+        """An arena slot in state WRITING, or None when there is no room.
+
+        With a `prompt` the policy may answer that the block is not worth the room.
+        """
         digest = namespace.digest
         parent_key = digest + parent if parent else b""
         slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
-        if slot is None and self._evict_from_dram(namespace):
+        if slot is None and self._evict_from_dram(namespace, block_hash, prompt):
             slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
         return slot
 
-    def _evict_from_dram(self, namespace: Namespace) -> bool:
-        """Free one slot of this namespace's class; False if nothing may leave."""
+    def _evict_from_dram(self, namespace: Namespace, incoming: bytes, prompt: Prompt | None) -> bool:
+        """Free one slot of this namespace's class; False if nothing may leave.
+
+        In front of NVMe every new block is let in: DRAM is its way there.
+        """
         policy = self.policy(IN_DRAM, namespace)
+        if prompt is not None and self.nvme is None and not policy.admits(namespace, incoming, prompt):
+            self._counters.not_admitted += 1
+            return False
         self._evictions += 1
         if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
             if self._take_over_slab(namespace):
                 return True
-        for block in policy.victims():
+        for block in policy.victims(namespace.digest + incoming):
             if self._is_kept(block):
                 continue  # comes back to the policy when it was written, or could not be
             self._evict(block)
@@ -208,12 +238,11 @@ class Room:
         The index forgets them at once; the caller deletes their rows before it writes.
         """
         keys = list(islice(self.doomed, count))
-        for block in self.policy(IN_NVME, namespace).victims() if len(keys) < count else ():
+        policy = self.policy(IN_NVME, namespace)
+        while len(keys) < count and (block := next(policy.victims(), None)) is not None:
             keys.append(block.key)
             self._counters.evicted_nvme += 1
             self.left_nvme(block)
-            if len(keys) == count:
-                break
         return self._to_delete(keys or self._nvme_slab(namespace))
 
     def deleted(self, keys: list[bytes], done: bool) -> None:

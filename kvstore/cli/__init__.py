@@ -33,6 +33,7 @@ COMMANDS = {
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
+    "replay": "what each eviction policy would have hit on recorded traffic",
     "bench": "what this machine does with our tiers, beside its limits",
     "version": "versions of kvstore and of what it runs on",
 }

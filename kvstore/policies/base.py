@@ -1,38 +1,74 @@
-"""The policy interface: who leaves a tier when room is needed.
+"""The policy interface: who leaves a tier when room is needed, and who need not come.
 
-One policy object serves one size class of one tier. It sees blocks (their parents, pins,
-sizes through the namespace, last use) and never bytes. The engine tells it what happened;
-it answers with victims, best first. Leaves go before their parents, because a block is
-worthless once the prefix before it is broken.
+    request ──▶ Policies.observe          once, whatever the tiers
+            └─▶ Policy.touched            in each tier that has the blocks now
+    no room ──▶ Policy.admits ──▶ Policy.victims ──▶ Policy.left
+                                                 └─▶ Policies.forgotten   no tier has it any more
+
+`Policies` is a family: it makes one `Policy` for each size class of each tier and sees every
+request once, so that what it learns is learned once. A policy sees blocks (their parents,
+pins, sizes through the namespace, last use, tiers) and prompts, and never bytes. It is told
+what happened and answers with victims, best first. `kvstore replay` and the daemon run the
+same objects.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.blocks import Block
+from kvstore.namespaces import Namespace
+from kvstore.prompts import Prompt
 
 
 class Policy(ABC):
     """Orders the blocks of one size class in one tier. Called from the engine's thread only."""
 
-    @abstractmethod
-    def may_leave(self, block: Block) -> None:
-        """The block is resident here and could be a victim now.
+    def touched(self, run: Sequence[Block]) -> None:  # noqa: B027 an order by last use needs no more than may_leave
+        """A request used these blocks of this tier, in prompt order, or has just brought them.
 
-        Told when it arrives, when it was used, when its last pin or last child in this
-        tier is gone. Telling it twice is harmless.
+        Their `touched_s` is the time of it. Changes only the policy.
         """
 
-    @abstractmethod
-    def victims(self) -> Iterator[Block]:
-        """Blocks to evict, best first: resident, without pins, without children here.
+    def may_leave(self, block: Block) -> None:  # noqa: B027 a policy may keep all blocks in its order, pinned or not
+        """The block is resident here and could be a victim now.
 
-        The caller evicts each block, or calls `may_leave` for it later; a block that was
-        yielded is not remembered.
+        Told when it arrives, when its last pin or last child in this tier is gone. Telling
+        it twice is harmless.
+        """
+
+    def left(self, block: Block) -> None:  # noqa: B027 a policy may notice when the block surfaces in its order
+        """The tier lost the block: evicted, corrupt, or taken over with its slab."""
+
+    def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
+        """Whether a new block is worth more than what would leave for it. Changes nothing."""
+        return True
+
+    @abstractmethod
+    def victims(self, incoming: bytes = b"") -> Iterator[Block]:
+        """Blocks to evict, best first: resident, without pins. `incoming`: the key that wants the room.
+
+        The iterator is valid until a block leaves. A block that the caller passes over comes
+        back to the policy with `may_leave`.
         """
 
     @abstractmethod
     def coldest_s(self) -> float | None:
-        """When the next victim was last used, None if there is none. Changes nothing."""
+        """When the next victim was last used, None if there is none."""
+
+
+class Policies:
+    """A family of policies made by one function, which learns nothing across tiers."""
+
+    def __init__(self, make: Callable[[int], Policy]) -> None:
+        self.make = make
+
+    def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
+        """A request used these blocks or has just brought them. Before `touched_s` changes."""
+
+    def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
+        """A request brought these blocks, and they found no room or were not let in."""
+
+    def forgotten(self, block: Block) -> None:
+        """No tier has the block any more."""

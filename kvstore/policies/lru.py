@@ -26,7 +26,7 @@ class LeafLru(Policy):
             return
         self._push(block)
 
-    def victims(self) -> Iterator[Block]:
+    def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while self._settle_top():
             block = heapq.heappop(self._heap)[2]
             block.queued &= ~self._bit

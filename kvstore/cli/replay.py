@@ -1,0 +1,157 @@
+"""What each eviction policy would have hit on recorded traffic, and how far ours is from the best.
+
+  kvstore replay trace.jsonl                      every policy at 1, 5, 10 and 25 % of the trace's blocks
+  kvstore replay trace.jsonl.gz --capacity 2%,40% other capacities
+  kvstore replay trace.jsonl --policy kvstore     one policy (may be given several times)
+  kvstore replay trace.jsonl --tail drop          without the partly filled last blocks, as engines store
+  kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
+
+Traces are in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
+hash_ids, optionally input_length. The requests go through the daemon's own engine and its own
+policies; only the bytes and the clock are made up. The envelope is the best reference policy of
+each capacity; belady knows the future, and infinite never evicts. Exit code 0 when all was
+computed, whatever the figures are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli.options import add_output_argument
+from kvstore.cli.output import print_json, print_table, progress_bars
+
+if TYPE_CHECKING:
+    from kvstore.replay.table import Cell, Result
+    from kvstore.replay.trace import Trace
+
+CAPACITIES = "1%,5%,10%,25%"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_output_argument(parser, "table", "json")
+    parser.add_argument(
+        "trace", nargs="+", type=Path, metavar="TRACE", help="JSONL files, gzip or not, one after the other"
+    )
+    parser.add_argument(
+        "--capacity",
+        default=CAPACITIES,
+        metavar="P%,…",
+        help=f"of the trace's unique blocks (default {CAPACITIES})",
+    )
+    parser.add_argument(
+        "--policy", action="append", metavar="NAME", help="all (default) or one of the table's names"
+    )
+    parser.add_argument(
+        "--tail",
+        choices=("keep", "drop"),
+        default="keep",
+        help="the partly filled last block of a prompt (default keep)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvstore.errors import ReplayError
+    from kvstore.replay import table, trace
+
+    fractions = _fractions(args.capacity)
+    policies = _policies(args.policy or ["all"])
+    for path in args.trace:
+        if not path.is_file():
+            raise CliError(f"replay: {path}: no such file", exit_code=NOT_FOUND)
+    drop_tail = args.tail == "drop"
+    try:
+        requests = trace.read(args.trace, drop_tail)
+    except ReplayError as error:
+        raise CliError(f"replay: {error}", exit_code=FAILED) from error
+    _say(
+        f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
+    )
+    cells = table.plan(requests, policies, fractions)
+    with progress_bars() as show:
+        results = table.compute(
+            requests, cells, args.trace, drop_tail, lambda done, total: _progress(show, cells, done, total)
+        )
+    if args.output == "json":
+        print_json(_document(requests, results))
+    else:
+        _print(results, fractions)
+    return OK
+
+
+def _fractions(text: str) -> list[float]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"\d+(\.\d+)?%", word) and 0 < float(word[:-1]) <= 100 for word in words):
+        raise CliError(
+            f"replay: --capacity {text}: percentages above 0 % up to 100 % are allowed, e.g. {CAPACITIES}",
+            exit_code=USAGE,
+        )
+    return sorted({float(word[:-1]) / 100 for word in words})
+
+
+def _policies(names: list[str]) -> list[str]:
+    from kvstore.policies.names import BOUND, EVERYTHING, POLICIES
+
+    known = [*POLICIES, BOUND, EVERYTHING]
+    unknown = [name for name in names if name not in [*known, "all"]]
+    if unknown:
+        raise CliError(f"replay: --policy {unknown[0]}: known are all, {', '.join(known)}", exit_code=USAGE)
+    return [name for name in known if "all" in names or name in names]
+
+
+def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
+    from kvstore.replay.table import envelope
+
+    return {
+        "trace": {
+            "requests": len(requests.prompts),
+            "block_refs": requests.block_refs,
+            "unique_blocks": requests.unique_blocks,
+        },
+        "results": [
+            {
+                "policy": result.cell.policy,
+                "capacity_blocks": result.cell.blocks,
+                "capacity_fraction": result.cell.fraction,
+                "hit_ratio": round(result.hit_ratio, 5),
+            }
+            for result in results
+        ],
+        "envelope": {f"{fraction:g}": round(ratio, 5) for fraction, ratio in envelope(results).items()},
+    }
+
+
+def _print(results: list[Result], fractions: list[float]) -> None:
+    from kvstore.policies.names import DEFAULT, EVERYTHING
+    from kvstore.replay.table import envelope
+
+    rows: dict[str, list[object]] = {}
+    for result in results:
+        cells = len(fractions) if result.cell.policy == EVERYTHING else 1
+        rows.setdefault(result.cell.policy, []).extend([round(100 * result.hit_ratio, 1)] * cells)
+    best = envelope(results)
+    if best:
+        rows["envelope"] = [round(100 * best[fraction], 1) for fraction in fractions]
+        ours = {r.cell.fraction: r.hit_ratio for r in results if r.cell.policy == DEFAULT}
+        if ours:
+            rows[f"{DEFAULT} - envelope"] = [round(100 * (ours[f] - best[f]), 1) for f in fractions]
+    columns = ["policy", *(f"{100 * fraction:g} %" for fraction in fractions)]
+    print_table(
+        "prefix hit ratio in per cent, by capacity", columns, [[name, *row] for name, row in rows.items()]
+    )
+
+
+def _progress(show: object, cells: list[Cell], done: int, total: int) -> None:
+    if sys.stderr.isatty() and callable(show):
+        show("replay", done, total)
+    else:
+        done_cell = cells[done - 1]
+        _say(f"{done} of {total}: {done_cell.policy} at {100 * done_cell.fraction:g} %")
+
+
+def _say(line: str) -> None:
+    print(f"replay: {line}", file=sys.stderr, flush=True)

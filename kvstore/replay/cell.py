@@ -1,0 +1,68 @@
+"""One cell of the table: a trace, a policy and a capacity, run through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvstore.constants import REPLAY_HASH_BYTES
+from kvstore.engine import Engine
+from kvstore.leases import Acquired
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.policies.base import Policies
+from kvstore.replay.places import CountedPlaces
+from kvstore.replay.trace import Trace
+from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
+
+T = TypeVar("T")
+_CHECKSUMS = bytes(CHECKSUM_BYTES)
+
+
+class NoIo:
+    """There is no slower tier: nothing is ever submitted."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None:
+        done(work())
+
+
+class Node:
+    """An engine with counted slots and a clock that the trace sets."""
+
+    def __init__(self, slots: int, policies: Policies) -> None:
+        self.now_s = 0.0
+        self.engine = Engine(
+            CountedPlaces(slots), None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s
+        )
+        self.engine.adopt()
+        self.session = self.engine.open_session(0, "replay")
+        self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), 1, REPLAY_HASH_BYTES))
+
+    def ask(self, now_s: float, hashes: bytes) -> int:
+        """One request: look up, read what is held, store the rest. Answers the hit blocks."""
+        self.now_s = now_s
+        engine, size = self.engine, REPLAY_HASH_BYTES
+        hits = engine.lookup([self.space], hashes)
+        at = hits * size
+        answers: list[Acquired] = []
+        if hits:
+            engine.acquire(self.session, self.space, hashes[:at], answers.append)
+        if at < len(hashes):
+            parent = hashes[at - size : at] if hits else b""
+            answer = engine.reserve(self.session, self.space, hashes[at:], parent)
+            if answer.slots:
+                positions = [slot.position for slot in answer.slots]
+                engine.commit(self.session, answer.lease, positions, _CHECKSUMS * len(positions))
+        if answers:
+            engine.release(self.session, answers[0].lease)
+        return hits
+
+
+def run(trace: Trace, slots: int, policies: Policies, after: Callable[[int], None] | None = None) -> float:
+    """The share of looked-up blocks that were hits. `after` is called with each request's number."""
+    node = Node(slots, policies)
+    hits = 0
+    for number, (now_s, hashes) in enumerate(zip(trace.times_s, trace.prompts, strict=True)):
+        hits += node.ask(now_s, hashes)
+        if after is not None:
+            after(number)
+    return hits / trace.block_refs

@@ -1,0 +1,95 @@
+"""Traces: requests in the form of the Mooncake release, one JSON object a line, gzip or plain.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
+
+`timestamp` is in milliseconds; a hash id stands for a block and everything before it. The
+last block is partly filled when the prompt is not a whole number of blocks; an engine
+never stores it, `tail="drop"` leaves it out. Lines may be out of order by accident of
+logging: time never runs backwards here.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LINE_BYTES_MAX
+from kvstore.errors import ReplayError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class Line(msgspec.Struct):
+    """One request as it is recorded; other fields are allowed and not read."""
+
+    timestamp: float
+    hash_ids: list[int]
+    input_length: int = 0
+
+
+@dataclass(slots=True)
+class Trace:
+    """Requests in order: when (seconds), and the concatenated hashes of the prompt's blocks."""
+
+    times_s: list[float] = field(default_factory=list)
+    prompts: list[bytes] = field(default_factory=list)
+    block_refs: int = 0
+    unique_blocks: int = 0
+
+
+def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
+    """The requests of several files, one after the other. Raises ReplayError naming file and line."""
+    trace = Trace()
+    names: dict[tuple[int, int], bytes] = {}
+    for number, path in enumerate(paths):
+        for line in _lines(path):
+            ids = line.hash_ids
+            if drop_tail and ids and _is_partial(line):
+                ids = ids[:-1]
+            if not ids:
+                continue
+            hashes = [_name(names, number, i) for i in ids]
+            now_s = line.timestamp / 1000
+            trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
+            trace.prompts.append(b"".join(hashes))
+            trace.block_refs += len(hashes)
+    trace.unique_blocks = len(names)
+    if not trace.prompts:
+        raise ReplayError(f"no requests with blocks in {', '.join(map(str, paths))}")
+    return trace
+
+
+def _name(names: dict[tuple[int, int], bytes], file: int, hash_id: int) -> bytes:
+    """The hash bytes of a block: files do not share blocks, they were recorded apart."""
+    name = names.get((file, hash_id))
+    if name is None:
+        name = names[file, hash_id] = len(names).to_bytes(REPLAY_HASH_BYTES, "big")
+    return name
+
+
+def _is_partial(line: Line) -> bool:
+    return line.input_length < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    number = 0
+    try:
+        with open(path, "rb") as raw:
+            packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            while text := file.readline(REPLAY_LINE_BYTES_MAX):
+                number += 1
+                if text.strip():
+                    line = decoder.decode(text)
+                    if len(set(line.hash_ids)) != len(line.hash_ids):
+                        raise ReplayError(f"{path}:{number}: a block is repeated in one prompt")
+                    yield line
+    except (OSError, EOFError) as error:
+        raise ReplayError(f"{path}: {error}") from error
+    except msgspec.MsgspecError as error:
+        raise ReplayError(f"{path}:{number}: {error}") from error

@@ -1,0 +1,211 @@
+"""Policies: what every one of them must do, and what makes each of them itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvstore.constants import REUSE_STALE_ENTRIES_MIN
+from kvstore.policies.arc import Arc
+from kvstore.policies.base import Policies
+from kvstore.policies.learned import HitDensity, Learned
+from kvstore.policies.lfu import Lfu
+from kvstore.policies.names import POLICIES
+from kvstore.policies.reuse import AGES_S, LAST_BLOCK, Reuse, chances, kind_of, relatives_of
+from kvstore.policies.s3fifo import S3Fifo
+from kvstore.policies.sieve import Sieve
+from kvstore.prompts import Prompt
+from kvstore.replay.cell import Node
+
+HASH_BYTES = 8
+
+
+def hashes(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(HASH_BYTES, "big") for number in numbers)
+
+
+def chain(number: int, length: int) -> bytes:
+    """A prompt of its own: no two chains share a block."""
+    return hashes(*(number * 1000 + depth for depth in range(length)))
+
+
+def held(node: Node, prompt: bytes) -> int:
+    return sum(map(bool, node.engine.residency(node.space, prompt)))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_books_balance_under_every_policy(name: str) -> None:
+    """Random prompts with shared beginnings: never more blocks than slots, and the books balance."""
+    rng = random.Random(5)
+    node = Node(40, POLICIES[name]())
+    for step in range(600):
+        shared, own = rng.randint(0, 3), rng.randint(1, 30)
+        prompt = chain(shared, rng.randint(1, 5)) + chain(10 + own, rng.randint(0, 9))
+        node.ask(float(step), prompt)
+        blocks = node.engine.namespaces.get(node.space).blocks.values()
+        assert sum(bool(block.where) for block in blocks) <= 40
+    assert node.engine.check() == []
+    assert node.engine.counters.evicted_dram > 0
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_pinned_blocks_are_no_victims(name: str) -> None:
+    """With everything leased a new block finds no room; after the release it does."""
+    node = Node(4, POLICIES[name]())
+    node.ask(1.0, chain(1, 4))
+    answers = []
+    node.engine.acquire(node.session, node.space, chain(1, 4), answers.append)
+    assert not node.engine.reserve(node.session, node.space, chain(2, 1), b"").slots
+    node.engine.release(node.session, answers[0].lease)
+    assert held(node, chain(1, 4)) == 4
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_small_working_set_stays(name: str) -> None:
+    """What fits and is asked for again and again is hit, whatever the policy."""
+    node = Node(64, POLICIES[name]())
+    found = [node.ask(float(n), chain(n % 4, 8)) for n in range(200)]
+    assert all(hits == 8 for hits in found[40:])
+
+
+def test_arc_moves_its_border_to_where_ghosts_return() -> None:
+    """Blocks used once that come back after they left make the recent side larger."""
+    arc = Arc(1)
+    node = Node(16, Policies(lambda _: arc))
+    for number in range(6):
+        node.ask(0.0, chain(number % 2, 4))
+    for number in range(40):
+        node.ask(1.0, chain(10 + number % 3, 4))
+    assert arc._target > 0
+
+
+def test_s3fifo_lets_one_hit_wonders_pass() -> None:
+    """A long scan does not push out what was used twice."""
+    node = Node(50, Policies(S3Fifo))
+    for _ in range(3):
+        node.ask(0.0, chain(1, 10))
+    for number in range(100):
+        node.ask(1.0, chain(10 + number, 1))
+    assert held(node, chain(1, 10)) == 10
+
+
+def test_sieve_spares_what_was_used_since_the_hand_passed() -> None:
+    """Of blocks that came together, the used one outlives the others."""
+    node = Node(8, Policies(Sieve))
+    for number in range(8):
+        node.ask(0.0, chain(number, 1))
+    node.ask(1.0, chain(0, 1))
+    for number in range(20, 26):
+        node.ask(2.0, chain(number, 1))
+    assert held(node, chain(0, 1)) == 1
+    assert held(node, chain(1, 1)) == 0
+
+
+def test_lfu_remembers_those_who_left() -> None:
+    """A block that was used often, and left, is worth more when it comes back than one used once."""
+    node = Node(2, Policies(Lfu))
+    for _ in range(5):
+        node.ask(0.0, chain(1, 1))
+    for number in range(2, 9):
+        node.ask(1.0, chain(number, 1))
+    assert held(node, chain(1, 1)) == 1
+
+
+def test_kinds_have_the_relatives_they_are_listed_under() -> None:
+    """Every history has a kind, kinds of the same uses are relatives, the last block has none."""
+    seen = {}
+    for uses in range(1, 256):
+        for turn in range(1, 9):
+            for blocks in (1, 5, 20, 100, 500, 5000):
+                kind = kind_of(uses, turn, blocks)
+                assert 0 <= kind < LAST_BLOCK
+                assert seen.setdefault(kind, relatives_of(kind)) == relatives_of(kind)
+    assert sorted({relatives_of(kind) for kind in seen}) == list(range(6))
+    assert relatives_of(LAST_BLOCK) == 6
+
+
+def test_unknown_traffic_is_treated_like_lru() -> None:
+    """Before anything is learned the younger of two blocks is worth more, at every age."""
+    reuse = Reuse()
+    worth = []
+    for age_s in [0.0, *AGES_S]:
+        reuse.now_s = age_s
+        worth.append(reuse.density(kind_of(1, 1, 4), 0.0))
+    assert worth == sorted(worth, reverse=True)
+    assert worth[0] > worth[-1]
+
+
+def test_chances_follow_the_evidence_and_the_prior_without_it() -> None:
+    """No counts: the prior; many counts: what was counted."""
+    ages = len(AGES_S) + 1
+    prior = [0.1] * ages
+    assert chances([0.0] * ages, [0.0] * ages, prior, 100.0) == pytest.approx(prior)
+    counted = chances([50_000.0] * ages, [100_000.0] * ages, prior, 100.0)
+    assert counted == pytest.approx([0.5] * ages, abs=0.01)
+
+
+def test_what_never_comes_back_is_learned_and_leaves_first() -> None:
+    """One-time prompts and returning ones of another size: soon only the latter are kept."""
+    node = Node(60, Learned())
+    hits = 0
+    for number in range(4000):
+        now_s = float(number)
+        node.ask(now_s, chain(100 + number, 20))  # never again
+        hits += node.ask(now_s, chain(number % 25, 2))  # every 25 s
+    assert hits > 0.9 * 2 * 4000
+
+
+def test_a_sudden_change_of_traffic_is_learned() -> None:
+    """What used to return stops returning and the other way round: hits recover."""
+    node = Node(60, Learned())
+    late = 0
+    for number in range(12_000):
+        swapped = number >= 6000
+        once, again = (2, 20) if swapped else (20, 2)
+        node.ask(float(number), chain(1000 + number, once))
+        hits = node.ask(float(number), chain(number % (2 if swapped else 25), again))
+        late += hits if number >= 10_000 else 0
+    assert late > 0.9 * 20 * 2000
+
+
+def test_the_last_partly_filled_block_is_its_own_kind() -> None:
+    """Prompts whose last block never returns: that block is worth less than the others."""
+    family = Learned()
+    node = Node(400, family)
+    for number in range(3000):
+        full, rest = chain(number % 40, 8), hashes(10**6 + number)
+        node.ask(float(number), full + rest)
+    family.reuse.now_s = 3000.0
+    block = node.engine.namespaces.get(node.space).blocks[chain(2999 % 40, 1)]
+    assert block.stretch is not None
+    last = family.reuse.density(LAST_BLOCK, 2999.0)
+    assert last < 0.1 * family.reuse.density(block.stretch.kind, 2999.0)
+
+
+def test_blocks_refused_are_remembered_when_they_come_back() -> None:
+    """A block that was not let in is known at its next visit."""
+    reuse = Reuse()
+    node = Node(4, Learned())
+    space = node.engine.namespaces.get(node.space)
+    prompt = Prompt(1, b"")
+    reuse.refused(space, [chain(1, 1)], prompt, 1.0)
+    reuse.refused(space, [chain(1, 1)], prompt, 5.0)
+    tally = reuse._tallies[kind_of(1, 1, 1)]
+    assert sum(tally.used) == 1
+
+
+def test_queues_stay_in_proportion_to_what_is_held() -> None:
+    """Ten thousand uses of the same few prompts leave no more entries than they need."""
+    made: list[HitDensity] = []
+    family = Learned()
+
+    def make(bit: int) -> HitDensity:
+        made.append(HitDensity(bit, family.reuse))
+        return made[-1]
+
+    family.make = make
+    node = Node(100, family)
+    for number in range(10_000):
+        node.ask(float(number), chain(number % 9, 4))
+    assert sum(map(len, made[0]._queues.values())) <= REUSE_STALE_ENTRIES_MIN + 3 * 100

@@ -1,0 +1,170 @@
+"""Replay: traces are read right, the engine is the daemon's, the figures are what they should be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.traffic import SHAPES, as_line
+from kvstore.cli import main
+from kvstore.errors import ReplayError
+from kvstore.policies.base import Policies
+from kvstore.policies.lru import LeafLru
+from kvstore.policies.names import BOUND, DEFAULT, EVERYTHING, POLICIES, REFERENCES
+from kvstore.replay import cell, table
+from kvstore.replay.trace import Trace, read
+
+CAPACITIES = (0.01, 0.05, 0.1, 0.25)
+TOLERANCE = 0.003  # of the envelope, as a hit ratio
+
+
+def write(path: Path, *requests: tuple[int, list[int]], tokens: int = 0) -> Path:
+    lines = [
+        json.dumps({"timestamp": at, "input_length": tokens, "output_length": 1, "hash_ids": ids})
+        for at, ids in requests
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def generated(directory: Path, shape: str, seed: int, blocks: int) -> Trace:
+    path = directory / "trace.jsonl"
+    path.write_text("\n".join(map(as_line, SHAPES[shape](seed, blocks))))
+    return read([path])
+
+
+def ratio(trace: Trace, policy: str, fraction: float) -> float:
+    return table.run_cell(trace, table.plan(trace, [policy], [fraction])[0]).hit_ratio
+
+
+def test_gzip_and_plain_are_the_same(tmp_path: Path) -> None:
+    """A packed trace is recognised by its bytes, whatever it is called."""
+    plain = write(tmp_path / "a.jsonl", (0, [1, 2]), (5, [1, 2, 3]))
+    packed = tmp_path / "b.jsonl"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read([plain]) == read([packed])
+    assert read([plain]).unique_blocks == 3
+
+
+def test_a_partly_filled_tail_can_be_left_out(tmp_path: Path) -> None:
+    """`--tail drop` drops the last block of prompts that are not whole blocks, and of no others."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2]), tokens=513)
+    assert read([path], drop_tail=True).block_refs == 1
+    path = write(tmp_path / "b.jsonl", (0, [1, 2]), tokens=1024)
+    assert read([path], drop_tail=True).block_refs == 2
+
+
+def test_time_never_runs_backwards_and_files_share_no_blocks(tmp_path: Path) -> None:
+    """Late lines happen at the time of the line before; equal numbers in two files are two blocks."""
+    first = write(tmp_path / "a.jsonl", (9000, [1]), (4000, [2]))
+    trace = read([first, write(tmp_path / "b.jsonl", (0, [1]))])
+    assert trace.times_s == [9.0, 9.0, 9.0]
+    assert trace.unique_blocks == 3
+
+
+@pytest.mark.parametrize("text", ["{", '{"timestamp": 1}', '{"timestamp": 1, "hash_ids": [1, 1]}', ""])
+def test_a_bad_trace_is_named(tmp_path: Path, text: str) -> None:
+    """What cannot be read stops the replay with the file's name, and the line's where there is one."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ReplayError, match=r"bad\.jsonl"):
+        read([path])
+
+
+def test_half_a_gzip_file_is_named(tmp_path: Path) -> None:
+    """A packed trace that was cut short is an error, not a short trace."""
+    path = write(tmp_path / "a.jsonl", *((n, [n, n + 1]) for n in range(0, 4000, 2)))
+    path.write_bytes(gzip.compress(path.read_bytes())[:-2000])
+    with pytest.raises(ReplayError, match=r"a\.jsonl"):
+        read([path])
+
+
+def test_the_engine_agrees_with_lru_on_paper(tmp_path: Path) -> None:
+    """Three slots, four prompts: hits counted by hand; a hit needs its whole prefix."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2]), (1, [1, 3]), (2, [1, 2]), (3, [4, 5, 6]), (4, [1]))
+    # 0: stores 1 2; 1: hits 1, stores 3; 2: hits 1 2; 3: evicts 3 2 1; 4: misses
+    assert cell.run(read([path]), 3, Policies(LeafLru)) == 3 / 10
+
+
+@pytest.mark.parametrize("name", [*POLICIES, BOUND])
+def test_everything_that_fits_is_hit(tmp_path: Path, name: str) -> None:
+    """With a slot for every block all policies equal the infinite cache."""
+    trace = generated(tmp_path, "agents", 3, 4000)
+    assert ratio(trace, name, 1.0) == ratio(trace, EVERYTHING, 1.0) > 0.5
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
+    """At every capacity Belady's bound is not below a policy that does not know the future."""
+    trace = generated(tmp_path, "chat", 2, 10_000)
+    for fraction in (0.02, 0.1):
+        assert ratio(trace, name, fraction) <= ratio(trace, BOUND, fraction)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_ours_is_never_below_the_envelope(tmp_path: Path, shape: str, seed: int) -> None:
+    """On traffic of every shape ours is at most 0.3 points below the best reference of each capacity."""
+    trace = generated(tmp_path, shape, seed, 60_000)
+    for fraction in CAPACITIES:
+        best = max(ratio(trace, name, fraction) for name in REFERENCES)
+        assert ratio(trace, DEFAULT, fraction) >= best - TOLERANCE, fraction
+
+
+def test_generated_traffic_follows_from_its_seed() -> None:
+    """Equal seeds give equal requests, in order of time, and other seeds others."""
+    for shape, make in SHAPES.items():
+        requests = list(make(4, 3000))
+        assert requests == list(make(4, 3000))
+        assert requests != list(make(5, 3000))
+        assert [r.timestamp_ms for r in requests] == sorted(r.timestamp_ms for r in requests), shape
+
+
+def test_json_is_what_programs_expect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One document with the trace, a result a cell, and the envelope of the references."""
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    assert main(["replay", str(path), "--capacity", "50%,25%", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 12}
+    cells = {(r["policy"], r["capacity_fraction"]): r for r in document["results"]}
+    assert len(cells) == 2 * (len(POLICIES) + 1) + 1
+    assert cells["lru", 0.5]["capacity_blocks"] == 6
+    best = max(cells[name, 0.25]["hit_ratio"] for name in REFERENCES)
+    assert document["envelope"]["0.25"] == best
+
+
+def test_the_table_compares_with_the_envelope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row a policy, then the envelope and how far ours is from it; progress goes to stderr."""
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    assert main(["replay", str(path), "--policy", DEFAULT, "--policy", "lru", "--capacity", "25%"]) == 0
+    printed = capsys.readouterr()
+    rows = [line.split()[0] for line in printed.out.splitlines() if line.startswith("  ")]
+    assert rows == ["policy", DEFAULT, "lru", "envelope", DEFAULT]
+    assert "2 of 2" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--policy", "best"], 2, "known are all"),
+        (["--capacity", "10"], 2, "percentages"),
+        (["--capacity", "0%"], 2, "percentages"),
+    ],
+)
+def test_wrong_options_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
+) -> None:
+    """A wrong option says what is allowed, and nothing is computed."""
+    path = write(tmp_path / "a.jsonl", (0, [1]))
+    assert main(["replay", str(path), *words]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_trace_is_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code of what is not there."""
+    assert main(["replay", str(tmp_path / "none.jsonl")]) == 3
+    assert "no such file" in capsys.readouterr().err
