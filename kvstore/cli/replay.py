@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         default=CAPACITIES,
-        metavar="P%,…",
-        help=f"of the trace's unique blocks (default {CAPACITIES})",
+        metavar="LIST",
+        help=f"of the trace's unique blocks (default {CAPACITIES.replace('%', '%%')})",
     )
     parser.add_argument(
         "--policy", action="append", metavar="NAME", help="all (default) or one of the table's names"

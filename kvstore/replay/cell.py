@@ -21,7 +21,9 @@ _CHECKSUMS = bytes(CHECKSUM_BYTES)
 class NoIo:
     """There is no slower tier: nothing is ever submitted."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None], urgent: bool = False) -> None:
+    def submit(
+        self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
+    ) -> None:
         done(work())
 
 
