@@ -25,7 +25,7 @@ from pathlib import Path
 from kvstore.engine import Engine
 from kvstore.leases import Acquired
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
-from kvstore.policies.names import DEFAULT, POLICIES
+from kvstore.policies.names import OURS, POLICIES
 from kvstore.replay.cell import NoIo
 from kvstore.replay.places import CountedPlaces
 
@@ -113,7 +113,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--blocks", type=int, default=1_000_000)
-    parser.add_argument("--policy", choices=sorted(POLICIES), default=DEFAULT)
+    parser.add_argument("--policy", choices=sorted(POLICIES), default=OURS)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     args = parser.parse_args()
     figures = measure(args.blocks, args.policy)

@@ -130,8 +130,9 @@ class Nvme(Section):
 
 
 class Engine(Section):
-    """How bytes move between the tiers."""
+    """How bytes move between the tiers, and which leave."""
 
+    policy: Literal["lru", "kvstore"] = "lru"
     io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
 
 

@@ -74,7 +74,7 @@ ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while star
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
 
-# ---- what the default policy learns (kvstore/policies/reuse.py, learned.py) --------------
+# ---- what our policy learns (kvstore/policies/reuse.py, learned.py) --------------
 REUSE_AGE_S_MIN = 1.0  # ages below are one; from here on there are …
 REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
 REUSE_AGE_S_MAX = 7 * 86_400.0  # … this, and one for everything older

@@ -46,7 +46,7 @@ from kvstore.leases import (
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.places import Places
 from kvstore.policies.base import Policies
-from kvstore.policies.learned import Learned
+from kvstore.policies.lru import LeafLru
 from kvstore.promotion import Io, Promoter
 from kvstore.prompts import Prompt, Prompts
 from kvstore.room import Room
@@ -74,7 +74,7 @@ class Engine:
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
-        self.room = Room(arena, nvme, namespaces, policies or Learned(), self.counters)
+        self.room = Room(arena, nvme, namespaces, policies or Policies(LeafLru), self.counters)
         self.prompts = Prompts()
         self.promoter = Promoter(self.room, io, self.counters, jobs_max)
         self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max, self.promoter.feed)

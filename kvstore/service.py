@@ -29,6 +29,7 @@ from kvstore.errors import SocketPathError
 from kvstore.iopool import IoPool
 from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
+from kvstore.policies.names import POLICIES
 from kvstore.storage import Storage
 from tiers.errors import OpenError
 
@@ -104,7 +105,14 @@ class Service:
     def _make_engine(self, io: IoPool) -> None:
         storage, threads = self.storage, self.config.engine.io_threads
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
-        self.engine = Engine(storage.arena, storage.nvme, namespaces, io, jobs_max=threads)
+        self.engine = Engine(
+            storage.arena,
+            storage.nvme,
+            namespaces,
+            io,
+            POLICIES[self.config.engine.policy](),
+            jobs_max=threads,
+        )
         self.engine.adopt(wait=False)
 
     def _save_names(self) -> None:

@@ -126,7 +126,7 @@ def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
 
 
 def _print(results: list[Result], fractions: list[float]) -> None:
-    from kvstore.policies.names import DEFAULT, EVERYTHING
+    from kvstore.policies.names import EVERYTHING, OURS
     from kvstore.replay.table import envelope
 
     rows: dict[str, list[object]] = {}
@@ -136,9 +136,9 @@ def _print(results: list[Result], fractions: list[float]) -> None:
     best = envelope(results)
     if best:
         rows["envelope"] = [round(100 * best[fraction], 1) for fraction in fractions]
-        ours = {r.cell.fraction: r.hit_ratio for r in results if r.cell.policy == DEFAULT}
+        ours = {r.cell.fraction: r.hit_ratio for r in results if r.cell.policy == OURS}
         if ours:
-            rows[f"{DEFAULT} - envelope"] = [round(100 * (ours[f] - best[f]), 1) for f in fractions]
+            rows[f"{OURS} - envelope"] = [round(100 * (ours[f] - best[f]), 1) for f in fractions]
     columns = ["policy", *(f"{100 * fraction:g} %" for fraction in fractions)]
     print_table(
         "prefix hit ratio in per cent, by capacity", columns, [[name, *row] for name, row in rows.items()]

@@ -1,4 +1,4 @@
-"""The default: the block that promises the fewest hits per second of staying leaves first.
+"""Ours: the block that promises the fewest hits per second of staying leaves first.
 
     kind 3 │ oldest … youngest │      Of each kind the oldest leaf is compared (see
     kind 7 │ oldest … │              `kvstore.policies.reuse` for what a kind is worth at

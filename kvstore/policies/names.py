@@ -1,4 +1,4 @@
-"""Policies by name: what `kvstore replay --policy` may say."""
+"""Policies by name: what `kvstore replay --policy` and the setting `engine.policy` may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.policies.s3fifo import S3Fifo
 from kvstore.policies.sieve import Sieve
 from kvstore.policies.tinylfu import TinyLfu
 
-DEFAULT = "kvstore"
+OURS = "kvstore"
 REFERENCES: dict[str, Callable[[], Policies]] = {
     "lru": lambda: Policies(LeafLru),
     "arc": lambda: Policies(Arc),
@@ -22,6 +22,6 @@ REFERENCES: dict[str, Callable[[], Policies]] = {
     "lfu": lambda: Policies(Lfu),
     "wtinylfu": lambda: Policies(TinyLfu),
 }
-POLICIES: dict[str, Callable[[], Policies]] = {DEFAULT: Learned, **REFERENCES}
+POLICIES: dict[str, Callable[[], Policies]] = {OURS: Learned, **REFERENCES}
 BOUND = "belady"  # knows the future: only a replay can run it
 EVERYTHING = "infinite"  # a cache that never evicts

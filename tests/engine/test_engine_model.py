@@ -15,6 +15,7 @@ from kvstore.blocks import BROKEN_PREFIX, IN_NVME
 from kvstore.engine import Engine
 from kvstore.leases import Acquired, Reserved, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.policies.names import POLICIES
 from tests.engine.fakes import FaultyTier, SteppedIo
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -41,9 +42,13 @@ class EngineMachine(RuleBasedStateMachine):
     """What comes back is what was committed, and the books balance after every step."""
 
     @initialize(
-        seed=st.integers(0, 999), fault_rate=st.sampled_from([0.0, 0.0, 0.2]), nvme_slots=st.integers(5, 60)
+        seed=st.integers(0, 999),
+        fault_rate=st.sampled_from([0.0, 0.0, 0.2]),
+        nvme_slots=st.integers(5, 60),
+        policy=st.sampled_from(["lru", "kvstore"]),
     )
-    def start(self, seed: int, fault_rate: float, nvme_slots: int) -> None:
+    def start(self, seed: int, fault_rate: float, nvme_slots: int, policy: str) -> None:
+        self.policy = policy
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
@@ -53,7 +58,9 @@ class EngineMachine(RuleBasedStateMachine):
     def boot(self) -> None:
         self.arena = open_arena(self.directory / "arena", 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
-        self.engine = Engine(self.arena, self.nvme, self.namespaces, self.io, clock=self.tick_clock)
+        self.engine = Engine(
+            self.arena, self.nvme, self.namespaces, self.io, POLICIES[self.policy](), clock=self.tick_clock
+        )
         self.engine.adopt(wait=False)
         self.ids = [
             self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8)) for n in range(2)
