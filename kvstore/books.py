@@ -27,6 +27,7 @@ def check(engine: Engine) -> list[str]:
     problems += _check_dram(engine, blocks)
     problems += _check_nvme(engine, blocks)
     problems += _check_pins(engine, blocks)
+    problems += engine.accounts.check()
     return problems
 
 

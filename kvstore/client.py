@@ -177,19 +177,68 @@ class Client:
         """
         return Namespace(digest, record_bytes, hash_bytes, block_tokens, dict(fields))
 
-    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes]) -> int:
-        """How many leading blocks are present in *all* the namespaces, with an unbroken prefix.
+    def lookup(
+        self,
+        namespaces: Sequence[Namespace],
+        hashes: Sequence[bytes],
+        *,
+        ticket: int = 0,
+        more: bool = False,
+        tokens: int = 0,
+        local_tokens: int = 0,
+        prefill_tokens_per_s: float = 0.0,
+    ) -> int:
+        """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
+        sooner loaded than computed.
 
-        At most 65536 hashes. Raises Unavailable, Refused.
+        What the daemon's accounts want to know of the request: ticket: a number of its own; asked
+        again with the same one, it counts once. more: what further namespaces of the same request
+        hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. At most 65536
+        hashes. Raises Unavailable, Refused.
         """
-        if not hashes or not namespaces:
+        if not namespaces or (not hashes and not tokens):
             return 0
         joined = _join(namespaces[0], hashes)
 
         def call(w: Any, ids: list[int]) -> wire.Request:
-            return w.Lookup(ids, joined)  # type: ignore[no-any-return]
+            return w.Lookup(ids, joined, ticket, more, tokens, local_tokens, prefill_tokens_per_s)  # type: ignore[no-any-return]
 
         return _count(self._call(namespaces, call))
+
+    def settle(
+        self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
+    ) -> None:
+        """Tell that only the first `tokens` of what a ticket's lookups found could be used.
+
+        missing: the first block, of this namespace, that did not come; without it the engine
+        could not use what there was. Raises Unavailable, Refused.
+        """
+        spaces = (namespace,) if namespace is not None else ()
+        self._call(spaces, lambda w, ids: w.Settle(ticket, tokens, ids[0] if ids else 0, missing))
+
+    def explain(self, digests: Sequence[bytes], hashes: bytes) -> tuple[list[bytes], bytes]:
+        """What would become of these blocks (hashes joined) in the namespaces with these digests.
+
+        Answers, for each namespace, where each block is (as `residency`), and for each block the
+        number of its outcome (`kvstore.outcomes`). Raises Unavailable, Refused.
+        """
+        answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
+        return answer.residency, answer.outcomes
+
+    def report(self, since_s: float) -> dict[str, Any]:
+        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields.
+
+        Raises Unavailable, Refused.
+        """
+        report = self._report_page(since_s, 0)
+        while report["rows_left"]:
+            more = self._report_page(since_s, len(report["rows"]))
+            report["rows"] += more["rows"]
+            report["rows_left"] = more["rows_left"] if more["rows"] else 0
+        return report
+
+    def _report_page(self, since_s: float, skip: int) -> dict[str, Any]:
+        return self._call((), lambda w, _: w.Report(since_s, skip)).report  # type: ignore[no-any-return]
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         """Where each block is, one byte a hash: 0 absent, else wire.IN_DRAM, IN_NVME, PREFIX_BROKEN.

@@ -146,17 +146,26 @@ class Door(Section):
     lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = limits.DOOR_LEASE_SHARE_MAX
 
 
+class Report(Section):
+    """What saved prefill is worth, in reports."""
+
+    gpu_hour_price: Annotated[Number, AfterValidator(_between(0, limits.GPU_HOUR_PRICE_MAX))] = 0.0
+    currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
+
+
 class Config(Section):
     """Everything `kvstore serve` can be told."""
 
     data_dir: AbsolutePath = Path("/var/lib/kvstore")
     socket_path: SocketPath = Path(DEFAULT_SOCKET)
+    region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     stop_timeout_s: Annotated[Number, AfterValidator(_between(0, limits.STOP_TIMEOUT_S_MAX))] = 20.0
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
     engine: Engine = Engine()
     door: Door = Door()
+    report: Report = Report()
 
 
 def sections() -> dict[str, type[Section]]:

@@ -28,6 +28,7 @@ SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
 NVME_DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
 STOP_TIMEOUT_S_MAX = 3600
+GPU_HOUR_PRICE_MAX = 1_000_000.0
 CONNECTIONS_MAX_MAX = 4096  # attached ones are at most 1023: the arena's owner numbers
 LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
@@ -73,6 +74,17 @@ EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
+
+# ---- accounts (kvstore/accounts.py, totals.py, departed.py) ------------------------------
+DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 8 bytes each
+TICKETS_OPEN_MAX = 4096  # requests whose account can still change
+TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it they are counted together
+TOTALS_TOLD = 4000  # rows of one answer: it must fit a frame
+TOTALS_KEPT_DAYS = 90
+TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
+TOTALS_BUSY_TIMEOUT_S = 2.0  # somebody else reads the file
+PREFIXES_KEPT = 256  # heaviest prefixes that are counted
+PREFIXES_TOLD = 50  # … and told in a report
 
 # ---- what our policy learns (kvstore/policies/reuse.py, learned.py) --------------
 REUSE_AGE_S_MIN = 1.0  # ages below are one; from here on there are …

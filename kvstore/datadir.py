@@ -39,6 +39,10 @@ class DataDir:
     def namespaces_path(self) -> Path:
         return self.path / "namespaces.json"
 
+    @property
+    def totals_path(self) -> Path:
+        return self.path / "totals.sqlite"
+
     def close(self) -> None:
         """Let go of the directory. Idempotent."""
         if self._lock_fd >= 0:

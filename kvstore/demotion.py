@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from kvstore.accounts import Accounts
 from kvstore.blocks import Block
 from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
@@ -23,8 +24,9 @@ from kvstore.constants import (
     EVICT_AHEAD_SHARE,
 )
 from kvstore.counters import Counters
-from kvstore.promotion import Io
+from kvstore.iopool import Io
 from kvstore.room import Room
+from kvstore.totals import DEMOTED
 from tiers.base import Put, Record
 from tiers.errors import TierError
 
@@ -40,6 +42,7 @@ class Demoter:
         io: Io,
         clock: Callable[[], float],
         counters: Counters,
+        accounts: Accounts,
         jobs_max: int,
         wrote: Callable[[], None],
     ) -> None:
@@ -48,6 +51,7 @@ class Demoter:
         self._clock = clock
         self._wrote = wrote
         self._counters = counters
+        self._accounts = accounts
         self._jobs_max = jobs_max
         self._jobs = 0
         self._retry_at_s = 0.0
@@ -140,6 +144,7 @@ class Demoter:
         self._room.demoting.pop(block, None)
         if result is Put.STORED:
             self._counters.demoted += 1
+            self._accounts.moved(block.namespace, DEMOTED, block.namespace.record_bytes)
             self._room.arrived_in_nvme(block)
         else:
             self._counters.demote_failed += 1

@@ -64,6 +64,7 @@ class Door:
         *,
         instance: str = "",
         report: Callable[[], dict[str, Any]] | None = None,
+        totals: Callable[[float, int], dict[str, Any]] | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
         stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
@@ -74,7 +75,7 @@ class Door:
         """Opens nothing yet.
 
         instance: told to every client. report: what a Status request answers; by default the
-        engine's status with our counters under "door". lease_bytes_max: what one connection
+        engine's status with our counters under "door". totals: what a Report request answers. lease_bytes_max: what one connection
         may hold of the arena, by default half of it. uid: whose processes may come in, besides
         root; by default the daemon's own.
         """
@@ -83,6 +84,7 @@ class Door:
         self.engine = engine
         self.limits = DoorLimits(stalled_s_max, leases_max, lease_bytes_max)
         self.report = report or self._default_report
+        self.totals = totals or engine.report
         self.frames: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.connections: set[DoorConnection] = set()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 
 from kvstore import constants, wire
+from kvstore.accounts import Asking
 from kvstore.errors import (
     BadFrame,
     BadRequest,
@@ -252,10 +253,45 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._namespaces[number] = spec
         return wire.Registered(number)
 
-    def _lookup(self, request: wire.Lookup) -> wire.Answer:
+    def _lookup(self, request: wire.Lookup) -> None:
+        """Answered first and booked then: the engine need not wait for the books."""
         for namespace in request.namespaces:
             self._count(namespace, request.hashes, wire.HASHES_MAX)
-        return wire.Count(self._engine.lookup(request.namespaces, request.hashes))
+        asking = Asking(
+            request.ticket,
+            request.more,
+            request.tokens,
+            request.local_tokens,
+            request.prefill_tokens_per_s,
+        )
+        found = self._engine.find(request.namespaces, request.hashes, asking)
+        self._send(wire.Count(found.usable))
+        try:
+            self._engine.book(request.namespaces, request.hashes, found, asking)
+        except Exception:  # a bug of ours; the answer is out already
+            log.exception("booking a lookup of %s failed", self._name)
+
+    def _settle(self, request: wire.Settle) -> wire.Answer:
+        if request.hash:
+            self._count(request.namespace, request.hash, 1)
+        self._engine.settle(request.ticket, request.tokens, request.namespace, request.hash)
+        return _DONE
+
+    def _explain(self, request: wire.Explain) -> wire.Answer:
+        """By digest, and for anybody of this uid: who asks has no namespaces of its own."""
+        numbers = []
+        for digest in request.digests:
+            namespace = self._engine.namespaces.of_key(digest)
+            if namespace is None:
+                raise UnknownNamespace(
+                    f"namespace {digest.hex()}: not known here; `kvstore status` lists them"
+                )
+            numbers.append(namespace.id)
+        places, outcomes = self._engine.explain(numbers, request.hashes)
+        return wire.Explained(places, bytes(outcomes))
+
+    def _report(self, request: wire.Report) -> wire.Answer:
+        return wire.StatusReport(self._door.totals(request.since_s, request.skip))
 
     def _residency(self, request: wire.Residency) -> wire.Answer:
         self._count(request.namespace, request.hashes, wire.HASHES_MAX)
@@ -421,4 +457,7 @@ _SERVE: dict[type[Any], Callable[[DoorConnection, Any], wire.Answer | None]] = {
     wire.Status: DoorConnection._status,
     wire.Check: DoorConnection._check,
     wire.Ping: DoorConnection._ping,
+    wire.Settle: DoorConnection._settle,
+    wire.Explain: DoorConnection._explain,
+    wire.Report: DoorConnection._report,
 }

@@ -24,15 +24,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from heapq import nlargest
 
 from kvstore import index
+from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import STATUS_NAMESPACES_MAX
+from kvstore.constants import PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
+from kvstore.iopool import Io
 from kvstore.leases import (
     Acquired,
     LeaseWaiter,
@@ -47,9 +50,10 @@ from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.places import Places
 from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
-from kvstore.promotion import Io, Promoter
+from kvstore.promotion import Promoter
 from kvstore.prompts import Prompt, Prompts
 from kvstore.room import Room
+from kvstore.totals import LOADED, STORED, Prefix, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
 
@@ -68,6 +72,8 @@ class Engine:
         policies: Policies | None = None,
         clock: Callable[[], float] = time.monotonic,
         jobs_max: int = 4,
+        totals: Totals | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -76,8 +82,11 @@ class Engine:
         self.sessions: list[Session] = []
         self.room = Room(arena, nvme, namespaces, policies or Policies(LeafLru), self.counters)
         self.prompts = Prompts()
-        self.promoter = Promoter(self.room, io, self.counters, jobs_max)
-        self.demoter = Demoter(self.room, io, clock, self.counters, jobs_max, self.promoter.feed)
+        self.accounts = Accounts(totals or Totals(), self.room.departed, wall_clock)
+        self.promoter = Promoter(self.room, io, self.counters, self.accounts, jobs_max)
+        self.demoter = Demoter(
+            self.room, io, clock, self.counters, self.accounts, jobs_max, self.promoter.feed
+        )
         self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
         self._io = io
@@ -128,19 +137,51 @@ class Engine:
 
     def lookup(self, namespaces: list[int], hashes: bytes) -> int:
         """How many leading blocks are present in all namespaces with an unbroken prefix."""
+        return self.find(namespaces, hashes).usable
+
+    def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
+        """The same for a client that is told about: `book` the answer when it is on its way."""
         if not namespaces:
             raise BadRequest("lookup: at least one namespace is required")
-        count = asked = self._count(self.namespaces.get(namespaces[0]), hashes)
-        for number in namespaces:
-            namespace = self.namespaces.get(number)
-            self._count(namespace, hashes)
-            count = index.rooted_prefix(namespace, hashes, count)
-        for number in namespaces:
-            self.prompts.remember(number, hashes, self.namespaces.get(number).hash_bytes, count)
+        spaces = [self.namespaces.get(number) for number in namespaces]
+        for namespace in spaces:
+            asked = self._count(namespace, hashes)
+        found = self._find(spaces, hashes, asking)
+        for namespace in spaces:
+            self.prompts.remember(namespace.id, hashes, namespace.hash_bytes, found.usable)
         self.counters.lookups += 1
         self.counters.lookup_blocks += asked
-        self.counters.lookup_hit_blocks += count
-        return count
+        self.counters.lookup_hit_blocks += found.usable
+        return found
+
+    def book(
+        self, namespaces: list[int], hashes: bytes, found: Found, asking: Asking = NOBODY_IN_PARTICULAR
+    ) -> None:
+        """Account for the tokens of a lookup that was answered."""
+        self.accounts.book([self.namespaces.get(number) for number in namespaces], hashes, found, asking)
+
+    def settle(self, ticket: int, tokens: int, number: int, block_hash: bytes) -> None:
+        """A client could use only so many tokens of what its ticket found; see `Accounts.settle`."""
+        namespace = self.namespaces.get(number) if block_hash else None
+        self.accounts.settle(ticket, tokens, namespace, block_hash)
+
+    def explain(self, namespaces: list[int], hashes: bytes) -> tuple[list[bytes], list[int]]:
+        """Where each block is in each namespace, and the outcome it would have now. Counts nothing."""
+        places = [self.residency(number, hashes) for number in namespaces]
+        spaces = [self.namespaces.get(number) for number in namespaces]
+        found = self._find(spaces, hashes, NOBODY_IN_PARTICULAR)
+        return places, self.accounts.judge(spaces, hashes, found)
+
+    def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
+        """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.totals`."""
+        rows = self.accounts.totals.since(since_s)
+        told = rows[skip : skip + TOTALS_TOLD]
+        return {
+            "region": self.accounts.totals.region,
+            "rows": [row.as_dict() for row in told],
+            "rows_left": len(rows) - skip - len(told),
+            "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)],
+        }
 
     def residency(self, number: int, hashes: bytes) -> bytes:
         """One byte a hash: `blocks.IN_DRAM | IN_NVME | BROKEN_PREFIX`, 0 where absent."""
@@ -159,7 +200,7 @@ class Engine:
         namespace = self.namespaces.get(number)
         asked = self._split(namespace, hashes)
         lease = ReadLease(
-            self._next_lease(), len(asked), lambda lease: self._answer(session, lease, on_ready)
+            self._next_lease(), namespace, len(asked), lambda lease: self._answer(session, lease, on_ready)
         )
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
@@ -261,6 +302,7 @@ class Engine:
         for block in run:
             self.room.settle(block)
         self.counters.committed += len(indexes)
+        self.accounts.moved(lease.namespace, STORED, len(indexes) * lease.namespace.record_bytes)
         self._drop_write_lease(session, lease)
         self.demoter.pump()
         return len(indexes)
@@ -287,6 +329,7 @@ class Engine:
         names = self.namespaces.snapshot()
         if names is not None:
             self._io.submit(lambda: self.namespaces.save(names), lambda _: None, failed=None)
+        self.accounts.save(self._io, self._clock())
 
     def adopt(self, wait: bool = True) -> None:
         """Start from what the tiers hold, once, before the first session.
@@ -334,12 +377,27 @@ class Engine:
 
     # -- helpers --
 
+    def _find(self, namespaces: list[Namespace], hashes: bytes, asking: Asking) -> Found:
+        count = len(hashes) // namespaces[0].hash_bytes
+        for namespace in namespaces:
+            count = index.rooted_prefix(namespace, hashes, count)
+        return Found(count, count)
+
+    def _prefix(self, prefix: Prefix) -> dict[str, object]:
+        """A prefix as it is told, with the tiers that have its last block now."""
+        namespace = self.namespaces.of_key(bytes.fromhex(prefix.namespace))
+        block = namespace.blocks.get(bytes.fromhex(prefix.block_hash)) if namespace is not None else None
+        where = block.where if block is not None and block.rooted else 0
+        tiers = [name for bit, name in ((IN_DRAM, "dram"), (IN_NVME, "nvme")) if where & bit]
+        return {**asdict(prefix), "tiers": tiers}
+
     def _prompt(self, number: int, block_hash: bytes, blocks: int) -> Prompt:
         """The prompt that a lookup named, or what is known of it: this many blocks."""
         return self.prompts.recall(number, block_hash) or Prompt(blocks, b"")
 
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
         slots: list[ReadSlot | None] = []
+        loaded_bytes = 0
         for position, block in enumerate(lease.blocks):
             if block is None:
                 self.counters.acquire_missed += 1
@@ -351,6 +409,9 @@ class Engine:
             else:
                 self.counters.acquired_nvme += 1
             slots.append(ReadSlot(*self._place(block.slot), tier))
+            loaded_bytes += block.namespace.record_bytes
+        if loaded_bytes:
+            self.accounts.moved(lease.namespace, LOADED, loaded_bytes)
         pending = lease.outstanding > 0
         self.counters.expired_acquires += pending
         if not any(slots):

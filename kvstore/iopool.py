@@ -16,10 +16,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 log = logging.getLogger("kvstore.iopool")
 T = TypeVar("T")
+
+
+class Io(Protocol):
+    """What the engine needs of `IoPool`; tests run work in place."""
+
+    def submit(
+        self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
+    ) -> None: ...
 
 
 class IoPool:

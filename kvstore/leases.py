@@ -76,10 +76,13 @@ class WriteLease:
 class ReadLease:
     """Blocks pinned for one client; `settle` is called once for each that was not ready."""
 
-    __slots__ = ("_finish", "blocks", "finished", "number", "outstanding", "tiers")
+    __slots__ = ("_finish", "blocks", "finished", "namespace", "number", "outstanding", "tiers")
 
-    def __init__(self, number: int, count: int, finish: Callable[[ReadLease], None]) -> None:
+    def __init__(
+        self, number: int, namespace: Namespace, count: int, finish: Callable[[ReadLease], None]
+    ) -> None:
         self.number = number
+        self.namespace = namespace
         self.blocks: list[Block | None] = [None] * count
         self.tiers = bytearray(count)
         self.outstanding = 0

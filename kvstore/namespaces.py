@@ -42,11 +42,12 @@ class NamespaceSpec(msgspec.Struct, frozen=True):
 class Namespace:
     """A registered namespace and the blocks this node knows of it."""
 
-    __slots__ = ("blocks", "id", "registered", "slot_bytes", "spec", "writing")
+    __slots__ = ("blocks", "id", "registered", "salt", "slot_bytes", "spec", "writing")
 
     def __init__(self, number: int, spec: NamespaceSpec) -> None:
         self.id = number
         self.registered = False  # by a client, in this daemon's life
+        self.salt = int.from_bytes(spec.digest[:8], "little")  # tells equal hashes of two namespaces apart
         self.spec = spec
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks: dict[bytes, Block] = {}

@@ -15,18 +15,19 @@ asked for it has a deadline. A block on its way is pinned once by this object, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from kvstore import outcomes
+from kvstore.accounts import Accounts
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
 from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX, VERIFY_JOBS_MAX
 from kvstore.counters import Counters
+from kvstore.iopool import Io
 from kvstore.room import Room
+from kvstore.totals import PROMOTED
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
-
-T = TypeVar("T")
 
 
 class Waiter(Protocol):
@@ -39,21 +40,14 @@ class Waiter(Protocol):
         """Whether the answer still matters; if not, no room is made for the block."""
 
 
-class Io(Protocol):
-    """What the engine needs of `kvstore.iopool.IoPool`; tests run work in place."""
-
-    def submit(
-        self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
-    ) -> None: ...
-
-
 class Promoter:
     """Brings blocks into DRAM, verified; answers each waiter exactly once."""
 
-    def __init__(self, room: Room, io: Io, counters: Counters, jobs_max: int) -> None:
+    def __init__(self, room: Room, io: Io, counters: Counters, accounts: Accounts, jobs_max: int) -> None:
         self._room = room
         self._io = io
         self._counters = counters
+        self._accounts = accounts
         self._jobs_max = jobs_max
         self._jobs = 0
         self._proofs = 0  # verifications nobody waits for
@@ -150,7 +144,7 @@ class Promoter:
             return
         self._counters.corrupt_dram += 1
         waiters = self._waiters.pop(block)
-        self._room.left_dram(block)
+        self._room.left_dram(block, outcomes.CORRUPT)
         self._room.unpin(block)
         for waiter in waiters:
             self._load_or_miss(block, waiter)
@@ -209,6 +203,7 @@ class Promoter:
         for (block, slot), (result, checksum) in zip(batch, results, strict=True):
             if result is Get.HIT:
                 self._counters.promoted += 1
+                self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
                 self._room.arena.commit(slot, checksum)
                 self._room.promoted(block, slot)
             else:
@@ -219,13 +214,15 @@ class Promoter:
 
     def _missed(self, block: Block, result: Get) -> None:
         """The one place where a tier's failure becomes a miss: it is counted here."""
+        why = outcomes.UNAVAILABLE  # its row is gone
         if result is Get.CORRUPT:
+            why = outcomes.CORRUPT
             self._counters.corrupt_nvme += 1
         elif result is Get.FAILED:
             self._counters.promote_failed += 1
             self._room.doom(block)
         if block.where & IN_NVME:
-            self._room.left_nvme(block)
+            self._room.left_nvme(block, why)
 
 
 class _Nobody:

@@ -17,10 +17,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from kvstore import index
+from kvstore import index, outcomes
 from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
 from kvstore.constants import SLAB_TAKEOVER_EVERY
 from kvstore.counters import Counters
+from kvstore.departed import Departed
 from kvstore.namespaces import Namespace, NamespaceRegistry
 from kvstore.places import Places
 from kvstore.policies.base import Policies, Policy
@@ -54,6 +55,7 @@ class Room:
         self._by_namespace: dict[tuple[int, int], Policy] = {}  # the same, found faster
         self._counters = counters
         self._evictions = 0
+        self.departed = Departed()
 
     # -- where blocks are --
 
@@ -85,6 +87,8 @@ class Room:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
+        for block_hash in hashes:
+            self.departed.note(namespace, block_hash, outcomes.NOT_ADMITTED)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, block: Block) -> None:
@@ -123,34 +127,35 @@ class Room:
         if not self.deleting or block.key not in self.deleting:  # or the late delete would take the new row
             self.demoting[block] = None
 
-    def left_dram(self, block: Block) -> None:
-        """Forget the DRAM copy and give its slot back."""
+    def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
+        """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
         self.demoting.pop(block, None)
         self.undemoted.pop(block, None)
         self.unverified.pop(block, None)
         slot, block.slot = block.slot, NO_SLOT
         self.arena.free(slot)
-        self._left(block, IN_DRAM)
+        self._left(block, IN_DRAM, why)
 
-    def left_nvme(self, block: Block) -> None:
+    def left_nvme(self, block: Block, why: int = outcomes.EVICTED_NVME) -> None:
         """Forget the NVMe copy; the caller deletes or dooms the row, or knows that it is gone."""
         if not self.nvme_ready:
             self.gone.add(block.key)
-        self._left(block, IN_NVME)
+        self._left(block, IN_NVME, why)
 
     def doom(self, block: Block) -> None:
         """NVMe could not read or write this block: whatever row it has is to be deleted."""
         key = block.key
         if block.where & IN_NVME:
-            self.left_nvme(block)
+            self.left_nvme(block, outcomes.UNAVAILABLE)
         if key not in self.deleting:
             self.doomed[key] = None
 
-    def _left(self, block: Block, bit: int) -> None:
+    def _left(self, block: Block, bit: int, why: int) -> None:
         parent = block.parent
         self.policy(bit, block.namespace).left(block)
         index.left(block, bit)
         if not block.where:
+            self.departed.note(block.namespace, block.hash, why)
             self._family.forgotten(block)
         if parent is not None:
             self.settle(parent)

@@ -31,6 +31,7 @@ from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
 from kvstore.policies.names import POLICIES
 from kvstore.storage import Storage
+from kvstore.totals import Totals
 from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.service")
@@ -69,6 +70,7 @@ class Service:
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
                 await self.door.stop()
             self._save_names()
+            self._save_totals()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
             adopting.cancel()
         finally:
@@ -100,6 +102,16 @@ class Service:
             "door": self.door.counters,
         }
 
+    def totals(self, since_s: float, skip: int) -> dict[str, object]:
+        """The answer to `kvstore report`."""
+        prices = self.config.report
+        return {
+            **self.engine.report(since_s, skip),
+            "now_s": time.time(),
+            "gpu_hour_price": prices.gpu_hour_price,
+            "currency": prices.currency,
+        }
+
     # -- start --
 
     def _make_engine(self, io: IoPool) -> None:
@@ -112,6 +124,7 @@ class Service:
             io,
             POLICIES[self.config.engine.policy](),
             jobs_max=threads,
+            totals=Totals(self.config.region, storage.data_dir.totals_path),
         )
         self.engine.adopt(wait=False)
 
@@ -119,6 +132,12 @@ class Service:
         names = self.engine.namespaces.snapshot()
         if names is not None:
             self.engine.namespaces.save(names)
+
+    def _save_totals(self) -> None:
+        """At the end, and not in an I/O thread: those may all hang."""
+        snapshot = self.engine.accounts.totals.snapshot(time.time())
+        if snapshot is not None:
+            self.engine.accounts.totals.save(snapshot)
 
     async def _adopt(self) -> None:
         """Read the rows of NVMe into the index, between requests."""
@@ -142,6 +161,7 @@ class Service:
             self.config.socket_path,
             instance=self.storage.data_dir.instance,
             report=self.report,
+            totals=self.totals,
             connections_max=limits.connections_max,
             leases_max=limits.leases_max,
             lease_bytes_max=int(arena.capacity_bytes * limits.lease_share_max),

@@ -53,6 +53,7 @@ assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must 
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Tokens = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Text = Annotated[str, Meta(max_length=1024)]
 
 
@@ -79,10 +80,16 @@ class Register(msgspec.Struct, array_like=True, tag=2):
 
 
 class Lookup(msgspec.Struct, array_like=True, tag=3):
-    """How many leading blocks do *all* these namespaces hold? Answer: Count."""
+    """How many leading blocks do *all* these namespaces hold? The rest is for the accounts, see
+    kvstore.accounts.Asking. Answer: Count."""
 
     namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
     hashes: bytes
+    ticket: _Id = 0
+    more: bool = False
+    tokens: _Tokens = 0
+    local_tokens: _Tokens = 0
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class Residency(msgspec.Struct, array_like=True, tag=4):
@@ -140,6 +147,34 @@ class Check(msgspec.Struct, array_like=True, tag=11):
 
 class Ping(msgspec.Struct, array_like=True, tag=12):
     """Answer: Done."""
+
+
+class Settle(msgspec.Struct, array_like=True, tag=13):
+    """Of what a ticket's lookups found, only so many tokens of the prompt could be used: not the block with
+    this hash, or, without one, not what the engine cannot start behind. Answer: Done."""
+
+    ticket: _Id
+    tokens: _Tokens
+    namespace: _Id
+    hash: Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
+
+
+class Explain(msgspec.Struct, array_like=True, tag=14):
+    """What would become of each of these blocks, were they looked up now? Answer: Explained."""
+
+    digests: Annotated[
+        list[Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]],
+        Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX),
+    ]
+    hashes: bytes
+
+
+class Report(msgspec.Struct, array_like=True, tag=15):
+    """Totals of the hours from this one on, at most rows of them, and the heaviest prefixes. Answer:
+    StatusReport; docs/cli.md names its fields."""
+
+    since_s: Annotated[float, Meta(ge=0, le=1e12)]
+    skip: _Id = 0
 
 
 # Answers ----------------------------------------------------------------------------
@@ -201,6 +236,14 @@ class Problems(msgspec.Struct, array_like=True, tag=72):
     lines: list[str]
 
 
+class Explained(msgspec.Struct, array_like=True, tag=73):
+    """For each namespace one byte a hash, as in Places; and the outcome of each block, by its number in
+    kvstore.outcomes."""
+
+    residency: list[bytes]
+    outcomes: bytes
+
+
 class Error(msgspec.Struct, array_like=True, tag=127):
     """A refusal; code is one of those in kvstore.errors."""
 
@@ -209,9 +252,24 @@ class Error(msgspec.Struct, array_like=True, tag=127):
 
 
 Request = (
-    Register | Lookup | Residency | Reserve | Commit | Acquire | Release | Prefetch | Status | Check | Ping
+    Register
+    | Lookup
+    | Residency
+    | Reserve
+    | Commit
+    | Acquire
+    | Release
+    | Prefetch
+    | Status
+    | Check
+    | Ping
+    | Settle
+    | Explain
+    | Report
 )
-Answer = Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Error
+Answer = (
+    Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Explained | Error
+)
 
 _encoder = msgspec.msgpack.Encoder()
 

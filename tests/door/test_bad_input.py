@@ -357,7 +357,7 @@ def test_our_own_bug_is_an_answer(daemon: Daemon, peer: Peer, monkeypatch: Any, 
     def broken(*_: object) -> int:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(daemon.engine, "lookup", broken)
+    monkeypatch.setattr(daemon.engine, "find", broken)
     space = peer.register()
     assert peer.code_of(wire.Lookup([space], bytes(32))) == "internal"
     assert peer.ask(wire.Ping()) == wire.Done()

@@ -1,0 +1,251 @@
+"""Accounts: every looked-up token falls into exactly one outcome.
+
+    prompt   │ engine's own │ hits, by tier │ held, not used │ why not, block by block │ tail │
+             0            local          usable             held                    asked  tokens
+                                      ▲
+        settle: less came than promised ─┘ the rest becomes a miss, with its reason
+
+A *ticket* is one request of an engine. Its account stays open for a while, so that it can
+be asked again, lose what a further namespace does not hold, or be settled when a load
+brought less than was promised; each of these moves tokens from one outcome to another, so
+that their sum never changes. Totals are kept by hour, model and tenant (`kvstore.totals`).
+
+Invariant (proven by `check`, and live by every report): for each total, tokens asked for =
+the sum over all outcomes; no count is negative.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstore import outcomes
+from kvstore.blocks import Block
+from kvstore.constants import TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
+from kvstore.departed import Departed
+from kvstore.index import split_hashes
+from kvstore.iopool import Io
+from kvstore.namespaces import Namespace
+from kvstore.totals import Snapshot, Total, Totals
+
+Piece = tuple[int, int]  # tokens, outcome
+
+
+class Asking(NamedTuple):
+    """What a client says of the request behind a lookup.
+
+    ticket: the request, 0 for one that is not mentioned again. more: a further lookup of the
+    same round, for other namespaces; only what all of them hold is used. tokens: of the whole
+    prompt. local_tokens: in the engine's own cache. prefill_tokens_per_s: how fast the engine
+    computes them, 0 if it does not know.
+    """
+
+    ticket: int = 0
+    more: bool = False
+    tokens: int = 0
+    local_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+NOBODY_IN_PARTICULAR = Asking()
+
+
+class Found(NamedTuple):
+    """Answer of a lookup, in blocks. held: with an unbroken prefix; usable: of these, to be loaded; why: the
+    outcome of the others."""
+
+    usable: int
+    held: int
+    why: int = outcomes.SLOWER
+
+
+class Account:
+    """One request's tokens, in prompt order, and the total they are part of."""
+
+    __slots__ = ("pieces", "prefill_tokens_per_s", "total")
+
+    def __init__(self, total: Total, pieces: list[Piece], prefill_tokens_per_s: float) -> None:
+        self.total = total
+        self.pieces = pieces
+        self.prefill_tokens_per_s = prefill_tokens_per_s
+
+    def book(self, sign: int) -> None:
+        """Add this account to its total, or take it out again."""
+        for tokens, outcome in self.pieces:
+            self.total.tokens[outcome] += sign * tokens
+            if outcome in outcomes.HITS and self.prefill_tokens_per_s:
+                self.total.prefill_s_saved += sign * tokens / self.prefill_tokens_per_s
+
+
+class Accounts:
+    """Books lookups; called by the engine's thread after each answer, so that nobody waits for it."""
+
+    def __init__(self, totals: Totals, departed: Departed, wall_clock: Callable[[], float]) -> None:
+        self.totals = totals
+        self._departed = departed
+        self._wall_clock = wall_clock
+        self._open: OrderedDict[int, Account] = OrderedDict()
+        self._saving = False
+        self._save_at_s = 0.0
+
+    def book(self, namespaces: list[Namespace], hashes: bytes, found: Found, asking: Asking) -> None:
+        """A lookup of these namespaces was answered."""
+        first = namespaces[0]
+        pieces = self._pieces(namespaces, hashes, found, asking)
+        if asking.ticket and asking.more and asking.ticket in self._open:
+            self._lose(self._open[asking.ticket], pieces)
+            return
+        before = self._open.pop(asking.ticket, None) if asking.ticket else None
+        if before is not None:  # asked again: only the last answer counts
+            before.book(-1)
+            before.total.lookups -= 1
+            self.totals.changed(before.total)
+        now_s = self._wall_clock()
+        total = self.totals.of(first, now_s)
+        total.lookups += 1
+        account = Account(total, pieces, asking.prefill_tokens_per_s)
+        account.book(1)
+        if found.usable and before is None:
+            self._note_prefix(first, hashes, found.usable, pieces, now_s)
+        if asking.ticket:
+            self._open[asking.ticket] = account
+            if len(self._open) > TICKETS_OPEN_MAX:
+                self._open.popitem(last=False)
+
+    def moved(self, namespace: Namespace, move: int, size_bytes: int) -> None:
+        """Bytes of a namespace went from one place to another; `move` is an index into `totals.MOVES`."""
+        self.totals.of(namespace, self._wall_clock()).bytes_moved[move] += size_bytes
+
+    def settle(self, ticket: int, tokens: int, namespace: Namespace | None, block_hash: bytes) -> None:
+        """Only the first `tokens` of the ticket's prompt could be used: not the block `block_hash`.
+
+        Without a hash the engine could not use what was found.
+        """
+        account = self._open.get(ticket)
+        if account is None:
+            return
+        why = outcomes.UNUSABLE
+        if namespace is not None and block_hash:
+            block = namespace.blocks.get(block_hash)
+            held = block is not None and block.where
+            why = outcomes.UNAVAILABLE if held else self.why_missing(namespace, block_hash)
+        self._take(account, tokens, why)
+
+    def why_missing(self, namespace: Namespace, block_hash: bytes) -> int:
+        """The outcome of a block that no tier holds."""
+        if block_hash in namespace.writing:
+            return outcomes.WRITING
+        return self._departed.why(namespace, block_hash) or outcomes.NEVER_SEEN
+
+    def judge(self, namespaces: list[Namespace], hashes: bytes, found: Found, skip: int = 0) -> list[int]:
+        """The outcome of each block of a lookup but the first `skip`."""
+        asked = split_hashes(hashes, namespaces[0].hash_bytes)
+        judged = [self._hit(namespaces, block_hash) for block_hash in asked[skip : found.usable]]
+        judged += [found.why] * (found.held - max(skip, found.usable))
+        return judged + self._misses(namespaces, asked[found.held :])[max(0, skip - found.held) :]
+
+    def _misses(self, namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
+        """The outcomes from the first block on that not all namespaces hold."""
+        judged: list[int] = []
+        why = outcomes.NEVER_SEEN
+        for block_hash in hashes:
+            missing = next((n for n in namespaces if not _held(n, block_hash)), None)
+            if missing is not None:  # else it is held behind a gap, and missed because of that
+                why = self.why_missing(missing, block_hash)
+            judged.append(why)
+        return judged
+
+    def save(self, io: Io, now_s: float) -> None:
+        """Have the totals written, now and then; one write at a time, however long it takes."""
+        if self._saving or now_s < self._save_at_s:
+            return
+        snapshot = self.totals.snapshot(self._wall_clock())
+        if snapshot is None:
+            return
+        self._saving, self._save_at_s = True, now_s + TOTALS_SAVE_INTERVAL_S
+        io.submit(
+            lambda: self.totals.save(snapshot), lambda saved: self._saved(snapshot, saved), failed=False
+        )
+
+    def _saved(self, snapshot: Snapshot, saved: bool) -> None:
+        self._saving = False
+        if not saved:
+            self.totals.unsaved(snapshot)
+
+    def check(self) -> list[str]:
+        """One line per violated invariant."""
+        return self.totals.check()
+
+    # -- helpers --
+
+    def _pieces(
+        self, namespaces: list[Namespace], hashes: bytes, found: Found, asking: Asking
+    ) -> list[Piece]:
+        block_tokens = max(1, namespaces[0].spec.block_tokens)
+        asked_tokens = len(hashes) // namespaces[0].hash_bytes * block_tokens
+        tokens = max(asking.tokens, asked_tokens)
+        local = min(asking.local_tokens, tokens)
+        pieces: list[Piece] = []
+        _add(pieces, local, outcomes.ENGINE)
+        skip = local // block_tokens  # blocks the engine holds: nobody asks where else they are
+        at = skip * block_tokens
+        for outcome in self.judge(namespaces, hashes, found, skip):
+            begin, at = max(at, local), at + block_tokens
+            _add(pieces, max(0, at - begin), outcome)
+        _add(pieces, tokens - max(local, asked_tokens), outcomes.PARTIAL_BLOCK)
+        return pieces
+
+    def _hit(self, namespaces: list[Namespace], block_hash: bytes) -> int:
+        """The slowest tier that one of the namespaces needs."""
+        where = [_held(namespace, block_hash) for namespace in namespaces]
+        return max(map(outcomes.hit_in, where))
+
+    def _lose(self, account: Account, pieces: list[Piece]) -> None:
+        """A further lookup of the round answered: what it does not hold is lost, for its reasons."""
+        at = 0
+        for tokens, outcome in pieces:
+            if outcome not in outcomes.HITS and outcome != outcomes.ENGINE:
+                self._take(account, at, outcome)
+                return
+            at += tokens
+
+    def _note_prefix(
+        self, namespace: Namespace, hashes: bytes, count: int, pieces: list[Piece], now_s: float
+    ) -> None:
+        """The longest hit of a lookup is a prefix worth knowing."""
+        size = namespace.hash_bytes
+        saved = sum(tokens for tokens, outcome in pieces if outcome in outcomes.HITS)
+        if saved:
+            tokens = count * max(1, namespace.spec.block_tokens)
+            self.totals.used(namespace, hashes[(count - 1) * size : count * size], tokens, saved, now_s)
+
+    def _take(self, account: Account, tokens: int, why: int) -> None:
+        """Turn the hits behind the first `tokens` into misses."""
+        account.book(-1)
+        changed: list[Piece] = []
+        at = 0
+        for size, outcome in account.pieces:
+            if outcome in outcomes.HITS and at + size > tokens:
+                kept = max(0, tokens - at)
+                _add(changed, kept, outcome)
+                _add(changed, size - kept, why)
+            else:
+                _add(changed, size, outcome)
+            at += size
+        account.pieces = changed
+        account.book(1)
+        self.totals.changed(account.total)
+
+
+def _held(namespace: Namespace, block_hash: bytes) -> int:
+    block: Block | None = namespace.blocks.get(block_hash)
+    return block.where if block is not None else 0
+
+
+def _add(pieces: list[Piece], tokens: int, outcome: int) -> None:
+    if tokens <= 0:
+        return
+    if pieces and pieces[-1][1] == outcome:
+        tokens += pieces.pop()[0]
+    pieces.append((tokens, outcome))
