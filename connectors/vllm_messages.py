@@ -19,22 +19,25 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass(slots=True)
 class Part:
-    """Blocks of one group of a request, in prefix order. parent: the hash before the first, b"" at the root."""
+    """Blocks of one group of a request, in prefix order. parent: the hash before the first, b"" at the
+    root. first: position in the prompt of the first of a load."""
 
     group: int
     block_ids: list[int]
     hashes: list[bytes]
     parent: bytes = b""
+    first: int = 0
 
 
 @dataclass(slots=True)
 class Load:
-    """Fill these blocks. sync: inside the step that asks. A part without hashes fails: it was
-    promised to vLLM and could not be ordered."""
+    """Fill these blocks. sync: inside the step that asks. ticket: of the lookup that found them. A part
+    without hashes fails: it was promised to vLLM and could not be ordered."""
 
     request_id: str
     parts: list[Part]
     sync: bool
+    ticket: int = 0
 
 
 @dataclass(slots=True)

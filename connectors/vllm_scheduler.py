@@ -32,6 +32,7 @@ cache, requests that start from it are tainted too (`_stale_local`).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,8 @@ class Hit:
 @dataclass(slots=True)
 class Tracked:
     """One request. offered: by group, blocks before it were offered or are held. blocks of the
-    request are not saved while it is `tainted`, never loaded again once a load `failed`."""
+    request are not saved while it is `tainted`, never loaded again once a load `failed`. ticket: what
+    the daemon's accounts know the lookup by, until its answer is used."""
 
     request: Any
     offered: list[int]
@@ -72,6 +74,7 @@ class Tracked:
     loading: bool = False
     failed: bool = False
     tainted: bool = False
+    ticket: int = 0
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ class SchedulerHalf:
         self._requests: dict[str, Tracked] = {}
         self._pending: dict[int, Pending] = {}
         self._next_save = 0
+        self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
         self._new_loads: list[Load] = []
         self._new_draining: list[str] = []
         self._new_cancels: list[int] = []
@@ -245,8 +249,14 @@ class SchedulerHalf:
         usable = request.num_tokens - 1 if self._sync else request.num_tokens
         self._tally.add("lookups")
         self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
-        held = self._held_tokens(plan, request.block_hashes, usable)
         tracked = self._track(request)
+        tracked.ticket = tracked.ticket or next(self._tickets)
+        asking = {
+            "ticket": tracked.ticket,
+            "tokens": request.num_tokens,
+            "local_tokens": min(local_tokens, request.num_tokens),
+        }
+        held = self._held_tokens(plan, request.block_hashes, usable, asking)
         for position, group in enumerate(plan.groups):
             tracked.offered[position] = group.blocks_in(held)
         tracked.hit = Hit(local_tokens, max(0, held - local_tokens))
@@ -266,17 +276,24 @@ class SchedulerHalf:
                     pending.cancelled = True
                     self._new_cancels.append(number)
 
-    def _held_tokens(self, plan: Plan, block_hashes: Sequence[bytes], usable: int) -> int:
-        tokens = min(usable, len(block_hashes) * plan.hash_tokens)
+    def _held_tokens(
+        self, plan: Plan, block_hashes: Sequence[bytes], usable: int, asking: dict[str, Any]
+    ) -> int:
+        found = tokens = min(usable, len(block_hashes) * plan.hash_tokens)
         if plan.full:
-            tokens = self._full_tokens(plan, block_hashes, tokens)
+            found = tokens = self._full_tokens(plan, block_hashes, tokens, asking)
         tokens -= tokens % plan.align_tokens
         if tokens and plan.windowed:
             tokens = self._windowed_tokens(plan, block_hashes, tokens)
+        if tokens < found and plan.full:
+            self._client.settle(asking["ticket"], tokens)
         return tokens
 
-    def _full_tokens(self, plan: Plan, block_hashes: Sequence[bytes], tokens: int) -> int:
+    def _full_tokens(
+        self, plan: Plan, block_hashes: Sequence[bytes], tokens: int, asking: dict[str, Any]
+    ) -> int:
         """Groups of equal block size are asked about in one call: all of them must hold a block."""
+        more = False  # the first lookup of a request opens its account, the others can only lower it
         for block_tokens in sorted({group.block_tokens for group in plan.full}):
             groups = [group for group in plan.full if group.block_tokens == block_tokens]
             count = min(tokens // block_tokens, limits.LOOKUP_HASHES_MAX)
@@ -285,8 +302,10 @@ class SchedulerHalf:
             for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
                 if not hashes:
                     return 0
-                found = self._client.lookup(spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes)
-                hashes = hashes[:found]
+                found = self._client.lookup(
+                    spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes, **asking, more=more
+                )
+                hashes, more = hashes[:found], True
             tokens = min(tokens, len(hashes) * block_tokens)
         return tokens
 
@@ -326,6 +345,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Blocks are there: order the load. May be called again for the same request with 0."""
         tracked = self._track(request)
+        ticket, tracked.ticket = tracked.ticket, 0
         if external_tokens <= 0 or self._plan is None:
             return
         if tracked.hit is None or not self._loads:
@@ -337,7 +357,8 @@ class SchedulerHalf:
             self._load_part(self._plan, group, request, tables[group.index], local, end)
             for group in self._plan.groups
         ]
-        self._order(tracked, Load(request.request_id, [part for part in parts if part.block_ids], self._sync))
+        load = Load(request.request_id, [part for part in parts if part.block_ids], self._sync, ticket)
+        self._order(tracked, load)
         self._tally.add("hit_tokens", external_tokens)
         tracked.sources = {CacheHitSource.EXTERNAL_UNSPECIFIED: external_tokens}
         try:
@@ -367,7 +388,7 @@ class SchedulerHalf:
         pairs = [
             pair for pair in zip(table[first:last], hashes, strict=True) if pair[0] != 0
         ]  # 0: the null block
-        return Part(group.index, [block for block, _ in pairs], [digest for _, digest in pairs])
+        return Part(group.index, [block for block, _ in pairs], [digest for _, digest in pairs], first=first)
 
     def _hint(self, tracked: Tracked, load: Load, external_tokens: int) -> None:
         """Where the blocks are, for vLLM's statistics; promotion from NVMe starts now."""

@@ -51,6 +51,9 @@ class Line:
     def reserve(self, spec: SpaceSpec, hashes: Sequence[bytes], parent: bytes) -> Any:
         return self._pinned_for(self._client.reserve(self._handle(spec), hashes, parent))
 
+    def settle(self, ticket: int, tokens: int, spec: SpaceSpec, missing: bytes) -> None:
+        self._client.settle(ticket, tokens, self._handle(spec), missing)
+
     def close(self) -> None:
         if self._pinned is not None:
             self._pinned.close()
@@ -318,6 +321,8 @@ class WorkerHalf:
                 copied = self._load_part(line, task, part)
                 blocks += copied
                 task.missing.update(part.block_ids[copied:])
+                if copied < len(part.block_ids):
+                    self._settle(line, task, part, copied)
                 self._tally.add("loaded_bytes", copied * self._movers[part.group].record_bytes)
             task.ok = not task.missing
         except Exception as error:  # noqa: BLE001 - the blocks of all parts count as missing: some may be half written
@@ -329,6 +334,15 @@ class WorkerHalf:
         self._tally.add("load_seconds", time.monotonic() - begun)
         with self._lock:
             self._finished_loads.append(task)
+
+    def _settle(self, line: Line, task: LoadTask, part: Part, copied: int) -> None:
+        """Tell the daemon's accounts that a promised block did not come."""
+        spec = task.specs[part.group]
+        missing = part.hashes[copied] if copied < len(part.hashes) else b""
+        try:
+            line.settle(task.load.ticket, (part.first + copied) * spec.block_tokens, spec, missing)
+        except Exception as error:  # noqa: BLE001 - the load has failed already; its account stays too good
+            self.guard.note("settle", error)
 
     def _load_part(self, line: Line, task: LoadTask, part: Part) -> int:
         """How many leading blocks of the part are on the device now."""

@@ -63,15 +63,18 @@ class Found(NamedTuple):
 class Account:
     """One request's tokens, in prompt order, and the total they are part of."""
 
-    __slots__ = ("pieces", "prefill_tokens_per_s", "total")
+    __slots__ = ("pieces", "prefill_tokens_per_s", "tokens", "total")
 
-    def __init__(self, total: Total, pieces: list[Piece], prefill_tokens_per_s: float) -> None:
+    def __init__(self, total: Total, tokens: int, pieces: list[Piece], prefill_tokens_per_s: float) -> None:
         self.total = total
+        self.tokens = tokens
         self.pieces = pieces
         self.prefill_tokens_per_s = prefill_tokens_per_s
 
     def book(self, sign: int) -> None:
         """Add this account to its total, or take it out again."""
+        self.total.lookups += sign
+        self.total.tokens_asked += sign * self.tokens
         for tokens, outcome in self.pieces:
             self.total.tokens[outcome] += sign * tokens
             if outcome in outcomes.HITS and self.prefill_tokens_per_s:
@@ -99,12 +102,10 @@ class Accounts:
         before = self._open.pop(asking.ticket, None) if asking.ticket else None
         if before is not None:  # asked again: only the last answer counts
             before.book(-1)
-            before.total.lookups -= 1
             self.totals.changed(before.total)
         now_s = self._wall_clock()
         total = self.totals.of(first, now_s)
-        total.lookups += 1
-        account = Account(total, pieces, asking.prefill_tokens_per_s)
+        account = Account(total, _tokens(first, hashes, asking), pieces, asking.prefill_tokens_per_s)
         account.book(1)
         if found.usable and before is None:
             self._note_prefix(first, hashes, found.usable, pieces, now_s)
@@ -184,7 +185,7 @@ class Accounts:
     ) -> list[Piece]:
         block_tokens = max(1, namespaces[0].spec.block_tokens)
         asked_tokens = len(hashes) // namespaces[0].hash_bytes * block_tokens
-        tokens = max(asking.tokens, asked_tokens)
+        tokens = _tokens(namespaces[0], hashes, asking)
         local = min(asking.local_tokens, tokens)
         pieces: list[Piece] = []
         _add(pieces, local, outcomes.ENGINE)
@@ -236,6 +237,11 @@ class Accounts:
         account.pieces = changed
         account.book(1)
         self.totals.changed(account.total)
+
+
+def _tokens(namespace: Namespace, hashes: bytes, asking: Asking) -> int:
+    """Of the prompt: as the client says, and not less than its blocks."""
+    return max(asking.tokens, len(hashes) // namespace.hash_bytes * max(1, namespace.spec.block_tokens))
 
 
 def _held(namespace: Namespace, block_hash: bytes) -> int:

@@ -16,7 +16,8 @@ from kvstore.namespaces import Namespace
 
 WAYS = 4
 _WHY = 0xFF
-_NAME = (1 << 64) - 1 - _WHY
+_ALL = (1 << 64) - 1
+_NAME = _ALL - _WHY
 _SPREAD = 0x9E3779B97F4A7C15  # odd, 2**64 over the golden ratio: hashes that are small numbers spread, too
 
 
@@ -53,4 +54,6 @@ class Departed:
 
 
 def _name_of(namespace: Namespace, block_hash: bytes) -> int:
-    return (int.from_bytes(block_hash[-8:], "little") ^ namespace.salt) * _SPREAD & _NAME
+    mixed = int.from_bytes(block_hash[-8:], "little") ^ namespace.salt
+    mixed = (mixed ^ mixed >> 32) * _SPREAD & _ALL
+    return (mixed ^ mixed >> 32) & _NAME

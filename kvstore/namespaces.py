@@ -104,7 +104,8 @@ class NamespaceRegistry:
                 f"namespace {spec.digest.hex()}: registered with record_bytes={known.record_bytes} "
                 f"hash_bytes={known.hash_bytes}, asked for {spec.record_bytes} and {spec.hash_bytes}"
             )
-        if spec.fields and not known.spec.fields:
+        adopted = known.spec  # of a namespace that only a tier knew, there is no more than its sizes
+        if (spec.fields and not adopted.fields) or (spec.block_tokens and not adopted.block_tokens):
             known.spec = spec
             self.changed = True
         return known

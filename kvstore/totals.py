@@ -46,6 +46,7 @@ class Total:
     model: str
     tenant: str
     lookups: int = 0
+    tokens_asked: int = 0
     tokens: list[int] = field(default_factory=lambda: [0] * outcomes.OUTCOMES)
     bytes_moved: list[int] = field(default_factory=lambda: [0] * len(MOVES))
     prefill_s_saved: float = 0.0
@@ -58,6 +59,7 @@ class Total:
             "model": self.model,
             "tenant": self.tenant,
             "lookups": self.lookups,
+            "tokens_asked": self.tokens_asked,
             "tokens": dict(zip(outcomes.NAMES, self.tokens, strict=True)),
             "bytes": dict(zip(MOVES, self.bytes_moved, strict=True)),
             "prefill_s_saved": round(self.prefill_s_saved, 3),
@@ -158,9 +160,10 @@ class Totals:
     def check(self) -> list[str]:
         """One line per row that cannot be true."""
         return [
-            f"totals: {row.model} {row.tenant} at {row.hour_s}: a negative count"
+            f"totals: {row.model} {row.tenant} at {row.hour_s}: {row.tokens_asked} tokens asked for in "
+            f"{row.lookups} lookups, outcomes {row.tokens}"
             for row in self._rows.values()
-            if min(row.tokens) < 0 or row.lookups < 0
+            if min(row.lookups, *row.tokens) < 0 or sum(row.tokens) != row.tokens_asked
         ]
 
     # -- keeping --

@@ -11,17 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstore import adoption, demotion
+from kvstore.accounts import Asking
 from kvstore.blocks import BROKEN_PREFIX, IN_NVME
 from kvstore.engine import Engine
 from kvstore.leases import Acquired, Reserved, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
 from kvstore.policies.names import POLICIES
+from kvstore.totals import Totals
 from tests.engine.fakes import FaultyTier, SteppedIo
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
 RECORD_BYTES = 100_000  # 20 slots a slab of 2 MiB
 CHAINS, DEPTH = 4, 12
+BLOCK_TOKENS = 16
 MIB = 1 << 20
 
 
@@ -53,17 +56,29 @@ class EngineMachine(RuleBasedStateMachine):
         self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         self.clock_s = 0.0
+        self.totals = Totals()
+        self.asked: dict[int, int] = {}  # tokens by ticket, as far as it can be asked again
+        self.asked_before = 0
         self.boot()
 
     def boot(self) -> None:
         self.arena = open_arena(self.directory / "arena", 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.engine = Engine(
-            self.arena, self.nvme, self.namespaces, self.io, POLICIES[self.policy](), clock=self.tick_clock
+            self.arena,
+            self.nvme,
+            self.namespaces,
+            self.io,
+            POLICIES[self.policy](),
+            clock=self.tick_clock,
+            totals=self.totals,
         )
+        self.asked_before += sum(self.asked.values())
+        self.asked.clear()
         self.engine.adopt(wait=False)
         self.ids = [
-            self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8)) for n in range(2)
+            self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8, BLOCK_TOKENS))
+            for n in range(2)
         ]
         self.sessions: list[Session] = [self.engine.open_session(0, "test") for _ in range(2)]
         self.writes: list[tuple[Session, int, list[bytes], Reserved]] = []
@@ -160,6 +175,54 @@ class EngineMachine(RuleBasedStateMachine):
             walked += 1
         assert self.engine.lookup([self.ids[ns]], joined) == walked
         assert all(place == 0 or place & BROKEN_PREFIX for place in places[walked:])
+
+    @rule(
+        spaces=st.sampled_from([(0,), (1,), (0, 1)]),
+        chain=st.integers(0, CHAINS - 1),
+        blocks=st.integers(0, DEPTH),
+        tokens=st.integers(0, DEPTH * BLOCK_TOKENS + 5),
+        local=st.integers(0, DEPTH * BLOCK_TOKENS + 5),
+        ticket=st.integers(0, 3),
+        more=st.booleans(),
+    )
+    def ask(
+        self,
+        spaces: tuple[int, ...],
+        chain: int,
+        blocks: int,
+        tokens: int,
+        local: int,
+        ticket: int,
+        more: bool,
+    ) -> None:
+        """A lookup with its account: whatever was asked, each token has one outcome."""
+        numbers = [self.ids[ns] for ns in spaces]
+        hashes = b"".join(block_hash(chain, d) for d in range(blocks))
+        asking = Asking(ticket, more, tokens, local, 100.0)
+        found = self.engine.find(numbers, hashes, asking)
+        self.engine.book(numbers, hashes, found, asking)
+        counted = max(tokens, blocks * BLOCK_TOKENS)
+        if not ticket:
+            self.asked_before += counted
+        elif not (more and ticket in self.asked):
+            self.asked[ticket] = counted
+
+    @rule(
+        ticket=st.integers(0, 4),
+        tokens=st.integers(0, DEPTH * BLOCK_TOKENS),
+        ns=st.integers(0, 1),
+        chain=st.integers(0, CHAINS - 1),
+        depth=st.integers(-1, DEPTH - 1),
+    )
+    def less_arrived(self, ticket: int, tokens: int, ns: int, chain: int, depth: int) -> None:
+        missing = block_hash(chain, depth) if depth >= 0 else b""
+        self.engine.settle(ticket, tokens, self.ids[ns], missing)
+
+    @invariant()
+    def every_token_is_accounted_for(self) -> None:
+        if hasattr(self, "engine"):
+            told = sum(sum(row.tokens) for row in self.totals.since(0))
+            assert told == self.asked_before + sum(self.asked.values())
 
     @rule(who=st.integers(0, 1))
     def client_dies(self, who: int) -> None:

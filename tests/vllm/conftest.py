@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.client import Client
 from kvstore.demo.model import VOCABULARY, ensure_model
 from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
@@ -62,6 +63,33 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     made = FakeStore()
     monkeypatch.setattr(vllm_link, "open_client", made.open)
     return made
+
+
+@pytest.fixture
+def serve(serve: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
+    """Daemons whose accounts are looked at when the test is over: each token had one outcome."""
+    started: list[Daemon] = []
+
+    def start(place: Place, *arguments: str, **extra: str) -> Daemon:
+        started.append(serve(place, *arguments, **extra))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            totals(daemon)
+
+
+def totals(daemon: Daemon) -> dict[str, int]:
+    """A daemon's tokens by outcome, without the zeros; their sum is what it was asked for."""
+    with Client(daemon.socket, timeout_s=10.0, label="test", attach=False) as client:
+        rows = client.report(0.0)["rows"]
+    sums: dict[str, int] = {}
+    for row in rows:
+        assert sum(row["tokens"].values()) == row["tokens_asked"] and min(row["tokens"].values()) >= 0, row
+        for name, tokens in row["tokens"].items():
+            sums[name] = sums.get(name, 0) + tokens
+    return {name: tokens for name, tokens in sums.items() if tokens}
 
 
 @pytest.fixture

@@ -42,6 +42,8 @@ class FakeStore:
     delay_s: float = 0.0
     spoil: Callable[[Key, bytes], bytes] | None = None
     calls: list[str] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    settled: list[tuple[int, int, bytes]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def open(self, socket_path: str, timeout_s: float, label: str) -> FakeClient:
@@ -127,12 +129,19 @@ class FakeClient:
         space = Namespace(digest, record_bytes, hash_bytes, block_tokens, fields)
         return self.store.spaces.setdefault(digest, space)
 
-    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes]) -> int:
+    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes], **asking: Any) -> int:
         self._called("lookup")
+        self.store.asked.append(asking)
         for count, digest in enumerate(hashes):
             if any((space.digest, digest) not in self.store.records for space in namespaces):
                 return count
         return len(hashes)
+
+    def settle(
+        self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
+    ) -> None:
+        self._called("settle")
+        self.store.settled.append((ticket, tokens, missing))
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         self._called("residency")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.running import Daemon
-from tests.vllm.conftest import prompt
+from tests.vllm.conftest import prompt, totals
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -55,6 +55,45 @@ def test_a_fresh_engine_loads_what_another_saved(
     assert metrics["loaded_blocks"] == FULL_TOKENS // BLOCK_TOKENS
     assert metrics["hit_tokens"] == FULL_TOKENS
     assert metrics.get("hook_errors", 0) == 0 and metrics.get("failed_blocks", 0) == 0
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_every_token_of_a_prompt_has_its_outcome(host: EngineHost, daemon: Daemon, load: str) -> None:
+    """Cold, then from the engine's own cache, then from the daemon in another engine: told as what it was."""
+    tail = len(PROMPT) - FULL_TOKENS
+    host.start(daemon.socket, extra={"load": load})
+    host.generate([PROMPT])
+    saved(host, FULL_TOKENS // BLOCK_TOKENS)
+    told = {"never_seen": FULL_TOKENS, "partial_block": tail}
+    assert totals(daemon) == told
+    host.generate([PROMPT])
+    told["engine"] = FULL_TOKENS
+    told["partial_block"] += tail
+    assert totals(daemon) == told
+    host.start(daemon.socket, extra={"load": load})
+    host.generate([PROMPT])
+    told["dram"] = FULL_TOKENS
+    told["partial_block"] += tail
+    assert totals(daemon) == told
+
+
+@pytest.mark.parametrize("load", ["async", "sync"])
+def test_a_hit_that_did_not_come_is_a_miss_in_the_accounts(
+    host: EngineHost, daemon: Daemon, load: str
+) -> None:
+    """A load that ends at its sixth block: five blocks were hits, the others were not."""
+    host.start(daemon.socket)
+    host.generate([PROMPT])
+    saved(host, FULL_TOKENS // BLOCK_TOKENS)
+    host.start(daemon.socket, extra={"load": load}, enable_prefix_caching=False)
+    before = totals(daemon)
+    host.break_loads(5)
+    try:
+        host.generate([PROMPT])
+    finally:
+        host.mend()
+    told = {name: count - before.get(name, 0) for name, count in totals(daemon).items()}
+    assert (told["dram"], told["unavailable"]) == (5 * BLOCK_TOKENS, FULL_TOKENS - 5 * BLOCK_TOKENS)
 
 
 @pytest.mark.parametrize("load", ["async", "sync"])

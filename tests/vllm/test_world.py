@@ -140,6 +140,10 @@ def test_a_failed_load_is_computed(
     assert second.outputs["a"] == first.outputs["a"]
     assert second.sums["failed_blocks"] >= 1
     second.check_records(store)
+    tickets = {asked["ticket"] for asked in store.asked}
+    assert any(
+        ticket in tickets and missing == request.block_hashes[bad] for ticket, _, missing in store.settled
+    )
 
 
 def test_a_request_is_not_loaded_again_after_a_failure(
