@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore import outcomes
-from kvstore.blocks import Block
+from kvstore.blocks import IN_DRAM, IN_NVME, Block
 from kvstore.constants import TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
 from kvstore.departed import Departed
 from kvstore.index import split_hashes
@@ -30,6 +32,8 @@ from kvstore.namespaces import Namespace
 from kvstore.totals import Snapshot, Total, Totals
 
 Piece = tuple[int, int]  # tokens, outcome
+_WHERE = attrgetter("where")
+_HIT_IN = [outcomes.hit_in(where) for where in range((IN_DRAM | IN_NVME) + 1)]
 
 
 class Asking(NamedTuple):
@@ -142,7 +146,7 @@ class Accounts:
     def judge(self, namespaces: list[Namespace], hashes: bytes, found: Found, skip: int = 0) -> list[int]:
         """The outcome of each block of a lookup but the first `skip`."""
         asked = split_hashes(hashes, namespaces[0].hash_bytes)
-        judged = [self._hit(namespaces, block_hash) for block_hash in asked[skip : found.usable]]
+        judged = _hits(namespaces, asked[skip : found.usable])
         judged += [found.why] * (found.held - max(skip, found.usable))
         return judged + self._misses(namespaces, asked[found.held :])[max(0, skip - found.held) :]
 
@@ -191,16 +195,11 @@ class Accounts:
         _add(pieces, local, outcomes.ENGINE)
         skip = local // block_tokens  # blocks the engine holds: nobody asks where else they are
         at = skip * block_tokens
-        for outcome in self.judge(namespaces, hashes, found, skip):
-            begin, at = max(at, local), at + block_tokens
-            _add(pieces, max(0, at - begin), outcome)
+        for outcome, run in groupby(self.judge(namespaces, hashes, found, skip)):
+            begin, at = max(at, local), at + sum(1 for _ in run) * block_tokens
+            _add(pieces, at - begin, outcome)
         _add(pieces, tokens - max(local, asked_tokens), outcomes.PARTIAL_BLOCK)
         return pieces
-
-    def _hit(self, namespaces: list[Namespace], block_hash: bytes) -> int:
-        """The slowest tier that one of the namespaces needs."""
-        where = [_held(namespace, block_hash) for namespace in namespaces]
-        return max(map(outcomes.hit_in, where))
 
     def _lose(self, account: Account, pieces: list[Piece]) -> None:
         """A further lookup of the round answered: what it does not hold is lost, for its reasons."""
@@ -242,6 +241,13 @@ class Accounts:
 def _tokens(namespace: Namespace, hashes: bytes, asking: Asking) -> int:
     """Of the prompt: as the client says, and not less than its blocks."""
     return max(asking.tokens, len(hashes) // namespace.hash_bytes * max(1, namespace.spec.block_tokens))
+
+
+def _hits(namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
+    """For each block the slowest tier that one of the namespaces needs. All hold it. In one sweep
+    for each namespace: this is done for every block that was ever hit."""
+    of_all = [map(_HIT_IN.__getitem__, map(_WHERE, map(n.blocks.__getitem__, hashes))) for n in namespaces]
+    return list(of_all[0]) if len(of_all) == 1 else list(map(max, *of_all))
 
 
 def _held(namespace: Namespace, block_hash: bytes) -> int:
