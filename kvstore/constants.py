@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 def require(truth: bool, relation: str) -> None:
@@ -85,6 +86,13 @@ TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
 TOTALS_BUSY_TIMEOUT_S = 2.0  # somebody else reads the file
 PREFIXES_KEPT = 256  # heaviest prefixes that are counted
 PREFIXES_TOLD = 50  # … and told in a report
+
+# ---- admission to NVMe (kvstore/endurance.py) ---------------------------------------------
+ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
+ENDURANCE_MEMORY_S = 1800.0  # worths offered longer ago than this hardly count
+ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is spent; 1 at half of it
+ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
+ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 
 # ---- what our policy learns (kvstore/policies/reuse.py, learned.py) --------------
 REUSE_AGE_S_MIN = 1.0  # ages below are one; from here on there are …
