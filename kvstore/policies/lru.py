@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from kvstore.blocks import IN_DRAM, Block
+from kvstore.blocks import Block
 from kvstore.policies.base import Policy
 
 
@@ -53,5 +53,4 @@ class LeafLru(Policy):
         heapq.heappush(self._heap, (block.touched_s, self._sequence, block))
 
     def _is_candidate(self, block: Block) -> bool:
-        kids = block.kids_dram if self._bit == IN_DRAM else block.kids_nvme
-        return bool(block.where & self._bit) and not block.pins and not kids
+        return bool(block.where & self._bit) and not block.pins and not block.has_child_in(self._bit)
