@@ -94,6 +94,11 @@ class Block(msgspec.Struct, gc=False, eq=False):
             if not self.children.blocks:
                 self.children = None
 
+    def count_child(self, bit: int, change: int) -> None:
+        """A child came to that tier (1), or left it (-1). One child alone is asked itself."""
+        if isinstance(self.children, Children):
+            self.children.held[bit] += change
+
     def __repr__(self) -> str:
         return f"<Block {self.hash[:4].hex()} where={self.where} pins={self.pins}>"
 

@@ -66,18 +66,22 @@ def would_cycle(namespace: Namespace, parent: bytes, hashes: list[bytes]) -> boo
 
 def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
     """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
-    block = namespace.blocks.get(block_hash)
+    blocks = namespace.blocks
+    block = blocks.get(block_hash)
     if block is None:
-        block = namespace.blocks[block_hash] = Block(namespace, block_hash)
-    if block.parent is None and block.where == 0 and parent:  # new, or a ghost known only by name
-        block.parent = namespace.blocks.get(parent)
-        if block.parent is None:
-            block.parent = namespace.blocks[parent] = Block(namespace, parent)
-        block.parent.add_child(block)
+        block = blocks[block_hash] = Block(namespace, block_hash)
+    above = block.parent
+    if above is None and block.where == 0 and parent:  # new, or a ghost known only by name
+        above = blocks.get(parent)
+        if above is None:
+            above = blocks[parent] = Block(namespace, parent)
+        block.parent = above
+        above.add_child(block)
     if not block.where & bit:
         block.where |= bit
-        _count_kid(block, bit, 1)
-    if not block.where & ROOTED and (block.parent is None or block.parent.where & ROOTED):
+        if above is not None:
+            above.count_child(bit, 1)
+    if not block.where & ROOTED and (above is None or above.where & ROOTED):
         _spread(block, ROOTED)
     return block
 
@@ -86,13 +90,15 @@ def left(block: Block, bit: int) -> None:
     """A tier lost the block. Forgets it, and ghosts above it, when nothing needs them."""
     if block.where & bit:
         block.where &= ~bit
-        _count_kid(block, bit, -1)
+        if block.parent is not None:
+            block.parent.count_child(bit, -1)
     if block.where & IN_ANY:
         return
     if block.where:
         _spread(block, 0)
+    blocks = block.namespace.blocks
     while block.where == 0 and block.children is None:
-        del block.namespace.blocks[block.hash]
+        del blocks[block.hash]
         parent = block.parent
         if parent is None:
             return
@@ -119,12 +125,10 @@ def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) ->
             if above is None:
                 above = blocks[parent] = Block(namespace, parent)
             block.parent = above
-            if above.children is None:
-                above.children = block
-            else:
-                above.add_child(block)
+            above.add_child(block)
         block.where |= bit
-        _count_kid(block, bit, 1)
+        if block.parent is not None:
+            block.parent.count_child(bit, 1)
         loaded.append(block)
     for block in loaded:
         if not block.where & ROOTED and (block.parent is None or block.parent.where & ROOTED):
@@ -136,12 +140,6 @@ def forget(namespace: Namespace) -> None:
     for block in namespace.blocks.values():
         block.parent = block.children = None
     namespace.blocks.clear()
-
-
-def _count_kid(block: Block, bit: int, change: int) -> None:
-    parent = block.parent
-    if parent is not None and isinstance(parent.children, Children):
-        parent.children.held[bit] += change
 
 
 def _spread(block: Block, rooted: int) -> None:

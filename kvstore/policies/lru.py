@@ -22,9 +22,8 @@ class LeafLru(Policy):
         self._sequence = 0
 
     def may_leave(self, block: Block) -> None:
-        if block.queued & self._bit or not self._is_candidate(block):
-            return
-        self._push(block)
+        if not block.queued & self._bit:
+            self._push(block)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while self._settle_top():

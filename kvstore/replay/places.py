@@ -46,14 +46,8 @@ class CountedPlaces:
         self._records[slot] = None
         self._free.append(slot)
 
-    def offset(self, slot: int) -> int:
-        return 0
-
-    def generation(self, slot: int) -> int:
-        return 0
-
-    def generation_offset(self, slot: int) -> int:
-        return 0
+    def place(self, slot: int) -> tuple[int, int, int]:
+        return 0, 0, 0
 
     def record(self, slot: int) -> Record:
         held = self._records[slot]
