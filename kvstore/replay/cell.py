@@ -12,7 +12,7 @@ from kvstore.engine import Engine
 from kvstore.leases import Acquired
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
 from kvstore.policies.base import Policies
-from kvstore.replay.places import CountedPlaces
+from kvstore.replay.places import RECORD_BYTES, CountedPlaces
 from kvstore.replay.trace import Trace
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 
@@ -32,19 +32,19 @@ class NoIo:
 class Node:
     """An engine with counted slots and a clock that the trace sets."""
 
-    def __init__(self, slots: int, policies: Policies) -> None:
+    def __init__(self, slots: int, policies: Policies, hash_bytes: int = REPLAY_HASH_BYTES) -> None:
         self.now_s = 0.0
-        self.engine = Engine(
-            CountedPlaces(slots), None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s
-        )
+        self.hash_bytes = hash_bytes
+        places = CountedPlaces(slots, NAMESPACE_BYTES + hash_bytes)
+        self.engine = Engine(places, None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s)
         self.engine.adopt()
         self.session = self.engine.open_session(0, "replay")
-        self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), 1, REPLAY_HASH_BYTES))
+        self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), RECORD_BYTES, hash_bytes))
 
     def ask(self, now_s: float, hashes: bytes) -> int:
         """One request: look up, read what is held, store the rest. Answers the hit blocks."""
         self.now_s = now_s
-        engine, size = self.engine, REPLAY_HASH_BYTES
+        engine, size = self.engine, self.hash_bytes
         hits = engine.lookup([self.space], hashes)
         at = hits * size
         answers: list[Acquired] = []
