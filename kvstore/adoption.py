@@ -79,7 +79,7 @@ class Adoption:
 
     def _settle(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
-            if block.where & IN_NVME and not block.kids_nvme:
+            if block.where & IN_NVME and not block.has_child_in(IN_NVME):
                 self._room.settle(block)
 
     def _finish(self) -> None:

@@ -2,7 +2,7 @@
 
     namespace ──▶ hash ──▶ Block ──parent──▶ Block ──parent──▶ (root)
                              │ where: in which tiers its bytes are
-                             └ rooted: present, and so is everything before it
+                             └ … and ROOTED: present, and so is everything before it
 
 A block that no tier holds stays in the forest as a *ghost* while it has descendants, so
 that they are found again as soon as it comes back.
@@ -11,61 +11,47 @@ Invariants (proven by `Index.check`):
 
 * rooted(b) ⇔ b is in some tier, and b is a first block or rooted(parent(b));
   so rooted is monotone along a chain, and a lookup may search it by halves;
-* a ghost has children; kids_dram and kids_nvme count the children in that tier;
+* a ghost has children; where there are several, they are counted by tier;
 * pins > 0 means that somebody uses the bytes: the block is in no policy's queue of victims.
 
-Slots and not a dataclass: there are millions of these.
+There are millions of these, so a block is 96 bytes: a struct without a garbage collector's
+header, which collections do not walk either (a full one over millions of ordinary objects
+stops the daemon for seconds). The price is that circles of blocks are never found by the
+collector. `index.left` opens them when a block goes, `index.forget` when a namespace does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import msgspec
 
+if TYPE_CHECKING:
     from kvstore.namespaces import Namespace
     from kvstore.policies.reuse import Stretch
 
 IN_DRAM = 1
 IN_NVME = 2
+IN_ANY = IN_DRAM | IN_NVME
+ROOTED = 4
 BROKEN_PREFIX = 128  # only in answers to residency: the block is there, a parent is not
 NO_SLOT = -1
 
 
-class Block:
+class Block(msgspec.Struct, gc=False, eq=False):
     """One block: where its bytes are and what it hangs on."""
 
-    __slots__ = (
-        "children",
-        "hash",
-        "kids_dram",
-        "kids_nvme",
-        "namespace",
-        "parent",
-        "pins",
-        "queued",
-        "rooted",
-        "slot",
-        "stretch",
-        "touched_s",
-        "where",
-    )
-
-    def __init__(self, namespace: Namespace, block_hash: bytes) -> None:
-        self.namespace = namespace
-        self.hash = block_hash
-        self.parent: Block | None = None
-        self.children: Block | set[Block] | None = None  # most blocks have none or one
-        self.where = 0
-        self.rooted = False
-        self.slot = NO_SLOT  # arena slot while in DRAM
-        self.pins = 0
-        self.kids_dram = 0
-        self.kids_nvme = 0
-        self.queued = 0  # tiers (bits as in `where`) whose policy has it queued as a victim
-        self.touched_s = 0.0
-        self.stretch: Stretch | None = None  # what the learning policy knows of its last use
+    namespace: Namespace
+    hash: bytes
+    parent: Block | None = None
+    children: Block | Children | None = None  # most blocks have none or one
+    where: int = 0  # IN_DRAM, IN_NVME, ROOTED; no tier, no ROOTED
+    slot: int = NO_SLOT  # arena slot while in DRAM
+    pins: int = 0
+    queued: int = 0  # tiers (bits as in `where`) whose policy has it queued as a victim
+    touched_s: float = 0.0
+    stretch: Stretch | None = None  # what the learning policy knows of its last use
 
     @property
     def key(self) -> bytes:
@@ -75,28 +61,60 @@ class Block:
     def parent_key(self) -> bytes:
         return self.parent.key if self.parent is not None else b""
 
+    def has_child_in(self, bit: int) -> bool:
+        """Whether a child is in that tier, so that this block is no leaf there."""
+        children = self.children
+        if children is None:
+            return False
+        if isinstance(children, Block):
+            return children.where & bit != 0
+        return children.held[bit] > 0
+
     def each_child(self) -> Iterator[Block]:
         if self.children is None:
             return iter(())
         if isinstance(self.children, Block):
             return iter((self.children,))
-        return iter(self.children)
+        return iter(self.children.blocks)
 
     def add_child(self, child: Block) -> None:
         if self.children is None:
             self.children = child
         elif isinstance(self.children, Block):
-            self.children = {self.children, child}
+            self.children = Children(self.children, child)
         else:
             self.children.add(child)
 
     def remove_child(self, child: Block) -> None:
+        """A child that is in no tier."""
         if self.children is child:
             self.children = None
-        elif isinstance(self.children, set):
-            self.children.discard(child)
-            if not self.children:
+        elif isinstance(self.children, Children):
+            self.children.blocks.discard(child)
+            if not self.children.blocks:
                 self.children = None
 
+    def count_child(self, bit: int, change: int) -> None:
+        """A child came to that tier (1), or left it (-1). One child alone is asked itself."""
+        if isinstance(self.children, Children):
+            self.children.held[bit] += change
+
     def __repr__(self) -> str:
-        return f"<Block {self.hash[:4].hex()} where={self.where} rooted={self.rooted} pins={self.pins}>"
+        return f"<Block {self.hash[:4].hex()} where={self.where} pins={self.pins}>"
+
+
+class Children:
+    """Several children of one block. `held[bit]`: how many of them are in the tier of that bit."""
+
+    __slots__ = ("blocks", "held")
+
+    def __init__(self, *blocks: Block) -> None:
+        self.blocks: set[Block] = set()
+        self.held = [0] * (IN_NVME + 1)
+        for block in blocks:
+            self.add(block)
+
+    def add(self, block: Block) -> None:
+        self.blocks.add(block)
+        for bit in (IN_DRAM, IN_NVME):
+            self.held[bit] += block.where & bit != 0

@@ -75,11 +75,11 @@ def _check_pins(engine: Engine, blocks: list[Block]) -> list[str]:
             problems.append(f"leases: block {block.hash[:8].hex()}: {block.pins} pins, {held[block]} holders")
     for namespace in engine.namespaces:
         leased = {
-            block_hash
+            lease.hashes[position]
             for session in engine.sessions
             for lease in session.leases.values()
             if isinstance(lease, WriteLease) and lease.namespace is namespace
-            for block_hash in lease.hashes.values()
+            for position in lease.slots
         }
         if leased != namespace.writing:
             problems.append(

@@ -30,7 +30,7 @@ from heapq import nlargest
 from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
 from kvstore.constants import PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
@@ -204,15 +204,16 @@ class Engine:
         )
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
-        known = [
-            (position, b) for position, h in enumerate(asked) if (b := namespace.blocks.get(h)) and b.where
-        ]
-        if known:
-            run = [block for _, block in known]
+        found = list(map(namespace.blocks.get, asked))
+        run = [block for block in found if block is not None and block.where]
+        if run:
             self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
-        for position, block in known:
+        is_ready = self.promoter.is_ready
+        for position, block in enumerate(found):
+            if block is None or not block.where:
+                continue
             lease.tiers[position] = IN_DRAM if block.where & IN_DRAM else IN_NVME
-            if self.promoter.is_ready(block):
+            if is_ready(block):
                 lease.hold(position, block)
             else:
                 lease.outstanding += 1
@@ -243,42 +244,41 @@ class Engine:
         asked = self._split(namespace, hashes)
         if parent and len(parent) != namespace.hash_bytes:
             raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
-        if len(set(asked)) != len(asked) or parent in asked:
+        if len({parent, *asked}) != len(asked) + 1:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
         if index.would_cycle(namespace, parent, asked):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0, b"")
-        lease = WriteLease(self._next_lease(), namespace, {}, {}, {}, prompt)
+        lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
         held: list[Block] = []
         refused: list[bytes] = []
-        slots: list[WriteSlot] = []
-        full = False
+        known, writing = namespace.blocks.get, namespace.writing
+        before = parent
         for position, block_hash in enumerate(asked):
-            before, parent = parent, block_hash
-            block = namespace.blocks.get(block_hash)
-            if block_hash in namespace.writing or (block is not None and block.where):
-                self.counters.reserve_held += 1
-                if block is not None and block.where:
-                    held.append(block)
-                continue
-            slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
-            if slot is None:
-                full = True
-                self.counters.reserve_no_room += len(asked) - position
-                refused = [
-                    h for h in asked[position:] if (b := namespace.blocks.get(h)) is None or not b.where
-                ]
-                break
-            namespace.writing.add(block_hash)
-            lease.parents[position], lease.hashes[position], lease.slots[position] = before, block_hash, slot
-            slots.append(WriteSlot(position, *self._place(slot)))
-        if slots:
+            block = known(block_hash)
+            if block is not None and block.where:
+                held.append(block)
+            elif block_hash not in writing:
+                slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
+                if slot is None:
+                    self.counters.reserve_no_room += len(asked) - position
+                    refused = [h for h in asked[position:] if (b := known(h)) is None or not b.where]
+                    break
+                writing.add(block_hash)
+                lease.slots[position] = slot
+            before = block_hash
+        else:
+            position = len(asked)
+        self.counters.reserve_held += position - len(lease.slots)
+        if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
         self.room.touched(held, prompt, now_s)
         if refused:
             self.room.refused(namespace, refused, prompt, now_s)
-        return Reserved(lease.number if slots else 0, slots, full)
+        place = self.arena.place
+        slots = [WriteSlot(position, *place(slot)) for position, slot in lease.slots.items()]
+        return Reserved(lease.number if slots else 0, slots, position < len(asked))
 
     def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
         """Make these blocks of a write lease visible; the others of it are given up."""
@@ -291,16 +291,16 @@ class Engine:
             raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
         now_s = self._clock()
         run: list[Block] = []
+        namespace, hashes = lease.namespace, lease.hashes
         for at, position in enumerate(indexes):
             slot = lease.slots.pop(position)
             self.arena.commit(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
-            block_hash = lease.hashes[position]
-            block = self.room.arrived_in_dram(lease.namespace, block_hash, lease.parents[position], slot)
-            self.room.queue_demotion(block)
+            namespace.writing.discard(hashes[position])
+            block = self.room.arrived_in_dram(namespace, hashes[position], lease.before(position), slot)
             run.append(block)
+        self.room.queue_demotion(*run)
         self.room.touched(run, lease.prompt, now_s)
-        for block in run:
-            self.room.settle(block)
+        self.room.settle(*run)
         self.counters.committed += len(indexes)
         self.accounts.moved(lease.namespace, STORED, len(indexes) * lease.namespace.record_bytes)
         self._drop_write_lease(session, lease)
@@ -387,7 +387,7 @@ class Engine:
         """A prefix as it is told, with the tiers that have its last block now."""
         namespace = self.namespaces.of_key(bytes.fromhex(prefix.namespace))
         block = namespace.blocks.get(bytes.fromhex(prefix.block_hash)) if namespace is not None else None
-        where = block.where if block is not None and block.rooted else 0
+        where = block.where if block is not None and block.where & ROOTED else 0
         tiers = [name for bit, name in ((IN_DRAM, "dram"), (IN_NVME, "nvme")) if where & bit]
         return {**asdict(prefix), "tiers": tiers}
 
@@ -398,6 +398,7 @@ class Engine:
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
         slots: list[ReadSlot | None] = []
         loaded_bytes = 0
+        place = self.arena.place
         for position, block in enumerate(lease.blocks):
             if block is None:
                 self.counters.acquire_missed += 1
@@ -408,8 +409,8 @@ class Engine:
                 self.counters.acquired_dram += 1
             else:
                 self.counters.acquired_nvme += 1
-            slots.append(ReadSlot(*self._place(block.slot), tier))
-            loaded_bytes += block.namespace.record_bytes
+            slots.append(ReadSlot(*place(block.slot), tier))
+            loaded_bytes += lease.namespace.record_bytes
         if loaded_bytes:
             self.accounts.moved(lease.namespace, LOADED, loaded_bytes)
         pending = lease.outstanding > 0
@@ -420,9 +421,7 @@ class Engine:
 
     def _let_go(self, lease: ReadLease) -> None:
         lease.finished = True
-        for block in lease.blocks:
-            if block is not None:
-                self.room.unpin(block)
+        self.room.unpin(*(block for block in lease.blocks if block is not None))
 
     def _drop_write_lease(self, session: Session, lease: WriteLease) -> None:
         session.leases.pop(lease.number, None)
@@ -430,15 +429,11 @@ class Engine:
 
     def _abort(self, lease: WriteLease, free: bool) -> None:
         """Give up what the lease did not commit; not `free`: its process may write still."""
-        lease.namespace.writing.difference_update(lease.hashes.values())
+        lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
         self.counters.reservations_aborted += len(lease.slots)
         if free:
             for slot in lease.slots.values():
                 self.arena.free(slot)
-
-    def _place(self, slot: int) -> tuple[int, int, int]:
-        arena = self.arena
-        return arena.offset(slot), arena.generation_offset(slot), arena.generation(slot)
 
     def _count(self, namespace: Namespace, hashes: bytes) -> int:
         count, rest = divmod(len(hashes), namespace.hash_bytes)

@@ -2,7 +2,7 @@
 
     lookup([h0 … h2047])  ─▶  is h1023 rooted? yes ─▶ is h1535? no ─▶ …  11 probes, not 2048
 
-A hit counts only while the prefix is unbroken. Because `rooted` is kept up to date when
+A hit counts only while the prefix is unbroken. Because ROOTED is kept up to date when
 blocks come and go (see `kvstore.blocks`), the longest usable prefix is found by halving:
 a block hash names everything before it, so along any chain a caller can ask for, rooted
 is first true and then false.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from kvstore.blocks import BROKEN_PREFIX, IN_DRAM, IN_NVME, Block
+from kvstore.blocks import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, ROOTED, Block, Children
 from kvstore.namespaces import Namespace
 
 
@@ -33,7 +33,7 @@ def rooted_prefix(namespace: Namespace, hashes: bytes, count: int) -> int:
     while low < high:
         middle = (low + high) // 2
         block = get(hashes[middle * size : (middle + 1) * size])
-        if block is not None and block.rooted:
+        if block is not None and block.where & ROOTED:
             low = middle + 1
         else:
             high = middle
@@ -45,18 +45,20 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
     get = namespace.blocks.get
     found = map(get, split_hashes(hashes, namespace.hash_bytes))
     return bytes(
-        0 if b is None or not b.where else b.where | (0 if b.rooted else BROKEN_PREFIX) for b in found
+        0 if b is None or not b.where else b.where & IN_ANY if b.where & ROOTED else b.where | BROKEN_PREFIX
+        for b in found
     )
 
 
 def would_cycle(namespace: Namespace, parent: bytes, hashes: list[bytes]) -> bool:
     """Whether hanging this run under `parent` would close a circle, which no true chain can."""
-    ghosts = {
-        h for h in hashes if (block := namespace.blocks.get(h)) is not None and block.children is not None
-    }
-    above = namespace.blocks.get(parent) if ghosts and parent else None
-    while above is not None:
-        if above.hash in ghosts:
+    get = namespace.blocks.get
+    above = get(parent) if parent else None
+    if above is None:
+        return False
+    inner = {h for h in hashes if (block := get(h)) is not None and block.children is not None}
+    while inner and above is not None:
+        if above.hash in inner:
             return True
         above = above.parent
     return False
@@ -64,19 +66,23 @@ def would_cycle(namespace: Namespace, parent: bytes, hashes: list[bytes]) -> boo
 
 def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
     """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
-    block = namespace.blocks.get(block_hash)
+    blocks = namespace.blocks
+    block = blocks.get(block_hash)
     if block is None:
-        block = namespace.blocks[block_hash] = Block(namespace, block_hash)
-    if block.parent is None and block.where == 0 and parent:  # new, or a ghost known only by name
-        block.parent = namespace.blocks.get(parent)
-        if block.parent is None:
-            block.parent = namespace.blocks[parent] = Block(namespace, parent)
-        block.parent.add_child(block)
+        block = blocks[block_hash] = Block(namespace, block_hash)
+    above = block.parent
+    if above is None and block.where == 0 and parent:  # new, or a ghost known only by name
+        above = blocks.get(parent)
+        if above is None:
+            above = blocks[parent] = Block(namespace, parent)
+        block.parent = above
+        above.add_child(block)
     if not block.where & bit:
         block.where |= bit
-        _count_kid(block, bit, 1)
-    if not block.rooted and (block.parent is None or block.parent.rooted):
-        _spread(block, True)
+        if above is not None:
+            above.count_child(bit, 1)
+    if not block.where & ROOTED and (above is None or above.where & ROOTED):
+        _spread(block, ROOTED)
     return block
 
 
@@ -84,13 +90,15 @@ def left(block: Block, bit: int) -> None:
     """A tier lost the block. Forgets it, and ghosts above it, when nothing needs them."""
     if block.where & bit:
         block.where &= ~bit
-        _count_kid(block, bit, -1)
-    if block.where:
+        if block.parent is not None:
+            block.parent.count_child(bit, -1)
+    if block.where & IN_ANY:
         return
-    if block.rooted:
-        _spread(block, False)
+    if block.where:
+        _spread(block, 0)
+    blocks = block.namespace.blocks
     while block.where == 0 and block.children is None:
-        del block.namespace.blocks[block.hash]
+        del blocks[block.hash]
         parent = block.parent
         if parent is None:
             return
@@ -117,41 +125,34 @@ def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) ->
             if above is None:
                 above = blocks[parent] = Block(namespace, parent)
             block.parent = above
-            if above.children is None:
-                above.children = block
-            else:
-                above.add_child(block)
+            above.add_child(block)
         block.where |= bit
-        _count_kid(block, bit, 1)
+        if block.parent is not None:
+            block.parent.count_child(bit, 1)
         loaded.append(block)
     for block in loaded:
-        if not block.rooted and (block.parent is None or block.parent.rooted):
-            if block.children is None:
-                block.rooted = True
-            else:
-                _spread(block, True)
+        if not block.where & ROOTED and (block.parent is None or block.parent.where & ROOTED):
+            _spread(block, ROOTED)
 
 
-def _count_kid(block: Block, bit: int, change: int) -> None:
-    parent = block.parent
-    if parent is None:
-        return
-    if bit == IN_DRAM:
-        parent.kids_dram += change
-    else:
-        parent.kids_nvme += change
+def forget(namespace: Namespace) -> None:
+    """Let go of all blocks of a namespace that is given up; see the head of `kvstore.blocks`."""
+    for block in namespace.blocks.values():
+        block.parent = block.children = None
+    namespace.blocks.clear()
 
 
-def _spread(block: Block, rooted: bool) -> None:
-    """Set `rooted` on a block and on every descendant whose answer changes with it."""
+def _spread(block: Block, rooted: int) -> None:
+    """Set ROOTED, or clear it (0), on a block and every descendant whose answer changes with it."""
+    block.where = block.where & IN_ANY | rooted
     if block.children is None:  # most blocks that come or go are leaves
-        block.rooted = rooted
         return
     stack = [block]
     while stack:
-        block = stack.pop()
-        block.rooted = rooted
-        stack.extend(child for child in block.each_child() if child.where and child.rooted != rooted)
+        for child in stack.pop().each_child():
+            if child.where and child.where & ROOTED != rooted:
+                child.where = child.where & IN_ANY | rooted
+                stack.append(child)
 
 
 def check(namespace: Namespace) -> list[str]:
@@ -169,10 +170,12 @@ def check(namespace: Namespace) -> list[str]:
             or all(c is not block for c in parent.each_child())
         ):
             problems.append(f"{name}: hangs on a parent that does not know it")
-        if block.rooted != bool(block.where and (parent is None or parent.rooted)):
-            problems.append(f"{name}: rooted is {block.rooted}")
-        in_dram = sum(1 for child in block.each_child() if child.where & IN_DRAM)
-        in_nvme = sum(1 for child in block.each_child() if child.where & IN_NVME)
-        if (block.kids_dram, block.kids_nvme) != (in_dram, in_nvme):
-            problems.append(f"{name}: counts of children are wrong")
+        rooted = bool(block.where & IN_ANY) and (parent is None or bool(parent.where & ROOTED))
+        if bool(block.where & ROOTED) != rooted:
+            problems.append(f"{name}: where is {block.where}, rooted should be {rooted}")
+        if isinstance(block.children, Children):
+            for bit in (IN_DRAM, IN_NVME):
+                held = sum(child.where & bit != 0 for child in block.children.blocks)
+                if block.children.held[bit] != held:
+                    problems.append(f"{name}: counts of children are wrong")
     return problems

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from kvstore.blocks import Block
 from kvstore.namespaces import Namespace
 from kvstore.prompts import Prompt
 
 
-class WriteSlot(NamedTuple):
+class WriteSlot(msgspec.Struct, array_like=True, gc=False):
     """Where the client writes hash number `position` of its request; offsets are in the arena file."""
 
     position: int
@@ -27,7 +29,7 @@ class WriteSlot(NamedTuple):
     generation: int
 
 
-class ReadSlot(NamedTuple):
+class ReadSlot(msgspec.Struct, array_like=True, gc=False):
     """Where the client reads; `tier` is where the block was when asked for (`blocks.IN_*`)."""
 
     offset: int
@@ -65,12 +67,18 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class WriteLease:
+    """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions."""
+
     number: int
     namespace: Namespace
-    parents: dict[int, bytes]  # position -> hash before it
-    hashes: dict[int, bytes]
-    slots: dict[int, int]  # position -> arena slot
+    hashes: list[bytes]
+    parent: bytes
     prompt: Prompt
+    slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
+
+    def before(self, position: int) -> bytes:
+        """The hash before this one."""
+        return self.hashes[position - 1] if position else self.parent
 
 
 class ReadLease:

@@ -51,8 +51,9 @@ class Room:
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self._namespaces = namespaces
         self._family = policies
+        self._bits = (IN_DRAM, IN_NVME) if nvme is not None else (IN_DRAM,)
         self._policies: dict[tuple[int, int], Policy] = {}
-        self._by_namespace: dict[tuple[int, int], Policy] = {}  # the same, found faster
+        self._by_namespace: dict[int, dict[int, Policy]] = {bit: {} for bit in self._bits}  # found faster
         self._counters = counters
         self._evictions = 0
         self.departed = Departed()
@@ -61,7 +62,7 @@ class Room:
 
     def policy(self, bit: int, namespace: Namespace) -> Policy:
         """The policy of the size class that this namespace's records use in a tier."""
-        known = self._by_namespace.get((bit, namespace.id))
+        known = self._by_namespace[bit].get(namespace.id)
         if known is not None:
             return known
         slot_bytes = namespace.slot_bytes
@@ -70,7 +71,7 @@ class Room:
         policy = self._policies.get((bit, slot_bytes))
         if policy is None:
             policy = self._policies[bit, slot_bytes] = self._family.make(bit)
-        self._by_namespace[bit, namespace.id] = policy
+        self._by_namespace[bit][namespace.id] = policy
         return policy
 
     def touched(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
@@ -80,7 +81,7 @@ class Room:
         self._family.observe(run, prompt, now_s)
         for block in run:
             block.touched_s = now_s
-        for bit in (IN_DRAM, IN_NVME) if self.nvme is not None else (IN_DRAM,):
+        for bit in self._bits:
             here = [block for block in run if block.where & bit]
             if here:
                 self.policy(bit, here[0].namespace).touched(here)
@@ -91,18 +92,19 @@ class Room:
             self.departed.note(namespace, block_hash, outcomes.NOT_ADMITTED)
         self._family.refused(namespace, hashes, prompt, now_s)
 
-    def settle(self, block: Block) -> None:
-        """Let the policies have a block that may have become evictable."""
-        if block.pins:
-            return
-        if block.where & IN_DRAM:
-            self.policy(IN_DRAM, block.namespace).may_leave(block)
-        if block.where & IN_NVME:
-            self.policy(IN_NVME, block.namespace).may_leave(block)
+    def settle(self, *run: Block) -> None:
+        """Let the policies have those of these blocks, all of one namespace, that may leave now."""
+        for bit in self._bits if run else ():
+            may_leave = self.policy(bit, run[0].namespace).may_leave
+            for block in run:
+                if block.where & bit and not block.pins and not block.has_child_in(bit):
+                    may_leave(block)
 
-    def unpin(self, block: Block) -> None:
-        block.pins -= 1
-        self.settle(block)
+    def unpin(self, *run: Block) -> None:
+        """Somebody is done with these blocks, all of one namespace."""
+        for block in run:
+            block.pins -= 1
+        self.settle(*run)
 
     def arrived_in_dram(self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int) -> Block:
         """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's."""
@@ -120,18 +122,19 @@ class Room:
         index.arrived(block.namespace, block.hash, b"", IN_NVME)
         self.settle(block)
 
-    def queue_demotion(self, block: Block) -> None:
-        """Have a block written down to NVMe, if it is in DRAM only and known to be true."""
-        if self.nvme is None or block.where & IN_NVME or block in self.unverified:
-            return
-        if not self.deleting or block.key not in self.deleting:  # or the late delete would take the new row
-            self.demoting[block] = None
+    def queue_demotion(self, *run: Block) -> None:
+        """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true."""
+        for block in run if self.nvme is not None else ():
+            if block.where & IN_NVME or block in self.unverified:
+                continue
+            if not self.deleting or block.key not in self.deleting:  # else the late delete takes the new row
+                self.demoting[block] = None
 
     def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
         """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
-        self.demoting.pop(block, None)
-        self.undemoted.pop(block, None)
-        self.unverified.pop(block, None)
+        for waiting in (self.demoting, self.undemoted, self.unverified):
+            if waiting:
+                waiting.pop(block, None)
         slot, block.slot = block.slot, NO_SLOT
         self.arena.free(slot)
         self._left(block, IN_DRAM, why)
@@ -152,13 +155,14 @@ class Room:
 
     def _left(self, block: Block, bit: int, why: int) -> None:
         parent = block.parent
-        self.policy(bit, block.namespace).left(block)
+        policy = self.policy(bit, block.namespace)
+        policy.left(block)
         index.left(block, bit)
         if not block.where:
             self.departed.note(block.namespace, block.hash, why)
             self._family.forgotten(block)
-        if parent is not None:
-            self.settle(parent)
+        if parent is not None and parent.where & bit and not parent.pins and not parent.has_child_in(bit):
+            policy.may_leave(parent)
 
     # -- DRAM --
 

@@ -159,6 +159,11 @@ class Arena:
         """Absolute file offset of the slot's generation (u64, little endian), for readers to compare."""
         return self._table.generation_offset(slot)
 
+    def place(self, slot: int) -> tuple[int, int, int]:
+        """What a client needs to copy: the slot's offset, its generation's offset, its generation."""
+        row = self._table.generation_offset(slot)
+        return self.offset(slot), row, self._table.generation_at(row)
+
     def record(self, slot: int) -> Record:
         return self._table.record(slot)
 

@@ -152,7 +152,11 @@ class SlotTable:
         return size
 
     def generation(self, slot: int) -> int:
-        return self._words[self.generation_offset(slot) >> 3]
+        return self.generation_at(self.generation_offset(slot))
+
+    def generation_at(self, offset: int) -> int:
+        """The generation whose file offset is known."""
+        return self._words[offset >> 3]
 
     def checksum(self, slot: int) -> bytes:
         at = self.row_offset(slot) + _CHECKSUM_AT

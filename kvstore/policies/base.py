@@ -32,7 +32,7 @@ class Policy(ABC):
         """
 
     def may_leave(self, block: Block) -> None:  # noqa: B027 a policy may keep all blocks in its order, pinned or not
-        """The block is resident here and could be a victim now.
+        """The block is resident here, has neither pins nor a child here: it could be a victim now.
 
         Told when it arrives, when its last pin or last child in this tier is gone. Telling
         it twice is harmless.

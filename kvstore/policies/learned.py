@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from kvstore.blocks import IN_DRAM, Block
+from kvstore.blocks import Block
 from kvstore.constants import REUSE_PICK_EVERY, REUSE_STALE_ENTRIES_MIN
 from kvstore.namespaces import Namespace
 from kvstore.policies.base import Policies, Policy
@@ -153,5 +153,4 @@ class HitDensity(Policy):
         self._entries = sum(map(len, self._queues.values()))
 
     def _is_candidate(self, block: Block) -> bool:
-        kids = block.kids_dram if self._bit == IN_DRAM else block.kids_nvme
-        return bool(block.where & self._bit) and not block.pins and not kids
+        return bool(block.where & self._bit) and not block.pins and not block.has_child_in(self._bit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from kvstore.blocks import IN_DRAM, Block
+from kvstore.blocks import Block
 from kvstore.policies.base import Policy
 
 
@@ -22,9 +22,8 @@ class LeafLru(Policy):
         self._sequence = 0
 
     def may_leave(self, block: Block) -> None:
-        if block.queued & self._bit or not self._is_candidate(block):
-            return
-        self._push(block)
+        if not block.queued & self._bit:
+            self._push(block)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while self._settle_top():
@@ -53,5 +52,4 @@ class LeafLru(Policy):
         heapq.heappush(self._heap, (block.touched_s, self._sequence, block))
 
     def _is_candidate(self, block: Block) -> bool:
-        kids = block.kids_dram if self._bit == IN_DRAM else block.kids_nvme
-        return bool(block.where & self._bit) and not block.pins and not kids
+        return bool(block.where & self._bit) and not block.pins and not block.has_child_in(self._bit)

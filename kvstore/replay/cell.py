@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvstore import index
 from kvstore.constants import REPLAY_HASH_BYTES
 from kvstore.engine import Engine
 from kvstore.leases import Acquired
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
 from kvstore.policies.base import Policies
-from kvstore.replay.places import CountedPlaces
+from kvstore.replay.places import RECORD_BYTES, CountedPlaces
 from kvstore.replay.trace import Trace
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 
@@ -30,19 +32,19 @@ class NoIo:
 class Node:
     """An engine with counted slots and a clock that the trace sets."""
 
-    def __init__(self, slots: int, policies: Policies) -> None:
+    def __init__(self, slots: int, policies: Policies, hash_bytes: int = REPLAY_HASH_BYTES) -> None:
         self.now_s = 0.0
-        self.engine = Engine(
-            CountedPlaces(slots), None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s
-        )
+        self.hash_bytes = hash_bytes
+        places = CountedPlaces(slots, NAMESPACE_BYTES + hash_bytes)
+        self.engine = Engine(places, None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s)
         self.engine.adopt()
         self.session = self.engine.open_session(0, "replay")
-        self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), 1, REPLAY_HASH_BYTES))
+        self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), RECORD_BYTES, hash_bytes))
 
     def ask(self, now_s: float, hashes: bytes) -> int:
         """One request: look up, read what is held, store the rest. Answers the hit blocks."""
         self.now_s = now_s
-        engine, size = self.engine, REPLAY_HASH_BYTES
+        engine, size = self.engine, self.hash_bytes
         hits = engine.lookup([self.space], hashes)
         at = hits * size
         answers: list[Acquired] = []
@@ -58,13 +60,18 @@ class Node:
             engine.release(self.session, answers[0].lease)
         return hits
 
+    def close(self) -> None:
+        """Let go of the blocks: the next cell runs in the same process."""
+        for namespace in self.engine.namespaces:
+            index.forget(namespace)
+
 
 def run(trace: Trace, slots: int, policies: Policies, after: Callable[[int], None] | None = None) -> float:
     """The share of looked-up blocks that were hits. `after` is called with each request's number."""
-    node = Node(slots, policies)
     hits = 0
-    for number, (now_s, hashes) in enumerate(zip(trace.times_s, trace.prompts, strict=True)):
-        hits += node.ask(now_s, hashes)
-        if after is not None:
-            after(number)
+    with contextlib.closing(Node(slots, policies)) as node:
+        for number, (now_s, hashes) in enumerate(zip(trace.times_s, trace.prompts, strict=True)):
+            hits += node.ask(now_s, hashes)
+            if after is not None:
+                after(number)
     return hits / trace.block_refs

@@ -1,12 +1,20 @@
-"""Counted places: an arena of N equal slots without bytes."""
+"""Counted places: an arena of N equal slots without bytes.
+
+Like the real one it keeps its rows in one table and hands out numbers, so that a process
+with counted places costs what a daemon costs outside its arena.
+"""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from kvstore.blocks import NO_SLOT
 from tiers.base import Record, TierStats
 from tiers.slots import SLOT_ALIGN_BYTES
+
+RECORD_BYTES = 1  # what a namespace of these places says of its records
+FREE, WRITING, READY = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +24,18 @@ class CountedLayout:
 
 
 class CountedPlaces:
-    """Implements `kvstore.places.Places` for records of one size; a slot is a number."""
+    """Implements `kvstore.places.Places` for keys of one length; a slot is a number.
 
-    def __init__(self, slots: int) -> None:
+    Parents are not kept: there is no slower tier that would want them.
+    """
+
+    def __init__(self, slots: int, key_bytes: int) -> None:
         self.layout = CountedLayout()
         self.slots = slots
-        self._free = list(range(slots - 1, -1, -1))
-        self._records: list[tuple[bytes, bytes, int] | None] = [None] * slots
-        self._ready = bytearray(slots)
+        self._key_bytes = key_bytes
+        self._keys = bytearray(1) * (slots * key_bytes)  # all of its memory is touched here
+        self._free = array("q", range(slots - 1, -1, -1))
+        self._states = bytearray(slots)
         self._records_ready = 0
 
     def has_room(self, size_bytes: int) -> bool:
@@ -32,33 +44,28 @@ class CountedPlaces:
     def reserve(self, key: bytes, parent: bytes, size_bytes: int, owner: int) -> int | None:
         if not self._free:
             return None
+        assert len(key) == self._key_bytes and size_bytes == RECORD_BYTES, "not what is counted here"
         slot = self._free.pop()
-        self._records[slot] = (key, parent, size_bytes)
+        self._keys[slot * self._key_bytes : (slot + 1) * self._key_bytes] = key
+        self._states[slot] = WRITING
         return slot
 
     def commit(self, slot: int, checksum: bytes) -> None:
-        self._ready[slot] = 1
+        self._states[slot] = READY
         self._records_ready += 1
 
     def free(self, slot: int) -> None:
-        self._records_ready -= self._ready[slot]
-        self._ready[slot] = 0
-        self._records[slot] = None
+        self._records_ready -= self._states[slot] == READY
+        self._states[slot] = FREE
         self._free.append(slot)
 
-    def offset(self, slot: int) -> int:
-        return 0
-
-    def generation(self, slot: int) -> int:
-        return 0
-
-    def generation_offset(self, slot: int) -> int:
-        return 0
+    def place(self, slot: int) -> tuple[int, int, int]:
+        return 0, 0, 0
 
     def record(self, slot: int) -> Record:
-        held = self._records[slot]
-        assert held is not None, f"slot {slot} is free"
-        return Record(*held, b"")
+        assert self._states[slot] != FREE, f"slot {slot} is free"
+        key = bytes(self._keys[slot * self._key_bytes : (slot + 1) * self._key_bytes])
+        return Record(key, b"", RECORD_BYTES, b"")
 
     def view(self, slot: int) -> memoryview:
         return memoryview(b"")
@@ -84,8 +91,12 @@ class CountedPlaces:
         return TierStats("dram", self.slots * size, used * size, self._records_ready)
 
     def check(self) -> list[str]:
-        held = sum(record is not None for record in self._records)
-        problems = [] if held + len(self._free) == self.slots else ["places: used + free is not the capacity"]
-        if any(self._ready[slot] for slot in self._free) or NO_SLOT in self._free:
-            problems.append("places: a free slot is ready")
+        free = set(self._free)
+        problems = []
+        if len(free) != len(self._free) or NO_SLOT in free:
+            problems.append("places: a slot is free twice")
+        if any(self._states[slot] != FREE for slot in free) or self._states.count(FREE) != len(free):
+            problems.append("places: used + free is not the capacity")
+        if self._states.count(READY) != self._records_ready:
+            problems.append("places: records are miscounted")
         return problems

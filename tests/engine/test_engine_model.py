@@ -102,9 +102,9 @@ class EngineMachine(RuleBasedStateMachine):
         hashes = [block_hash(chain, d) for d in range(lo, min(lo + n, DEPTH))]
         parent = block_hash(chain, lo - 1) if lo else b""
         answer = self.engine.reserve(self.sessions[who], self.ids[ns], b"".join(hashes), parent)
-        for position, offset, _, _ in answer.slots:
-            data = self.wanted(ns, hashes[position])
-            self.arena.mapping[offset : offset + len(data)] = data
+        for slot in answer.slots:
+            data = self.wanted(ns, hashes[slot.position])
+            self.arena.mapping[slot.offset : slot.offset + len(data)] = data
         if answer.slots:
             self.writes.append((self.sessions[who], ns, hashes, answer))
 

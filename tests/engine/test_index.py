@@ -1,0 +1,85 @@
+"""The forest of blocks: what a block costs, and that blocks which nobody knows any more are gone."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import cast
+
+from kvstore import index
+from kvstore.blocks import IN_DRAM, IN_NVME, Block, Children
+from kvstore.namespaces import Namespace, NamespaceSpec
+from kvstore.policies.reuse import Stretch
+
+NAMES = [b"%08d" % number for number in range(6)]
+
+
+class Mark:
+    """Hangs on a block and tells when it is gone: blocks themselves cannot be watched."""
+
+
+def a_namespace() -> Namespace:
+    return Namespace(0, NamespaceSpec(bytes(16), 1, 8))
+
+
+def watched(block: Block) -> weakref.ref[Mark]:
+    mark = Mark()
+    block.stretch = cast("Stretch", mark)
+    return weakref.ref(mark)
+
+
+def test_a_block_costs_96_bytes_that_no_collection_walks() -> None:
+    """Millions of blocks must neither fill the memory nor stop the daemon for a full collection."""
+    space = a_namespace()
+    block = index.arrived(space, NAMES[0], b"", IN_DRAM)
+    assert sys.getsizeof(block) <= 96
+    assert not gc.is_tracked(block)
+    assert not gc.is_tracked(space.blocks)
+
+
+def test_blocks_that_left_are_freed_without_a_collection() -> None:
+    """Parents and children know each other; leaving opens the circle, from either end."""
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
+        space = a_namespace()
+        blocks = [
+            index.arrived(space, NAMES[depth], NAMES[depth - 1] if depth else b"", IN_DRAM)
+            for depth in range(4)
+        ]
+        marks = [watched(block) for block in blocks]
+        for depth in order:
+            index.left(blocks[depth], IN_DRAM)
+        del blocks
+        assert not space.blocks
+        assert not any(mark() for mark in marks)
+
+
+def test_a_namespace_that_is_given_up_lets_go_of_its_blocks() -> None:
+    """`forget` opens all circles: chains and forks alike."""
+    space = a_namespace()
+    marks = [watched(index.arrived(space, NAMES[0], b"", IN_DRAM))]
+    marks += [watched(index.arrived(space, name, NAMES[0], IN_DRAM)) for name in NAMES[1:4]]
+    marks += [watched(index.arrived(space, name, NAMES[1], IN_NVME)) for name in NAMES[4:]]
+    index.forget(space)
+    assert not space.blocks
+    assert not any(mark() for mark in marks)
+
+
+def test_children_are_counted_by_tier_however_many_there_are() -> None:
+    """None, one, several and none again: a parent is a leaf in a tier exactly when no child is there."""
+    space = a_namespace()
+    parent = index.arrived(space, NAMES[0], b"", IN_DRAM)
+    assert not parent.has_child_in(IN_DRAM)
+    first, second = (index.arrived(space, name, NAMES[0], IN_DRAM) for name in NAMES[1:3])
+    index.arrived(space, NAMES[2], NAMES[0], IN_NVME)
+    assert isinstance(parent.children, Children)
+    assert parent.has_child_in(IN_DRAM)
+    assert parent.has_child_in(IN_NVME)
+    index.left(first, IN_DRAM)
+    index.left(second, IN_DRAM)
+    assert not parent.has_child_in(IN_DRAM)
+    assert parent.has_child_in(IN_NVME)
+    assert index.check(space) == []
+    index.left(second, IN_NVME)
+    assert parent.children is None
+    assert index.check(space) == []
