@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore import outcomes
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import IN_ANY, ROOTED, Block
 from kvstore.constants import TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
 from kvstore.departed import Departed
 from kvstore.index import split_hashes
@@ -33,7 +33,7 @@ from kvstore.totals import Snapshot, Total, Totals
 
 Piece = tuple[int, int]  # tokens, outcome
 _WHERE = attrgetter("where")
-_HIT_IN = [outcomes.hit_in(where) for where in range((IN_DRAM | IN_NVME) + 1)]
+_HIT_IN = [outcomes.hit_in(where) for where in range((IN_ANY | ROOTED) + 1)]
 
 
 class Asking(NamedTuple):

@@ -1,6 +1,6 @@
 """What the engine counts. Plain integers, read by status, metrics and tests.
 
-Names are those of the metrics (`docs/metrics.md`): one word per thing everywhere.
+Names are those of `kvstore status -o json` (docs/cli.md): one word per thing everywhere.
 """
 
 from __future__ import annotations
