@@ -9,7 +9,7 @@ answer needs two keys that agree in 56 bits; it would cost a wrong word in a rep
 
 from __future__ import annotations
 
-from array import array
+import mmap
 
 from kvstore.constants import DEPARTED_KEYS_MAX
 from kvstore.namespaces import Namespace
@@ -26,7 +26,7 @@ class Departed:
 
     def __init__(self, keys_max: int = DEPARTED_KEYS_MAX) -> None:
         self._buckets = max(1, keys_max // WAYS)
-        self._words = array("Q", bytes(8 * WAYS * self._buckets))
+        self._words = memoryview(mmap.mmap(-1, 8 * WAYS * self._buckets)).cast("Q")  # memory as it is used
         self._turn = 0
 
     def note(self, namespace: Namespace, block_hash: bytes, why: int) -> None:
