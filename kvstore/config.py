@@ -60,6 +60,16 @@ def _size_between(low: int, high: int) -> Callable[[int], int]:
     return validate
 
 
+def _none_or_at_least(low: int) -> Callable[[int], int]:
+    def validate(value: int) -> int:
+        if value and not low <= value <= limits.NVME_CAPACITY_BYTES_MAX:
+            high = exact_size(limits.NVME_CAPACITY_BYTES_MAX)
+            raise ValueError(f"allowed are 0 (no limit), and {exact_size(low)} to {high}")
+        return value
+
+    return validate
+
+
 def _absolute(value: Path) -> Path:
     if not value.is_absolute():
         raise ValueError("not an absolute path")
@@ -127,6 +137,7 @@ class Nvme(Section):
     ] = 64 * GIB
     slab_bytes: SlabBytes = 64 * MIB
     direct: Switch = "auto"
+    write_bytes_per_day: Annotated[Size, AfterValidator(_none_or_at_least(limits.NVME_WRITE_BYTES_MIN))] = 0
 
 
 class Engine(Section):

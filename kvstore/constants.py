@@ -30,6 +30,7 @@ NVME_DIRECTORIES_MAX = 64
 IO_THREADS_MAX = 256
 STOP_TIMEOUT_S_MAX = 3600
 GPU_HOUR_PRICE_MAX = 1_000_000.0
+NVME_WRITE_BYTES_MIN = 1 * GIB  # a day; less would not pay for a handful of records
 CONNECTIONS_MAX_MAX = 4096  # attached ones are at most 1023: the arena's owner numbers
 LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero

@@ -27,6 +27,7 @@ class Counters:
     promote_failed: int = 0  # I/O error while loading
     demoted: int = 0
     demote_failed: int = 0
+    demote_not_admitted: int = 0  # not written to NVMe, to spare it (nvme.write_bytes_per_day)
     evicted_dram: int = 0
     evicted_nvme: int = 0
     lost_before_demote: int = 0  # evicted from DRAM while no other tier had it

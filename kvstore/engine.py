@@ -34,6 +34,7 @@ from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
 from kvstore.constants import PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
+from kvstore.endurance import Endurance
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.iopool import Io
 from kvstore.leases import (
@@ -74,13 +75,17 @@ class Engine:
         jobs_max: int = 4,
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
+        endurance: Endurance | None = None,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
-        self.room = Room(arena, nvme, namespaces, policies or Policies(LeafLru), self.counters)
+        self.endurance = endurance or Endurance(0, clock)
+        self.room = Room(
+            arena, nvme, namespaces, policies or Policies(LeafLru), self.counters, self.endurance
+        )
         self.prompts = Prompts()
         self.accounts = Accounts(totals or Totals(), self.room.departed, wall_clock)
         self.promoter = Promoter(self.room, io, self.counters, self.accounts, jobs_max)
@@ -208,6 +213,7 @@ class Engine:
         run = [block for block in found if block is not None and block.where]
         if run:
             self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
+            self.room.offer_again(run)
         is_ready = self.promoter.is_ready
         for position, block in enumerate(found):
             if block is None or not block.where:
@@ -274,6 +280,7 @@ class Engine:
             session.leases[lease.number] = lease
         now_s = self._clock()
         self.room.touched(held, prompt, now_s)
+        self.room.offer_again(held)
         if refused:
             self.room.refused(namespace, refused, prompt, now_s)
         place = self.arena.place
@@ -298,8 +305,8 @@ class Engine:
             namespace.writing.discard(hashes[position])
             block = self.room.arrived_in_dram(namespace, hashes[position], lease.before(position), slot)
             run.append(block)
-        self.room.queue_demotion(*run)
         self.room.touched(run, lease.prompt, now_s)
+        self.room.queue_demotion(*run)
         self.room.settle(*run)
         self.counters.committed += len(indexes)
         self.accounts.moved(lease.namespace, STORED, len(indexes) * lease.namespace.record_bytes)
@@ -356,6 +363,7 @@ class Engine:
             "demoting_blocks": len(self.room.demoting),
             "unverified_blocks": len(self.room.unverified),
             "adopting": not self.adoption.done,
+            "endurance": self._endurance_status(),
             "namespaces_total": len(self.namespaces),
             "namespaces": [
                 {
@@ -367,6 +375,16 @@ class Engine:
                 }
                 for n in nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
             ],
+        }
+
+    def _endurance_status(self) -> dict[str, object] | None:
+        if self.nvme is None or not self.endurance.limited:
+            return None
+        return {
+            "write_bytes_per_day": self.endurance.bytes_per_day,
+            "spent_bytes": self.endurance.spent_bytes,
+            "allowance_bytes": int(self.endurance.allowance_bytes(self._clock())),
+            "worth_min": round(self.endurance.threshold, 4),
         }
 
     def check(self) -> list[str]:

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kvstore import index, outcomes
-from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, Block
 from kvstore.constants import SLAB_TAKEOVER_EVERY
 from kvstore.counters import Counters
 from kvstore.departed import Departed
+from kvstore.endurance import Endurance
 from kvstore.namespaces import Namespace, NamespaceRegistry
 from kvstore.places import Places
 from kvstore.policies.base import Policies, Policy
@@ -39,6 +40,7 @@ class Room:
         namespaces: NamespaceRegistry,
         policies: Policies,
         counters: Counters,
+        endurance: Endurance,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -57,6 +59,7 @@ class Room:
         self._counters = counters
         self._evictions = 0
         self.departed = Departed()
+        self.endurance = endurance
 
     # -- where blocks are --
 
@@ -123,12 +126,22 @@ class Room:
         self.settle(block)
 
     def queue_demotion(self, *run: Block) -> None:
-        """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true."""
+        """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true, and
+        within what may be written."""
         for block in run if self.nvme is not None else ():
-            if block.where & IN_NVME or block in self.unverified:
+            if block.where & IN_ANY != IN_DRAM or block in self.unverified or block in self.demoting:
                 continue
-            if not self.deleting or block.key not in self.deleting:  # else the late delete takes the new row
+            if self.deleting and block.key in self.deleting:  # the late delete would take the new row
+                continue
+            if self.endurance.admits(self._family.worth(block), block.namespace.slot_bytes):
                 self.demoting[block] = None
+            else:
+                self._counters.demote_not_admitted += 1
+
+    def offer_again(self, run: Sequence[Block]) -> None:
+        """These blocks were used: those that were not let in to NVMe may be now."""
+        if self.endurance.limited:
+            self.queue_demotion(*run)
 
     def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
         """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
@@ -208,9 +221,12 @@ class Room:
 
     def _evict(self, block: Block) -> None:
         self._counters.evicted_dram += 1
-        if not block.where & IN_NVME:
-            self._counters.lost_before_demote += self.nvme is not None
-        self.left_dram(block)
+        why = outcomes.EVICTED_DRAM
+        if not block.where & IN_NVME and self.nvme is not None:
+            self._counters.lost_before_demote += 1
+            if self.endurance.limited and block not in self.undemoted:
+                why = outcomes.NOT_ADMITTED
+        self.left_dram(block, why)
 
     def _others_are_colder(self, policy: Policy) -> bool:
         """Whether another size class holds something unused for longer than our next victim."""

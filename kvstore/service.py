@@ -22,8 +22,9 @@ from collections.abc import Iterator
 
 from kvstore import __version__
 from kvstore.config import Config
-from kvstore.constants import CHECK_IDLE_S, FLUSH_POLL_S, STATS_LOG_INTERVAL_S, TICK_INTERVAL_S
+from kvstore.constants import CHECK_IDLE_S, DAY_S, FLUSH_POLL_S, HOUR_S, STATS_LOG_INTERVAL_S, TICK_INTERVAL_S
 from kvstore.door import Door
+from kvstore.endurance import Endurance
 from kvstore.engine import Engine
 from kvstore.errors import SocketPathError
 from kvstore.iopool import IoPool
@@ -31,7 +32,7 @@ from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
 from kvstore.policies.names import POLICIES
 from kvstore.storage import Storage
-from kvstore.totals import Totals
+from kvstore.totals import DEMOTED, Totals
 from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.service")
@@ -117,6 +118,7 @@ class Service:
     def _make_engine(self, io: IoPool) -> None:
         storage, threads = self.storage, self.config.engine.io_threads
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
+        totals = Totals(self.config.region, storage.data_dir.totals_path)
         self.engine = Engine(
             storage.arena,
             storage.nvme,
@@ -124,7 +126,8 @@ class Service:
             io,
             POLICIES[self.config.engine.policy](),
             jobs_max=threads,
-            totals=Totals(self.config.region, storage.data_dir.totals_path),
+            totals=totals,
+            endurance=Endurance(self.config.nvme.write_bytes_per_day, time.monotonic, spent(totals)),
         )
         self.engine.adopt(wait=False)
 
@@ -271,6 +274,16 @@ class Service:
             await asyncio.sleep(FLUSH_POLL_S)
         left = len(self.engine.room.demoting)
         log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
+
+
+def spent(totals: Totals) -> list[tuple[float, int]]:
+    """What was written to NVMe by the hour, on the monotonic clock, for `Endurance`."""
+    now_s = time.time()
+    return [
+        (time.monotonic() - max(0.0, now_s - row.hour_s - HOUR_S), row.bytes_moved[DEMOTED])
+        for row in totals.since(now_s - DAY_S)
+        if row.bytes_moved[DEMOTED]
+    ]
 
 
 class Figures:

@@ -70,5 +70,9 @@ class Policies:
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
 
+    def worth(self, block: Block) -> float:
+        """Hits to be expected of a block, were it kept for long: what a write to NVMe buys. Up to about 1."""
+        return 1.0
+
     def forgotten(self, block: Block) -> None:
         """No tier has the block any more."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore import outcomes
 from kvstore.constants import DAY_S, HOUR_S
 from kvstore.endurance import Endurance
+from kvstore.engine import Engine
+from kvstore.leases import Acquired
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from tests.engine.fakes import FaultyTier, SteppedIo
+from tiers.arena import open_arena
+from tiers.checksum import digest
 
 BLOCK_BYTES = 1000
+MIB = 1 << 20
+RECORD_BYTES = MIB // 2  # eight slots in an arena of two slabs
 
 
 class Disk:
@@ -117,3 +127,72 @@ def test_the_line_follows_the_traffic() -> None:
         written.append(len(disk.written))
     days = [written[0], written[1] - written[0], written[2] - written[1]]
     assert min(days) > 0.8 * offers_per_day / 5, days
+
+
+class Places:
+    """An engine with eight slots of DRAM over a roomy NVMe tier, that may write `blocks` at first."""
+
+    def __init__(self, path: Path, blocks: int) -> None:
+        self.now_s = 0.0
+        self.arena = open_arena(path, 4 * MIB, 2 * MIB, 16384)
+        self.io = SteppedIo()
+        budget = blocks * RECORD_BYTES * (DAY_S + HOUR_S) / HOUR_S + 1
+        self.engine = Engine(
+            self.arena,
+            FaultyTier(100),
+            NamespaceRegistry(),
+            self.io,
+            clock=lambda: self.now_s,
+            endurance=Endurance(int(budget), lambda: self.now_s),
+        )
+        self.engine.adopt()
+        self.session = self.engine.open_session(0)
+        self.space = self.engine.register(NamespaceSpec(bytes(16), RECORD_BYTES, 8, 16))
+
+    def put(self, *numbers: int) -> None:
+        answer = self.engine.reserve(self.session, self.space, names(*numbers), b"")
+        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + RECORD_BYTES]) for s in answer.slots)
+        self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
+        self.io.run()
+
+    def use(self, *numbers: int) -> None:
+        answers: list[Acquired] = []
+        self.engine.acquire(self.session, self.space, names(*numbers), answers.append)
+        self.io.run()
+        self.engine.release(self.session, answers[0].lease)
+        self.engine.tick()
+        self.io.run()
+
+    def where(self, *numbers: int) -> list[int]:
+        assert self.engine.check() == []
+        return list(self.engine.residency(self.space, names(*numbers)))
+
+
+def names(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in numbers)
+
+
+def test_beyond_the_budget_blocks_stay_in_dram_and_may_leave_it(tmp_path: Path) -> None:
+    """Three of six blocks are written; the others make room without being written, and the books say why."""
+    node = Places(tmp_path / "arena", 3)
+    node.put(1, 2, 3, 4, 5, 6)
+    assert node.where(1, 2, 3, 4, 5, 6) == [3, 3, 3, 1, 1, 1]
+    node.put(11, 12, 13, 14, 15)
+    assert node.engine.counters.demote_not_admitted == 8
+    assert sum(map(bool, node.where(1, 2, 3, 4, 5, 6))) < 6
+    found = node.engine.find([node.space], names(1, 2, 3, 4, 5, 6))
+    node.engine.book([node.space], names(1, 2, 3, 4, 5, 6), found)
+    told = node.engine.accounts.totals.since(0)[0].tokens
+    assert told[outcomes.NOT_ADMITTED] == 16 * (6 - found.held) and told[outcomes.EVICTED_DRAM] == 0
+    node.arena.close(unlink=True)
+
+
+def test_what_is_used_again_is_offered_again(tmp_path: Path) -> None:
+    """An hour later there is an allowance, and the next use of a refused block has it written."""
+    node = Places(tmp_path / "arena", 2)
+    node.put(1, 2, 3, 4)
+    assert node.where(3, 4) == [1, 1]
+    node.now_s += HOUR_S
+    node.use(1, 2, 3, 4)
+    assert node.where(3, 4) == [3, 3]
+    node.arena.close(unlink=True)
