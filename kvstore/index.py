@@ -99,7 +99,7 @@ def left(block: Block, bit: int) -> None:
     blocks = block.namespace.blocks
     while block.where == 0 and block.children is None:
         del blocks[block.hash]
-        parent = block.parent
+        parent, block.parent = block.parent, None  # whoever still holds the block holds no chain
         if parent is None:
             return
         parent.remove_child(block)
