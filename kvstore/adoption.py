@@ -13,7 +13,6 @@ Recency is not stored: the order of eviction starts anew, with what is asked for
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -46,7 +45,6 @@ class Adoption:
         if self._room.nvme is not None:
             self.done = False
             self._room.nvme_ready = False
-            gc.disable()  # a million new objects and no garbage: collections would only walk them
             self._work = self._slices(self._room.nvme)
 
     def step(self) -> bool:
@@ -86,8 +84,6 @@ class Adoption:
         self.done = True
         self._room.nvme_ready = True
         self._room.gone.clear()
-        gc.freeze()
-        gc.enable()
         if self._foreign and self._room.nvme is not None:
             log.warning("%d NVMe records of another record size are dropped", len(self._foreign))
             self._room.nvme.delete(self._foreign)

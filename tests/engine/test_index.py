@@ -9,8 +9,12 @@ from typing import cast
 
 from kvstore import index
 from kvstore.blocks import IN_DRAM, IN_NVME, Block, Children
-from kvstore.namespaces import Namespace, NamespaceSpec
+from kvstore.engine import Engine
+from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.policies.reuse import Stretch
+from kvstore.replay.cell import NoIo
+from kvstore.replay.places import CountedPlaces
+from tests.engine.fakes import FaultyTier
 
 NAMES = [b"%08d" % number for number in range(6)]
 
@@ -83,3 +87,16 @@ def test_children_are_counted_by_tier_however_many_there_are() -> None:
     index.left(second, IN_NVME)
     assert parent.children is None
     assert index.check(space) == []
+
+
+def test_an_engine_that_is_given_up_is_freed() -> None:
+    """Reading the rows of NVMe leaves the collector as it was: what is dropped later is found."""
+    frozen = gc.get_freeze_count()
+    engine = Engine(CountedPlaces(4, 24), FaultyTier(4), NamespaceRegistry(), NoIo())
+    engine.adopt()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
