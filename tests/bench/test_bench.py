@@ -32,6 +32,9 @@ TINY = plan.Plan(
     promote_rounds=5,
     restart_blocks=2000,
     restart_rounds=1,
+    policy_blocks=2000,
+    policy_10m_blocks=4000,
+    policy_operations=2000,
     warm_up_rounds=1,
 )
 
