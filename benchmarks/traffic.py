@@ -9,6 +9,15 @@ comes back), so that two seeds are two services and not two samples of one:
 * agents  long shared prefixes, many quick steps, some of them forks
 * scan    chat, and batches of documents that are read once, or again and again in a circle
 * shift   chat that suddenly becomes agents, then another chat
+* mix     chat, agents and popular prompts at once
+* bursts  chat whose people arrive in waves
+* popular prompts of every length asked again and again, some more often, nobody in conversation
+* drift   the same, and what is popular changes
+* loop    documents in a circle larger than most caches, beside some chat
+* giant   one prompt of hundreds of blocks behind which everybody asks a little
+
+and of each of chat, agents, mix and shift one with another clock: `still` (all at once),
+`coarse` (logged by the half-minute), `fast` and `slow` (100 times).
 
 Requests have the form of the Mooncake traces: blocks of 512 tokens, the last one partly
 filled and therefore with a hash of its own that hardly ever comes back.
@@ -186,6 +195,104 @@ def scan(world: World) -> None:
     world.spawn(batch())
 
 
+def popular(world: World) -> None:
+    """Prompts drawn by popularity and by nothing else."""
+    _popular(world, drift_every=0)
+
+
+def drift(world: World) -> None:
+    """The same, and every now and then another prompt becomes the favourite."""
+    _popular(world, drift_every=world.random.randint(20, 200))
+
+
+def _popular(world: World, drift_every: int) -> None:
+    rng = world.random
+    prompts = world.prefixes(rng.randint(200, 3000), rng.uniform(1500, 12_000), 0.9)
+    slope, once = rng.uniform(0.6, 1.2), rng.choice((0.0, rng.uniform(0.0, 0.5)))
+    weights = list(itertools.accumulate(1 / (rank + 1) ** slope for rank in range(len(prompts))))
+
+    def people() -> Session:
+        for number in itertools.count(1):
+            chain = rng.choices(prompts, cum_weights=weights)[0].fork()
+            if rng.random() < once:
+                chain = Chain()
+                world.extend(chain, world.lognormal(6000, 0.9))
+            world.ask(chain)
+            yield rng.expovariate(2.0)
+            if drift_every and number % drift_every == 0:
+                prompts.insert(0, prompts.pop(rng.randrange(len(prompts))))
+
+    world.spawn(people())
+
+
+def mix(world: World) -> None:
+    """Three kinds of users at once."""
+    chat(world)
+    agents(world)
+    popular(world)
+
+
+def bursts(world: World) -> None:
+    """Chat in waves: everybody comes at once, and then hardly anybody."""
+    rng = world.random
+    systems = world.prefixes(rng.randint(1, 20), rng.uniform(300, 6000), 0.8)
+    calm, busy = rng.uniform(0.1, 0.5), rng.uniform(5.0, 15.0)
+    wave_s, stay, pause = rng.uniform(20, 200), rng.uniform(0.4, 0.8), rng.uniform(10, 90)
+
+    def conversation() -> Session:
+        chain = world.zipf(systems, 1.0)
+        world.extend(chain, world.lognormal(4000, 1.0))
+        world.ask(chain)
+        while rng.random() < stay:
+            yield world.lognormal(pause, 0.9)
+            world.extend(chain, world.lognormal(900, 0.8))
+            world.ask(chain)
+
+    def waves() -> Session:
+        while True:
+            for rate in (busy, calm):
+                end_s = world.now_s + rng.expovariate(1 / wave_s)
+                while world.now_s < end_s:
+                    yield rng.expovariate(rate)
+                    world.spawn(conversation())
+
+    world.spawn(waves())
+
+
+def loop(world: World) -> None:
+    """Documents in a circle: whoever is used longest ago comes next."""
+    rng = world.random
+    if rng.random() < 0.7:
+        chat(world)
+    circle = world.prefixes(rng.randint(50, 800), rng.uniform(4000, 20_000), 0.4)
+    pause = rng.uniform(0.3, 2.0)
+
+    def reader() -> Session:
+        for chain in itertools.cycle(circle):
+            world.ask(chain)
+            yield pause
+
+    world.spawn(reader())
+
+
+def giant(world: World) -> None:
+    """Everybody behind the same huge prompt."""
+    rng = world.random
+    head = world.prefixes(1, rng.uniform(50_000, 300_000), 0.1)[0]
+    second, stay = rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.8)
+
+    def conversation() -> Session:
+        chain = head.fork() if rng.random() < second else Chain()
+        world.extend(chain, world.lognormal(3000, 1.0))
+        world.ask(chain)
+        while rng.random() < stay:
+            yield world.lognormal(60, 1.0)
+            world.extend(chain, world.lognormal(1000, 0.8))
+            world.ask(chain)
+
+    world.spawn(world.arrivals(rng.uniform(0.2, 2.0), conversation))
+
+
 def steady(shape: Callable[[World], None]) -> Callable[[int, int], Iterator[Request]]:
     """Traffic of one shape."""
 
@@ -206,11 +313,35 @@ def shift(seed: int, blocks: int) -> Iterator[Request]:
         yield from world.run(blocks // 3)
 
 
-SHAPES: dict[str, Callable[[int, int], Iterator[Request]]] = {
+Shape = Callable[[int, int], Iterator[Request]]
+
+
+def clocked(clock: Callable[[int], int]) -> Shape:
+    """Other traffic, another one for each seed, whose timestamps a clock has spoiled."""
+
+    def requests(seed: int, blocks: int) -> Iterator[Request]:
+        shape = (steady(chat), steady(agents), steady(mix), shift)[seed % 4]
+        for request in shape(seed, blocks):
+            yield request._replace(timestamp_ms=clock(request.timestamp_ms))
+
+    return requests
+
+
+SHAPES: dict[str, Shape] = {
     "chat": steady(chat),
     "agents": steady(agents),
     "scan": steady(scan),
     "shift": shift,
+    "mix": steady(mix),
+    "bursts": steady(bursts),
+    "popular": steady(popular),
+    "drift": steady(drift),
+    "loop": steady(loop),
+    "giant": steady(giant),
+    "still": clocked(lambda at_ms: 0),
+    "coarse": clocked(lambda at_ms: at_ms // 30_000 * 30_000),
+    "fast": clocked(lambda at_ms: at_ms // 100),
+    "slow": clocked(lambda at_ms: at_ms * 100),
 }
 
 

@@ -95,24 +95,32 @@ ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is sp
 ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
 ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 
-# ---- what our policy learns (kvstore/policies/reuse.py, learned.py) --------------
-REUSE_AGE_S_MIN = 1.0  # ages below are one; from here on there are …
+# ---- what our policy learns (kvstore/policies/reuse.py, leaves.py) ----------------
+REUSE_AGE_MIN = 16  # blocks asked for since the last use; ages below are one; from here on there are …
 REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
-REUSE_AGE_S_MAX = 7 * 86_400.0  # … this, and one for everything older
+REUSE_AGE_MAX = 1 << 30  # … this, and one for everything older
 REUSE_GHOSTS_MIN = 65_536  # blocks remembered after they left, at least, about 200 bytes each …
 REUSE_GHOSTS_SHARE = 8  # … and one for this many that are held
+REUSE_USES_FADE = 8.0  # uses count half when the whole cache was asked for so many times since …
+REUSE_USES_HELD_MIN = 20  # … or as if so many blocks were held, if that is more
 REUSE_PRIOR_STRETCHES = 60.0  # a kind's own experience outweighs that of its relatives from here on
 REUSE_PRIOR_CHANCE = 0.03  # before anything is known: of reuse within one age
 REUSE_PRIOR_FIRST_AGE = 5  # … and so many times that within the first age, which is so much wider
 REUSE_EVIDENCE_BLOCKS_MAX = 65_536.0  # a kind's counts are halved here, so that new habits replace old ones
 REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
 REUSE_LEARN_EVERY = 4  # requests between two looks at one kind's counts
-REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again
+REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again, at least
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
+
+# ---- which judge decides (kvstore/policies/contest.py) ---------------------------------
+CONTEST_SAMPLE_MAX = 8192  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
+CONTEST_WINDOW_CAPACITIES = 10.0  # hits count half when a shadow was asked for so many times its blocks …
+CONTEST_WINDOW_MIN = 1000.0  # … or for so many blocks, if that is more
+CONTEST_DOUBTS = 0.4  # a lead counts beyond so many standard deviations
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
-require(REUSE_AGE_S_MIN < REUSE_AGE_S_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
+require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
 require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")
 
 # ---- local door (kvstore/door.py) -------------------------------------------------------

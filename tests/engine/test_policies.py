@@ -9,10 +9,25 @@ import pytest
 from kvstore.constants import REUSE_STALE_ENTRIES_MIN
 from kvstore.policies.arc import Arc
 from kvstore.policies.base import Policies
-from kvstore.policies.learned import HitDensity, Learned
+from kvstore.policies.contest import Contest, Shadow
+from kvstore.policies.judges import Frequent, Judge, Loyal, Youngest, all_judges
+from kvstore.policies.learned import Judged, Learned
+from kvstore.policies.leaves import Leaves
 from kvstore.policies.lfu import Lfu
 from kvstore.policies.names import POLICIES
-from kvstore.policies.reuse import AGES_S, LAST_BLOCK, Reuse, chances, kind_of, relatives_of
+from kvstore.policies.reuse import (
+    AGE_STARTS,
+    EVERY_HASH,
+    KINDS,
+    RELATIVES_OF,
+    USES_GROUP_OF,
+    USES_GROUPS,
+    Reuse,
+    Stretch,
+    chances,
+    kind_of,
+    kind_of_last,
+)
 from kvstore.policies.s3fifo import S3Fifo
 from kvstore.policies.sieve import Sieve
 from kvstore.prompts import Prompt
@@ -113,32 +128,47 @@ def test_lfu_remembers_those_who_left() -> None:
 
 
 def test_kinds_have_the_relatives_they_are_listed_under() -> None:
-    """Every history has a kind, kinds of the same uses are relatives, the last block has none."""
-    seen = {}
+    """Every history has a kind, kinds of the same uses are relatives, and so are all last blocks."""
+    seen = set()
     for uses in range(1, 256):
+        last = kind_of_last(uses)
+        assert RELATIVES_OF[last] == USES_GROUPS
         for turn in range(1, 9):
             for blocks in (1, 5, 20, 100, 500, 5000):
                 kind = kind_of(uses, turn, blocks)
-                assert 0 <= kind < LAST_BLOCK
-                assert seen.setdefault(kind, relatives_of(kind)) == relatives_of(kind)
-    assert sorted({relatives_of(kind) for kind in seen}) == list(range(6))
-    assert relatives_of(LAST_BLOCK) == 6
+                assert 0 <= kind < last < KINDS
+                assert RELATIVES_OF[kind] == USES_GROUP_OF[kind] == USES_GROUP_OF[last]
+                seen.add(RELATIVES_OF[kind])
+    assert sorted(seen) == list(range(USES_GROUPS))
 
 
 def test_unknown_traffic_is_treated_like_lru() -> None:
     """Before anything is learned the younger of two blocks is worth more, at every age."""
     reuse = Reuse()
     worth = []
-    for age_s in [0.0, *AGES_S]:
-        reuse.now_s = age_s
-        worth.append(reuse.density(kind_of(1, 1, 4), 0.0))
+    for age in [0, *AGE_STARTS]:
+        reuse.now = int(age) + 1
+        worth.append(reuse.density(kind_of(1, 1, 4), 0))
     assert worth == sorted(worth, reverse=True)
     assert worth[0] > worth[-1]
 
 
+def test_uses_long_ago_count_less() -> None:
+    """A block used often and then not at all is of the kind of a block used rarely."""
+    reuse = Reuse()
+    space = Node(4, Learned()).engine.namespaces.get(0)
+    prompt = Prompt(9, b"")
+    for _ in range(20):
+        reuse.refused(space, [chain(1, 1)], prompt, 0)
+    often = reuse.kind_of_new(space, chain(1, 1), prompt)
+    reuse.now += 10**6
+    later = reuse.kind_of_new(space, chain(1, 1), prompt)
+    assert USES_GROUP_OF[often] > USES_GROUP_OF[later] == USES_GROUP_OF[kind_of(1, 1, 1)]
+
+
 def test_chances_follow_the_evidence_and_the_prior_without_it() -> None:
     """No counts: the prior; many counts: what was counted."""
-    ages = len(AGES_S) + 1
+    ages = len(AGE_STARTS) + 1
     prior = [0.1] * ages
     assert chances([0.0] * ages, [0.0] * ages, prior, 100.0) == pytest.approx(prior)
     counted = chances([50_000.0] * ages, [100_000.0] * ages, prior, 100.0)
@@ -176,11 +206,11 @@ def test_the_last_partly_filled_block_is_its_own_kind() -> None:
     for number in range(3000):
         full, rest = chain(number % 40, 8), hashes(10**6 + number)
         node.ask(float(number), full + rest)
-    family.reuse.now_s = 3000.0
     block = node.engine.namespaces.get(node.space).blocks[chain(2999 % 40, 1)]
     assert block.stretch is not None
-    last = family.reuse.density(LAST_BLOCK, 2999.0)
-    assert last < 0.1 * family.reuse.density(block.stretch.kind, 2999.0)
+    now = family.reuse.now
+    last = family.reuse.density(kind_of_last(1), now)
+    assert last < 0.1 * family.reuse.density(block.stretch.kind, now)
 
 
 def test_blocks_refused_are_remembered_when_they_come_back() -> None:
@@ -189,23 +219,86 @@ def test_blocks_refused_are_remembered_when_they_come_back() -> None:
     node = Node(4, Learned())
     space = node.engine.namespaces.get(node.space)
     prompt = Prompt(1, b"")
-    reuse.refused(space, [chain(1, 1)], prompt, 1.0)
-    reuse.refused(space, [chain(1, 1)], prompt, 5.0)
+    reuse.refused(space, [chain(1, 1)], prompt, 0)
+    reuse.refused(space, [chain(1, 1)], prompt, 0)
     tally = reuse._tallies[kind_of(1, 1, 1)]
     assert sum(tally.used) == 1
 
 
 def test_queues_stay_in_proportion_to_what_is_held() -> None:
     """Ten thousand uses of the same few prompts leave no more entries than they need."""
-    made: list[HitDensity] = []
+    made: list[Judged] = []
     family = Learned()
 
-    def make(bit: int) -> HitDensity:
-        made.append(HitDensity(bit, family.reuse))
+    def make(bit: int) -> Judged:
+        made.append(Judged(bit, family))
         return made[-1]
 
     family.make = make
     node = Node(100, family)
     for number in range(10_000):
         node.ask(float(number), chain(number % 9, 4))
-    assert sum(map(len, made[0]._queues.values())) <= REUSE_STALE_ENTRIES_MIN + 3 * 100
+    assert len(made[0].leaves) <= REUSE_STALE_ENTRIES_MIN + 3 * 100
+
+
+def stretch(uses: int, touched: int) -> Stretch:
+    return Stretch(touched, kind_of(uses, 1, 8), uses, 1, 1)
+
+
+@pytest.mark.parametrize(("judge", "first"), [(Youngest, "b"), (Frequent, "c"), (Loyal, "c")])
+def test_judges_differ_about_the_same_leaves(judge: type[Judge], first: str) -> None:
+    """The oldest leaves under one judge, the least used under the others; the judge may change at any time."""
+    reuse = Reuse()
+    leaves: Leaves[str] = Leaves(lambda item, stretch: True)
+    for name, uses, touched in (("a", 30, 20), ("b", 4, 10), ("c", 1, 15)):
+        leaves.push(name, stretch(uses, touched))
+    reuse.now = 30
+    for other in all_judges(reuse):
+        leaves.cheapest(other)
+    leaves.cheapest(judge(reuse))
+    assert leaves.pop() == first
+
+
+def test_a_shadow_is_the_cache_of_its_judge() -> None:
+    """The shadow of LRU has the hits that the engine has under LRU."""
+    rng = random.Random(3)
+    shadow, node = Shadow(Youngest(Reuse())), Node(30, POLICIES["lru"]())
+    for number in range(800):
+        head, depth = rng.randint(1, 3), rng.randint(1, 4)
+        tail = chain(100 + 100 * head + 10 * depth + rng.randint(0, 6), rng.randint(0, 6))
+        prompt = chain(head, depth) + tail
+        use = stretch(1, number)
+        keys = [prompt[at : at + HASH_BYTES] for at in range(0, len(prompt), HASH_BYTES)]
+        assert shadow.ask([(key, use) for key in keys], 30) == node.ask(float(number), prompt)
+
+
+def test_a_thinned_shadow_still_holds_together() -> None:
+    """After the sample is halved, what is left hangs on its nearest ancestors, and all of it can leave."""
+    shadow = Shadow(Youngest(Reuse()))
+    rng = random.Random(4)
+    for number in range(60):
+        run = [bytes(16) + chain(number % 20, depth)[-HASH_BYTES:] for depth in range(1, rng.randint(2, 12))]
+        shadow.ask([(key, stretch(1, number)) for key in run], 1e9)
+    before = len(shadow)
+    shadow.thin_out(EVERY_HASH // 2)
+    assert 0.2 * before < len(shadow) < 0.8 * before
+    shadow.ask([(bytes(16) + b"newcomer", stretch(1, 99))], 1)
+    assert len(shadow) == 1
+
+
+def test_a_loop_larger_than_the_cache_is_won_by_who_keeps() -> None:
+    """Where LRU has no hit at all, ours soon has nearly those of the best."""
+    node = Node(100, Learned())
+    hits = [node.ask(float(number), chain(number % 20, 10)) for number in range(400)]
+    assert sum(hits[200:]) > 0.7 * 200 * 10 * (100 / 200)
+
+
+def test_the_first_judge_decides_until_another_is_better() -> None:
+    """All judges agree while everything fits, and the first one is trusted."""
+    reuse = Reuse()
+    contest = Contest(all_judges(reuse))
+    first = contest.judge
+    for number in range(50):
+        prompt = Prompt(1, b"")
+        contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number)
+    assert contest.judge is first

@@ -1,0 +1,180 @@
+"""The contest: which judge would have the most hits, had it decided alone all the time.
+
+    request ─▶ sampled blocks ─┬▶ shadow of judge 1 ─ hits ─┐
+                               ├▶ shadow of judge 2 ─ hits ─┼▶ most hits lately: decides for the tiers
+                               └▶ …                         ┘
+
+A shadow is a cache of keys without bytes that follows one judge. It sees a sample of all
+blocks, chosen by hash, and holds as large a share of the sample as the tiers hold of all
+blocks; small caches are their own sample. The sample is thinned out as the tiers grow, so
+that shadows never take more than a bounded memory and time.
+
+Until the first block leaves the tiers, all judges agree. Afterwards, the judge that decides
+changes only when another one has been better by more than chance would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvstore.constants import (
+    CONTEST_DOUBTS,
+    CONTEST_SAMPLE_MAX,
+    CONTEST_WINDOW_CAPACITIES,
+    CONTEST_WINDOW_MIN,
+)
+from kvstore.policies.judges import Judge
+from kvstore.policies.leaves import Leaves
+from kvstore.policies.reuse import EVERY_HASH, Stretch, Use, fingerprint
+from kvstore.prompts import Prompt
+
+
+class Seat:
+    """A block in a shadow; one that has left it has no stretch."""
+
+    __slots__ = ("key", "kids", "parent", "stretch")
+
+    def __init__(self, key: bytes, parent: Seat | None) -> None:
+        self.key = key
+        self.parent = parent
+        self.stretch: Stretch | None = None
+        self.kids = 0
+
+
+def _is_leaf(seat: Seat, stretch: Stretch | None) -> bool:
+    return seat.stretch is stretch and not seat.kids
+
+
+class Shadow:
+    """What a judge would keep. Leaves go before their parents, as in the tiers."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.lead = 0.0  # hits beyond those of the winner's shadow, lately
+        self.doubt = 0.0  # their variance, were the requests independent
+        self._seats: dict[bytes, Seat] = {}
+        self._leaves: Leaves[Seat] = Leaves(_is_leaf)
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def ask(self, uses: Iterable[Use], capacity: float) -> int:
+        """A request used these blocks, in prompt order. Answers the hits."""
+        hits, unbroken, room = 0, True, True
+        parent: Seat | None = None
+        run: list[Seat] = []
+        for key, stretch in uses:
+            seat = self._seats.get(key)
+            if seat is not None:
+                hits += unbroken
+            else:
+                unbroken = False
+                room = room and self._make_room(capacity, stretch)
+                if not room:
+                    continue
+                seat = self._seats[key] = Seat(key, parent)
+                if parent is not None:
+                    parent.kids += 1
+            seat.stretch = stretch
+            seat.kids += 1  # as a lease does: no room is made of the request's own blocks
+            run.append(seat)
+            parent = seat
+        for seat in run:
+            seat.kids -= 1
+            if not seat.kids:
+                self._leaves.push(seat, seat.stretch)
+        return hits
+
+    def thin_out(self, below: int) -> None:
+        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left."""
+        kept = self._seats = {k: seat for k, seat in self._seats.items() if fingerprint(k) < below}
+        for seat in kept.values():
+            seat.kids = 0
+            while seat.parent is not None and seat.parent.key not in kept:
+                seat.parent = seat.parent.parent
+        for seat in kept.values():
+            if seat.parent is not None:
+                seat.parent.kids += 1
+        self._leaves.clear()
+        for seat in kept.values():
+            if not seat.kids:
+                self._leaves.push(seat, seat.stretch)
+
+    def _make_room(self, capacity: float, newcomer: Stretch) -> bool:
+        while len(self._seats) >= capacity:
+            worth = self._leaves.cheapest(self.judge)
+            if worth is None or worth > self.judge.worth_of_new(newcomer.kind):
+                return False
+            seat = self._leaves.pop()
+            del self._seats[seat.key]
+            seat.stretch = None
+            parent = seat.parent
+            if parent is not None:
+                parent.kids -= 1
+                if not parent.kids and parent.stretch is not None:
+                    self._leaves.push(parent, parent.stretch)
+        return True
+
+
+class Contest:
+    """All shadows, and the judge that decides now."""
+
+    def __init__(self, judges: Sequence[Judge]) -> None:
+        self._shadows = [Shadow(judge) for judge in judges]
+        self._winner = self._shadows[0]
+        self.judge = judges[0]
+        self.below = EVERY_HASH  # blocks whose hash has a smaller fingerprint are the sample
+        self._full = False
+        self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
+        self._used: list[Use] = []
+        self._refused: list[Use] = []  # … these are told first, and are behind the others
+
+    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> None:
+        """A piece of a request. `held`: how many blocks the tiers hold."""
+        if prompt is not self._prompt:
+            self._play(held)
+            self._prompt = prompt
+        self._used += used
+        self._refused += refused
+
+    def full(self) -> None:
+        """A block left the tiers, or found no room there."""
+        self._full = True
+
+    def _play(self, held: int) -> None:
+        """Let every shadow do what the tiers did for a request."""
+        uses = self._used + self._refused
+        if not uses:
+            return
+        self._used, self._refused = [], []
+        capacity = held * (self.below / EVERY_HASH) if self._full else float("inf")
+        answers = [shadow.ask(uses, max(1.0, capacity)) for shadow in self._shadows]
+        if self._full:
+            self._score(
+                answers, 0.5 ** (len(uses) / max(CONTEST_WINDOW_MIN, CONTEST_WINDOW_CAPACITIES * capacity))
+            )
+            self._choose()
+        if len(self._winner) > CONTEST_SAMPLE_MAX:
+            self.below //= 2
+            for shadow in self._shadows:
+                shadow.thin_out(self.below)
+
+    def _score(self, answers: Sequence[int], fading: float) -> None:
+        base = answers[self._shadows.index(self._winner)]
+        for shadow, hits in zip(self._shadows, answers, strict=True):
+            shadow.lead = shadow.lead * fading + hits - base
+            shadow.doubt = shadow.doubt * fading + (hits - base) ** 2
+
+    def _choose(self) -> None:
+        """Who leads beyond doubt decides; the first judge needs no more than to be as good."""
+        default, best = self._shadows[0], max(self._shadows, key=lambda shadow: shadow.lead)
+        if best.lead > CONTEST_DOUBTS * best.doubt**0.5:
+            self._crown(best)
+        elif self._winner is not default and default.lead >= 0:
+            self._crown(default)
+
+    def _crown(self, winner: Shadow) -> None:
+        self._winner, self.judge = winner, winner.judge
+        lead = winner.lead
+        for shadow in self._shadows:
+            shadow.lead -= lead

@@ -1,0 +1,81 @@
+"""Judges: what a block is worth, by its kind and by how long it was not used.
+
+    judge      a block is worth …                       good where …
+    ─────────────────────────────────────────────────────────────────────────────────────
+    Density    the hits that its like brought           habits last: conversations, agents
+    Youngest   more, the later it was used (LRU)        everything is new, or just changed
+    Steadiest  more, the oftener in less time           a few prompts are popular, for a while
+    Frequent   more, the oftener it was used (LFU)      a few prompts are popular, for ever
+    Loyal      the same, and newcomers must beat it     the working set does not fit: loops
+
+A worth is compared with others of the same judge only; the cheapest block leaves. No judge
+is the best for all traffic: `kvstore.policies.contest` finds out which one is now. All of
+them read the same queues (`kvstore.policies.leaves`), so that the choice may change at any time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from kvstore.policies.reuse import USES_GROUP_OF, Reuse
+
+ALWAYS = float("inf")
+_FAR = 2.0**60  # further than any clock: the number of uses decides, then the last use
+
+
+class Judge(ABC):
+    """Values blocks. `touched` is the clock of `Reuse` at the last use."""
+
+    def __init__(self, reuse: Reuse) -> None:
+        self._reuse = reuse
+
+    @abstractmethod
+    def worth(self, kind: int, touched: int) -> float:
+        """Of a block that is held."""
+
+    def worth_of_new(self, kind: int) -> float:
+        """Of one that would come: it is let in unless the cheapest that is held is worth more."""
+        return ALWAYS
+
+
+class Density(Judge):
+    """Hits to be expected per time of staying, as learned from this traffic."""
+
+    def worth(self, kind: int, touched: int) -> float:
+        return self._reuse.density(kind, touched)
+
+    def worth_of_new(self, kind: int) -> float:
+        return self._reuse.density(kind, self._reuse.now)
+
+
+class Youngest(Judge):
+    """Least recently used leaves."""
+
+    def worth(self, kind: int, touched: int) -> float:
+        return touched
+
+
+class Steadiest(Judge):
+    """Age counts less, the more uses there were: fourfold for each doubling."""
+
+    def worth(self, kind: int, touched: int) -> float:
+        return float(4 ** USES_GROUP_OF[kind]) / (self._reuse.now - touched + 1)
+
+
+class Frequent(Judge):
+    """Least frequently used leaves; of equals, least recently."""
+
+    def worth(self, kind: int, touched: int) -> float:
+        return USES_GROUP_OF[kind] * _FAR + touched
+
+
+class Loyal(Frequent):
+    """Who is here stays until somebody comes who was used more often."""
+
+    def worth_of_new(self, kind: int) -> float:
+        return USES_GROUP_OF[kind] * _FAR
+
+
+def all_judges(reuse: Reuse) -> list[Judge]:
+    """The first one is trusted until another proves better."""
+    return [judge(reuse) for judge in (Density, Youngest, Steadiest, Frequent, Loyal)]

@@ -1,0 +1,125 @@
+"""Leaves: what may leave a cache, in queues by kind, and the cheapest of it.
+
+    kind 3 │ oldest … youngest │      Within a kind the oldest goes first, whoever judges;
+    kind 7 │ oldest … │               which kind has to give is the judge's opinion: only
+    kind 9 │ oldest … youngest │      the oldest of each kind are compared.
+
+An entry names the *stretch* of the block's last use: after another use it is outdated, and
+thrown away when it surfaces. Using a block therefore costs nothing here. When outdated
+entries may be the half of all, the queues are rebuilt: memory stays in proportion to what
+is held.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kvstore.constants import REUSE_PICK_EVERY, REUSE_STALE_ENTRIES_MIN
+from kvstore.policies.judges import Judge
+from kvstore.policies.reuse import UNKNOWN, Stretch
+
+T = TypeVar("T")
+Queue = list[tuple[int, int, T, Stretch | None]]  # a heap: (last use, number, item, its stretch)
+
+
+class Leaves(Generic[T]):
+    """Items that nothing hangs on. `is_leaf` says whether an entry of one is true still."""
+
+    def __init__(self, is_leaf: Callable[[T, Stretch | None], bool]) -> None:
+        self._is_leaf = is_leaf
+        self._queues: dict[int, Queue[T]] = {}
+        self._number = 0
+        self._entries = 0
+        self._entries_max = REUSE_STALE_ENTRIES_MIN
+        self._judge: Judge | None = None
+        self._pick: Queue[T] | None = None  # the queue that gives, while it is the cheapest
+        self._pick_limit = 0.0  # worth of the next cheapest queue
+        self._pick_left = 0
+
+    def push(self, item: T, stretch: Stretch | None) -> None:
+        """The item is a leaf now."""
+        kind, touched = (stretch.kind, stretch.touched) if stretch is not None else (UNKNOWN, 0)
+        queue = self._queues.get(kind)
+        if queue is None:
+            queue = self._queues[kind] = []
+        self._number += 1
+        self._entries += 1
+        heapq.heappush(queue, (touched, self._number, item, stretch))
+        if self._judge is not None and queue[0][2] is item and queue is not self._pick:
+            self._pick_limit = min(self._pick_limit, self._judge.worth(kind, touched))
+        if self._entries > self._entries_max:
+            self._rebuild()
+
+    def cheapest(self, judge: Judge) -> float | None:
+        """What the next victim is worth, None if there is none. It is `queue()[0]` then."""
+        queue = self._pick
+        if queue is not None and self._pick_left > 0 and judge is self._judge and self._settle(queue):
+            self._pick_left -= 1
+            worth = _worth_of_first(queue, judge)
+            if worth <= self._pick_limit:
+                return worth
+        return self._compare(judge)
+
+    def first(self) -> T:
+        """The next victim. Only after `cheapest` found one."""
+        assert self._pick, "nothing may leave"
+        return self._pick[0][2]
+
+    def pop(self) -> T:
+        """Take the next victim out. Only after `cheapest` found one."""
+        assert self._pick, "nothing may leave"
+        self._entries -= 1
+        return heapq.heappop(self._pick)[2]
+
+    def clear(self) -> None:
+        self._queues.clear()
+        self._entries, self._pick = 0, None
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def _compare(self, judge: Judge) -> float | None:
+        best, next_best, pick = float("inf"), float("inf"), None
+        for queue in self._queues.values():
+            if not self._settle(queue):
+                continue
+            worth = _worth_of_first(queue, judge)
+            if worth < best or pick is None:
+                best, next_best, pick = worth, best, queue
+            elif worth < next_best:
+                next_best = worth
+        self._judge, self._pick, self._pick_limit = judge, pick, next_best
+        self._pick_left = max(REUSE_PICK_EVERY, len(self._queues))  # so that comparing costs O(1) a victim
+        return best if pick is not None else None
+
+    def _settle(self, queue: Queue[T]) -> bool:
+        """Throw away what is outdated on top; False if nothing is left."""
+        is_leaf = self._is_leaf
+        while queue:
+            _, _, item, stretch = queue[0]
+            if is_leaf(item, stretch):
+                return True
+            heapq.heappop(queue)
+            self._entries -= 1
+        return False
+
+    def _rebuild(self) -> None:
+        """Keep each true entry once. In place: the pick stays a queue of ours."""
+        known: set[int] = set()
+        for queue in self._queues.values():
+            true = []
+            for entry in queue:
+                if id(entry[2]) not in known and self._is_leaf(entry[2], entry[3]):
+                    known.add(id(entry[2]))
+                    true.append(entry)
+            heapq.heapify(true)
+            queue[:] = true
+        self._entries = len(known)
+        self._entries_max = 2 * self._entries + REUSE_STALE_ENTRIES_MIN
+
+
+def _worth_of_first(queue: Queue[T], judge: Judge) -> float:
+    touched, _, _, stretch = queue[0]
+    return judge.worth(stretch.kind if stretch is not None else UNKNOWN, touched)
