@@ -143,7 +143,7 @@ class Nvme(Section):
 class Engine(Section):
     """How bytes move between the tiers, and which leave."""
 
-    policy: Literal["lru", "kvstore"] = "lru"
+    policy: Literal["lru", "kvstore"] = "kvstore"
     io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
 
 
