@@ -40,6 +40,9 @@ class Learned(Policies):
         self.contest.full()
         self.contest.saw(prompt, [], refused, self.reuse.held)
 
+    def worth(self, block: Block) -> float:
+        return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0
+
     def forgotten(self, block: Block) -> None:
         self.reuse.forgotten(block)
         self.contest.full()

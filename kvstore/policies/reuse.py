@@ -145,14 +145,20 @@ Use = tuple[bytes, Stretch]  # key of a block, and what its use was
 
 
 class Tally:
-    """Of one kind: how many blocks reached each age, how many were used in it."""
+    """Of one kind: how many blocks reached each age, how many were used in it. hits: the chance that
+    one is ever used again, as long as ages are counted."""
 
-    __slots__ = ("density", "risk", "used")
+    __slots__ = ("density", "hits", "risk", "used")
 
     def __init__(self) -> None:
         self.risk = [0.0] * AGES
         self.used = [0.0] * AGES
-        self.density = _densities(_PRIOR)
+        self.learn(_PRIOR)
+
+    def learn(self, chance: Sequence[float]) -> None:
+        """What follows from the chance of use within each age."""
+        self.density = _densities(chance)
+        self.hits = 1.0 - math.prod(1.0 - now for now in chance)
 
     def halve_if_full(self) -> None:
         if self.risk[0] > REUSE_EVIDENCE_BLOCKS_MAX:
@@ -277,6 +283,10 @@ class Reuse:
         """Hits to be expected, for the time it takes, of keeping a block of this kind."""
         return self._tallies[kind].density[bisect_right(AGE_STARTS, self.now - touched)]
 
+    def hits(self, kind: int) -> float:
+        """The chance that a block of this kind, just used, is ever used again."""
+        return self._tallies[kind].hits
+
     def kind_of_new(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> int:
         """The kind that a block would have which is not here yet."""
         ghost = self._ghosts.get(namespace.digest + block_hash)
@@ -359,9 +369,7 @@ class Reuse:
             group = RELATIVES_OF[self._learn_next]
             self._learn_next += 1
             if tally.risk[0]:
-                tally.density = _densities(
-                    chances(tally.used, tally.risk, self._priors[group], self._weight())
-                )
+                tally.learn(chances(tally.used, tally.risk, self._priors[group], self._weight()))
                 tally.halve_if_full()
                 return
         self._learn_next = 0

@@ -302,3 +302,19 @@ def test_the_first_judge_decides_until_another_is_better() -> None:
         prompt = Prompt(1, b"")
         contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number)
     assert contest.judge is first
+
+
+def test_what_comes_back_is_worth_a_write() -> None:
+    """Long prompts that nobody repeats and short ones that return: NVMe is told which is which."""
+    family = Learned()
+    node = Node(200, family)
+    for step in range(3000):
+        node.ask(float(step), chain(1000 + step, 20))
+        node.ask(float(step) + 0.5, chain(step % 20, 3))
+    blocks = node.engine.namespaces.get(node.space).blocks
+    returning = [family.worth(b) for n in range(20) if (b := blocks.get(chain(n, 1))) is not None]
+    passing = [
+        family.worth(b) for n in range(2990, 3000) if (b := blocks.get(chain(1000 + n, 1))) is not None
+    ]
+    assert min(returning) > 0.9
+    assert not passing or max(passing) < 0.1
