@@ -55,6 +55,9 @@ class BreakEven:
         if self._speed.load_s(size_bytes) <= least_tokens / rate:
             return count
         slow = slow_blocks(namespaces, hashes, count, asking.local_tokens // block_tokens)
+        if self._speed.flow_s(size_bytes) <= block_tokens / rate and slow:
+            # Once latency is paid, each further block is worth loading: none of them, or all.
+            slow = [(slow[0][0], sum(size for _, size in slow))]
         return self._best(slow, count, block_tokens, asking.local_tokens, rate)
 
     def _best(
@@ -79,12 +82,23 @@ def slow_blocks(
     """(position, bytes) of those among the blocks [skip, count), all held, that DRAM has not, in order."""
     bytes_at: dict[int, int] = {}
     for namespace in namespaces:
-        size = namespace.hash_bytes
-        block = namespace.blocks.get(hashes[(count - 1) * size : count * size])
-        position = count
-        while block is not None and position > skip:
-            position -= 1
-            if not block.where & IN_DRAM:
-                bytes_at[position] = bytes_at.get(position, 0) + namespace.record_bytes
-            block = block.parent
-    return sorted(bytes_at.items())
+        size_bytes = namespace.record_bytes
+        for position in _slow_positions(namespace, hashes, count, skip):
+            bytes_at[position] = bytes_at.get(position, 0) + size_bytes
+    found = list(bytes_at.items())
+    return found if len(namespaces) == 1 else sorted(found)
+
+
+def _slow_positions(namespace: Namespace, hashes: bytes, count: int, skip: int) -> list[int]:
+    """The same of one namespace, without the bytes."""
+    size = namespace.hash_bytes
+    block = namespace.blocks.get(hashes[(count - 1) * size : count * size])
+    found: list[int] = []
+    for position in range(count - 1, skip - 1, -1):
+        if block is None:
+            break
+        if not block.where & IN_DRAM:
+            found.append(position)
+        block = block.parent
+    found.reverse()
+    return found
