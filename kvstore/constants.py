@@ -85,6 +85,7 @@ DELETING_MAX = 1 << 20  # records being deleted; beyond it nothing is evicted fr
 GONE_MAX = 1 << 20  # records that went while the rows are read at a start; beyond it a load finds out
 DOOMED_MAX = 65_536  # records given up and not yet deleted; beyond it the oldest stays until a start
 IO_URGENT_MAX = LOADS_WAITING_MAX + 1024  # jobs waiting for a thread: loads and what somebody waits for …
+IO_CLOSE_S = 5.0  # at a stop, for reads and writes under way; what hangs longer is left behind
 IO_ORDINARY_MAX = 4096  # … and the others; beyond it a job is answered as failed
 
 # ---- speeds and breakers (kvstore/speed.py, breakeven.py, breaker.py, nvme_watch.py) -----

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from kvstore.constants import IO_ORDINARY_MAX, IO_URGENT_MAX
+from kvstore.constants import IO_CLOSE_S, IO_ORDINARY_MAX, IO_URGENT_MAX
 
 log = logging.getLogger("kvstore.iopool")
 T = TypeVar("T")
@@ -69,15 +70,20 @@ class IoPool:
         """Jobs that wait for a thread: urgent ones, others."""
         return len(self._urgent), len(self._ordinary)
 
-    def close(self) -> None:
-        """Finish what runs, forget what waits. Idempotent."""
+    def close(self) -> bool:
+        """Finish what runs, forget what waits; False if something hangs, and still has memory in its hands.
+
+        Waits IO_CLOSE_S at most. Idempotent.
+        """
         with self._wake:
             self._closed = True
             self._urgent.clear()
             self._ordinary.clear()
             self._wake.notify_all()
+        give_up_s = time.monotonic() + IO_CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while True:

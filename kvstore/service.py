@@ -87,9 +87,11 @@ class Service:
             watching.cancel()
             adopting.cancel()
         finally:
-            io.close()
-            # A start that failed is no clean stop: what an earlier daemon left stays.
-            self.storage.close(keep_arena=self.config.dram.keep_on_stop or not self._has_served)
+            if io.close():
+                # A start that failed is no clean stop: what an earlier daemon left stays.
+                self.storage.close(keep_arena=self.config.dram.keep_on_stop or not self._has_served)
+            else:  # a thread may write into the arena as long as this process lives
+                log.error("a read or write of NVMe hangs; stopping as after a crash")
 
     def report(self) -> dict[str, object]:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -82,12 +83,17 @@ class SickDisk:
             self.settle()
 
 
+def compiled(directory: Path) -> Path:
+    """The library that makes a disk sick."""
+    library = directory / "sick_disk.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library
+
+
 @pytest.fixture
 def disk(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> Iterator[SickDisk]:
-    library = tmp_path / "sick_disk.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
     switch = tmp_path / "sick"
-    serve(place, *place.with_nvme(), LD_PRELOAD=str(library), SICK_DISK=str(switch))
+    serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
     with Client(str(place.socket), timeout_s=20.0, label="test") as client:
         yield SickDisk(switch, client)
         with Client(str(place.socket), timeout_s=20.0, label="check", attach=False) as tool:
@@ -203,6 +209,30 @@ def test_a_hanging_disk_costs_a_deadline_not_the_daemon(disk: SickDisk) -> None:
     disk.works_again()
     disk.settle()
     assert disk.get(1) == load.CHAIN_BLOCKS
+
+
+def test_a_daemon_whose_disk_hangs_stops_and_its_successor_is_warm(
+    place: Place, serve: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """SIGTERM ends a daemon whose I/O threads hang; what was in memory is there for the next one."""
+    switch = tmp_path / "sick"
+    daemon = serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
+    with Client(str(place.socket), timeout_s=20.0, label="test") as client:
+        space = load.namespace(client)
+        switch.write_text("d")
+        assert client.put(space, load.chain(1), b"", [load.content(h) for h in load.chain(1)]) > 0
+    begun_s = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGTERM)  # no flush
+    daemon.process.wait(60)
+    assert time.monotonic() - begun_s < 30
+    assert "hangs; stopping as after a crash" in daemon.log()
+    switch.unlink()
+    serve(place, *place.with_nvme())
+    with Client(str(place.socket), timeout_s=20.0, label="test") as client:
+        into = [bytearray(load.RECORD_BYTES) for _ in load.chain(1)]
+        assert client.get(load.namespace(client), load.chain(1), into, 5.0) == load.CHAIN_BLOCKS
+        assert into[3] == load.content(load.chain(1)[3])
 
 
 def test_a_dead_disk_costs_one_timeout_and_not_one_per_request(disk: SickDisk) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from tests.kill.test_sick_disk import SOURCE
+from tests.kill.test_sick_disk import compiled
 from tests.running import Daemon, Place
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost
@@ -54,9 +53,8 @@ def test_a_hanging_nvme_costs_one_timeout_and_then_nothing(
     host.start(None, **WITHOUT)
     expected = host.generate(PROMPTS, max_tokens=1).tokens
     alone_s = seconds(host, PROMPTS * ROUNDS)
-    library, switch = tmp_path / "sick_disk.so", tmp_path / "sick"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
-    daemon = serve(place, *place.with_nvme(), LD_PRELOAD=str(library), SICK_DISK=str(switch))
+    switch = tmp_path / "sick"
+    daemon = serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
     with Client(daemon.socket, timeout_s=20, label="test", attach=False) as tool:
         host.start(daemon.socket, extra=PATIENT, **WITHOUT)
         for number, tokens in enumerate(PROMPTS + OTHERS, start=1):
