@@ -23,6 +23,12 @@ LEASE_BYTES_MAX = 64 * MIB  # bytes of one reserve or acquire (at least one bloc
 LOOKUP_HASHES_MAX = 65536  # blocks of one lookup; what lies behind them is computed
 LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
 
+# ---- prefill speed ---------------------------------------------------------------------
+PREFILL_STEP_TOKENS_MIN = 64  # a step with fewer tokens is mostly overhead
+PREFILL_SHARE_MIN = 0.9  # of a step's tokens beyond one for each request: then it is prefill
+PREFILL_SAMPLES, PREFILL_SAMPLES_MIN = 32, 3  # steps that are remembered, and needed to say anything
+STEPS_AHEAD_MAX = 64  # steps planned and not seen to end; pipelines have a few
+
 # ---- background work -------------------------------------------------------------------
 LOAD_THREADS = 2
 LOAD_THREADS_MAX = 16

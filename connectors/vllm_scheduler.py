@@ -46,6 +46,7 @@ from connectors.vllm_geometry import Group, Plan, Unsupported, plan_for
 from connectors.vllm_guard import Guard
 from connectors.vllm_messages import Load, Orders, Part, Rank, Report, Save, SpaceSpec
 from connectors.vllm_namespace import identity_fields, space_spec
+from connectors.vllm_prefill import PrefillSpeed
 from connectors.vllm_settings import Settings
 from connectors.vllm_stats import Tally
 from connectors.vllm_weights import DigestInBackground, default_cache_dir, weight_files, weights_digest
@@ -127,6 +128,7 @@ class SchedulerHalf:
         self._new_cancels: list[int] = []
         self._stale_local = False  # vLLM's own prefix cache may hold blocks of older weights
         self._last_saves: list[Save] = []  # of requests that finished since the last step
+        self._prefill = PrefillSpeed()
         self._withheld: dict[str, int] = {}  # synchronous loads: ranks that have not reported
 
     def _may_load_synchronously(self) -> bool:
@@ -255,6 +257,7 @@ class SchedulerHalf:
             "ticket": tracked.ticket,
             "tokens": request.num_tokens,
             "local_tokens": min(local_tokens, request.num_tokens),
+            "prefill_tokens_per_s": self._prefill.tokens_per_s,
         }
         held = self._held_tokens(plan, request.block_hashes, usable, asking)
         for position, group in enumerate(plan.groups):
@@ -427,6 +430,11 @@ class SchedulerHalf:
         self._new_draining = [name for name in self._new_draining if name in later]
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
+        self._prefill.ordered(
+            scheduler_output.total_num_scheduled_tokens,
+            len(scheduler_output.num_scheduled_tokens),
+            not any(load.sync for load in orders.loads),
+        )
         return orders
 
     def _plan_step(self, orders: Orders, scheduler_output: Any) -> None:
@@ -536,6 +544,7 @@ class SchedulerHalf:
     # ---- what the workers report -----------------------------------------------------------
 
     def reported(self, output: Any) -> None:
+        self._prefill.ended()
         report = output.kv_connector_worker_meta
         if isinstance(report, Report):
             self._note_saves(report)

@@ -96,6 +96,11 @@ class Accounts:
         self._saving = False
         self._save_at_s = 0.0
 
+    @property
+    def tickets(self) -> int:
+        """Requests whose account can still change."""
+        return len(self._open)
+
     def book(self, namespaces: list[Namespace], hashes: bytes, found: Found, asking: Asking) -> None:
         """A lookup of these namespaces was answered."""
         first = namespaces[0]

@@ -51,11 +51,12 @@ def _check_nvme(engine: Engine, blocks: list[Block]) -> list[str]:
         or engine.nvme is None
         or not engine.demoter.idle
         or engine.promoter.underway
+        or engine.watch.blocks_underway()
     ):
         return []  # rows are being written or dropped right now
     known = sum(1 for block in blocks if block.where & IN_NVME)
     records = engine.nvme.stats().records
-    given_up = len(engine.room.doomed) + len(engine.room.deleting)
+    given_up = len(engine.room.doomed) + len(engine.room.deleting) + engine.counters.dooms_dropped
     if known <= records <= known + given_up:
         return []
     return [f"nvme: {records} rows, {known} blocks in the index, {given_up} rows given up"]
@@ -70,6 +71,7 @@ def _check_pins(engine: Engine, blocks: list[Block]) -> list[str]:
                 held.update(block for block in lease.blocks if block is not None)
     held.update(engine.promoter.blocks_underway())
     held.update(engine.demoter.blocks_underway())
+    held.update(engine.watch.blocks_underway())
     for block in blocks:
         if block.pins != held[block]:
             problems.append(f"leases: block {block.hash[:8].hex()}: {block.pins} pins, {held[block]} holders")

@@ -138,6 +138,9 @@ class Nvme(Section):
     slab_bytes: SlabBytes = 64 * MIB
     direct: Switch = "auto"
     write_bytes_per_day: Annotated[Size, AfterValidator(_none_or_at_least(limits.NVME_WRITE_BYTES_MIN))] = 0
+    stall_s: Annotated[Number, AfterValidator(_between(limits.STALL_S_MIN, limits.STALL_S_MAX))] = (
+        limits.STALL_S
+    )
 
 
 class Engine(Section):
@@ -145,6 +148,9 @@ class Engine(Section):
 
     policy: Literal["lru", "kvstore"] = "kvstore"
     io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
+    prefill_tokens_per_s: Annotated[Number, AfterValidator(_between(0, limits.PREFILL_TOKENS_PER_S_MAX))] = (
+        0.0
+    )
 
 
 class Door(Section):

@@ -77,6 +77,42 @@ ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while star
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
 
+LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; beyond it: a miss
+SUSPECTS_MAX = 1024  # blocks whose last read failed; a second failure drops their record
+DEMOTING_MAX = 1 << 20  # blocks queued for NVMe; beyond it the oldest is left in DRAM only
+UNDEMOTED_MAX = 1 << 20  # blocks that NVMe refused, to be offered again; beyond it the oldest is not
+DELETING_MAX = 1 << 20  # records being deleted; beyond it nothing is evicted from NVMe, and it is full
+GONE_MAX = 1 << 20  # records that went while the rows are read at a start; beyond it a load finds out
+DOOMED_MAX = 65_536  # records given up and not yet deleted; beyond it the oldest stays until a start
+IO_URGENT_MAX = LOADS_WAITING_MAX + 1024  # jobs waiting for a thread: loads and what somebody waits for …
+IO_CLOSE_S = 5.0  # at a stop, for reads and writes under way; what hangs longer is left behind
+IO_ORDINARY_MAX = 4096  # … and the others; beyond it a job is answered as failed
+
+# ---- speeds and breakers (kvstore/speed.py, breakeven.py, breaker.py, nvme_watch.py) -----
+SPEED_KEPT = 0.8  # weight of earlier stretches with each new one
+SPEED_SUDDEN = 2.0  # times longer or shorter than predicted: the tier has changed, so much of …
+SPEED_SHARE = 0.5  # … the change (in its logarithm) is believed at once …
+SPEED_SHARE_PROBE = 0.8  # … and so much where it was measured on purpose
+SPEED_SIMILAR = 1e-3  # stretches whose sizes differ less than this do not tell latency from flow
+SPEED_FLOW_LEAST = 0.05  # of the time per byte of a typical stretch: bytes never flow for nothing
+SPEED_STRETCH_JOBS_MAX = 16  # jobs after which a busy stretch counts, even if it goes on
+PREFILL_SHARE = 0.3  # of one more statement of an engine in what is known of its prefill rate
+PREFILL_RATES_MAX = NAMESPACES_MAX  # namespaces whose rate is remembered
+STALL_S, STALL_S_MIN, STALL_S_MAX = 1.0, 0.01, 600.0  # one read or write of a tier hangs
+PREFILL_TOKENS_PER_S_MAX = 1e9
+BREAKER_FAILURES_MAX = 3  # in a row: then it trips
+BREAKER_PAUSE_S_MIN = 1.0  # before the first probe; doubles with each trip or failed probe …
+BREAKER_PAUSE_S_MAX = 60.0  # … up to this
+BREAKER_PAUSE_JITTER = 0.2  # of the pause, at random: many nodes may share one sick disk
+BREAKER_CALM_S = 60.0  # closed for so long: the next pause is the shortest one again
+WATCH_SHARE = 0.25  # of nvme.stall_s between two looks at what hangs …
+WATCH_INTERVAL_S_LEAST = 0.02  # … and no less
+PROBE_TARGETS_MAX = 16  # records remembered to be read by a probe
+PROBE_PAUSE_S_MIN = 1.0  # between two measurements of a tier that was refused; doubles with each …
+PROBE_PAUSE_S_MAX = 60.0  # … up to this, until the tier is used again
+PROBE_GAIN = 1.2  # times as fast as before: a tier recovers, and is measured again soon
+PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a real load
+
 # ---- accounts (kvstore/accounts.py, totals.py, departed.py) ------------------------------
 DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 8 bytes each
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change
@@ -119,6 +155,15 @@ CONTEST_WINDOW_MIN = 1000.0  # … or for so many blocks, if that is more
 CONTEST_DOUBTS = 0.4  # a lead counts beyond so many standard deviations
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
+require(LOADS_WAITING_MAX < IO_URGENT_MAX, "every load finds a place in the pool's queue")
+require(IO_THREADS_MAX + VERIFY_JOBS_MAX < IO_ORDINARY_MAX, "every store finds a place in the pool's queue")
+require(LOADS_WAITING_MAX <= LOAD_WAITERS_MAX, "every load may be waited for")
+require(0 < SPEED_SHARE <= SPEED_SHARE_PROBE <= 1, "a probe counts at least as much as a load")
+require(BREAKER_PAUSE_S_MIN <= BREAKER_PAUSE_S_MAX, "pauses grow")
+require(STALL_S_MIN <= STALL_S <= STALL_S_MAX, "the default stall is allowed")
+require(
+    PROBE_PAUSE_S_MIN <= PROBE_PAUSE_S_MAX and PROBE_READS_MAX <= PROBE_TARGETS_MAX, "probes are possible"
+)
 require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
 require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
 require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")

@@ -37,6 +37,12 @@ class Counters:
     adopted: int = 0
     reservations_aborted: int = 0
     expired_acquires: int = 0
+    refused_slower: int = 0  # lookups that were cut off where loading is slower than computing
+    refused_unavailable: int = 0  # lookups that were cut off at a block of a tier whose breaker is open
+    nvme_probes: int = 0  # records read in the background to see how a tier is
+    loads_refused: int = 0  # loads, and waits for one, beyond the limit of their queue
+    demotions_dropped: int = 0  # blocks left in DRAM only, beyond the limit of the queue to NVMe
+    dooms_dropped: int = 0  # records on NVMe that were given up, beyond the limit of the queue
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -31,7 +31,7 @@ from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
-from kvstore.constants import PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
+from kvstore.constants import PREFIXES_TOLD, STALL_S, STATUS_NAMESPACES_MAX, TOTALS_TOLD
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.endurance import Endurance
@@ -48,11 +48,13 @@ from kvstore.leases import (
     WriteSlot,
 )
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
+from kvstore.nvme_watch import NvmeWatch
 from kvstore.places import Places
 from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
 from kvstore.promotion import Promoter
 from kvstore.prompts import Prompt, Prompts
+from kvstore.queues import queues
 from kvstore.room import Room
 from kvstore.totals import LOADED, STORED, Prefix, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
@@ -76,6 +78,8 @@ class Engine:
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
         endurance: Endurance | None = None,
+        stall_s: float = STALL_S,
+        prefill_tokens_per_s: float = 0.0,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -88,10 +92,13 @@ class Engine:
         )
         self.prompts = Prompts()
         self.accounts = Accounts(totals or Totals(), self.room.departed, wall_clock)
-        self.promoter = Promoter(self.room, io, self.counters, self.accounts, jobs_max)
+        self.watch = NvmeWatch(self.room, io, clock, self.counters, stall_s, prefill_tokens_per_s)
+        self.promoter = Promoter(self.room, io, self.counters, self.accounts, jobs_max, self.watch)
         self.demoter = Demoter(
-            self.room, io, clock, self.counters, self.accounts, jobs_max, self.promoter.feed
+            self.room, io, clock, self.counters, self.accounts, jobs_max, self.promoter.feed, self.watch
         )
+        self.watch.on_change = self._nvme_changed
+        self.watch.on_missed = self.promoter.missed
         self.adoption = Adoption(self.room, namespaces, self.counters)
         self._clock = clock
         self._io = io
@@ -152,6 +159,7 @@ class Engine:
         for namespace in spaces:
             asked = self._count(namespace, hashes)
         found = self._find(spaces, hashes, asking)
+        self.watch.note(spaces, hashes, found, asking)
         for namespace in spaces:
             self.prompts.remember(namespace.id, hashes, namespace.hash_bytes, found.usable)
         self.counters.lookups += 1
@@ -330,6 +338,7 @@ class Engine:
     def tick(self) -> None:
         """Once a second or so: quarantined slots, adopted records, waiting demotions."""
         self.arena.sweep()
+        self.watch.look()
         self.promoter.verify_next()
         self.demoter.retry()
         self.promoter.feed()
@@ -364,6 +373,8 @@ class Engine:
             "unverified_blocks": len(self.room.unverified),
             "adopting": not self.adoption.done,
             "endurance": self._endurance_status(),
+            **self.watch.status(),
+            "queues": queues(self),
             "namespaces_total": len(self.namespaces),
             "namespaces": [
                 {
@@ -387,6 +398,10 @@ class Engine:
             "worth_min": round(self.endurance.threshold, 4),
         }
 
+    def io_lengths(self) -> tuple[int, int]:
+        """Jobs that wait for an I/O thread: urgent ones, others."""
+        return self._io.lengths()
+
     def check(self) -> list[str]:
         """Prove that the books balance; one line per violation."""
         from kvstore.books import check
@@ -399,7 +414,19 @@ class Engine:
         count = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
             count = index.rooted_prefix(namespace, hashes, count)
-        return Found(count, count)
+        return self.watch.find(namespaces, hashes, count, asking)
+
+    def _nvme_changed(self) -> None:
+        """A breaker of NVMe changed its state."""
+        storing = self.watch.loads.closed and self.watch.stores.closed
+        if storing != self.room.storing:
+            self.room.storing = storing
+            if storing:
+                self.demoter.resume()
+            else:
+                self.demoter.pause()
+        if not self.watch.loads.closed:
+            self.promoter.give_up()
 
     def _prefix(self, prefix: Prefix) -> dict[str, object]:
         """A prefix as it is told, with the tiers that have its last block now."""

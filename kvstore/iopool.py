@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+
+from kvstore.constants import IO_CLOSE_S, IO_ORDINARY_MAX, IO_URGENT_MAX
 
 log = logging.getLogger("kvstore.iopool")
 T = TypeVar("T")
@@ -27,11 +30,15 @@ class Io(Protocol):
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
-    ) -> None: ...
+    ) -> None:
+        """Run `work` elsewhere, and `done` with its result, or with `failed`, on the engine's thread."""
+
+    def lengths(self) -> tuple[int, int]:
+        """Jobs that wait for a thread: urgent ones, others."""
 
 
 class IoPool:
-    """`threads` workers over two queues. The queues are bounded by the callers' own limits."""
+    """`threads` workers over two queues, each with its limit: work beyond it is answered as failed."""
 
     def __init__(self, threads: int, post: Callable[[Callable[[], None]], object]) -> None:
         self._post = post
@@ -39,6 +46,7 @@ class IoPool:
         self._ordinary: deque[tuple[Callable[[], Any], Callable[[Any], None], Any]] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self.refused = 0  # jobs beyond the limit of their queue
         self._threads = [
             threading.Thread(target=self._run, name=f"kvstore-io-{n}", daemon=True) for n in range(threads)
         ]
@@ -49,19 +57,33 @@ class IoPool:
         self, work: Callable[[], T], done: Callable[[T], None], failed: T, urgent: bool = False
     ) -> None:
         """Run `work` in a thread, then `done(result)` on the engine's thread; `done(failed)` if it raises."""
+        queue, limit = (self._urgent, IO_URGENT_MAX) if urgent else (self._ordinary, IO_ORDINARY_MAX)
         with self._wake:
-            (self._urgent if urgent else self._ordinary).append((work, done, failed))
-            self._wake.notify()
+            if len(queue) < limit:
+                queue.append((work, done, failed))
+                self._wake.notify()
+                return
+            self.refused += 1
+        self._post(lambda: done(failed))
 
-    def close(self) -> None:
-        """Finish what runs, forget what waits. Idempotent."""
+    def lengths(self) -> tuple[int, int]:
+        """Jobs that wait for a thread: urgent ones, others."""
+        return len(self._urgent), len(self._ordinary)
+
+    def close(self) -> bool:
+        """Finish what runs, forget what waits; False if something hangs, and still has memory in its hands.
+
+        Waits IO_CLOSE_S at most. Idempotent.
+        """
         with self._wake:
             self._closed = True
             self._urgent.clear()
             self._ordinary.clear()
             self._wake.notify_all()
+        give_up_s = time.monotonic() + IO_CLOSE_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while True:

@@ -8,6 +8,11 @@ The bytes go from disk straight into the arena slot. One load serves all who wai
 block. Bytes adopted from a dead daemon are believed only after their checksum matched;
 one that does not match is dropped, and loaded from NVMe if it is there.
 
+A breaker watches the loads (`kvstore.nvme_watch`). When it trips, everybody who waits is told
+at once that nothing will come, and until it closes no load is begun. What hangs in a thread
+keeps its slot until it comes back, and is used if it is true. A read that failed is tried once
+more when the block is asked for again; a second failure drops the record.
+
 When DRAM is full of what is leased or not yet written to NVMe, a load waits for room; who
 asked for it has a deadline. A block on its way is pinned once by this object, so that no policy evicts it meanwhile.
 """
@@ -21,9 +26,17 @@ from typing import Protocol
 from kvstore import outcomes
 from kvstore.accounts import Accounts
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX, VERIFY_JOBS_MAX
+from kvstore.breaker import Job
+from kvstore.constants import (
+    LOAD_BATCH_RECORDS,
+    LOAD_WAITERS_MAX,
+    LOADS_WAITING_MAX,
+    SUSPECTS_MAX,
+    VERIFY_JOBS_MAX,
+)
 from kvstore.counters import Counters
 from kvstore.iopool import Io
+from kvstore.nvme_watch import NvmeWatch
 from kvstore.room import Room
 from kvstore.totals import PROMOTED
 from tiers.base import Get
@@ -43,8 +56,17 @@ class Waiter(Protocol):
 class Promoter:
     """Brings blocks into DRAM, verified; answers each waiter exactly once."""
 
-    def __init__(self, room: Room, io: Io, counters: Counters, accounts: Accounts, jobs_max: int) -> None:
+    def __init__(
+        self,
+        room: Room,
+        io: Io,
+        counters: Counters,
+        accounts: Accounts,
+        jobs_max: int,
+        watch: NvmeWatch,
+    ) -> None:
         self._room = room
+        self._watch = watch
         self._io = io
         self._counters = counters
         self._accounts = accounts
@@ -52,13 +74,30 @@ class Promoter:
         self._jobs = 0
         self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
+        self._waiting = 0  # all of them together
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
         self._starved: dict[int, deque[Block]] = {}  # by size class: DRAM was full when they were asked for
+        self._suspects: dict[bytes, None] = {}  # keys whose last read failed
 
     @property
     def underway(self) -> int:
         """Blocks being loaded or verified."""
         return len(self._waiters)
+
+    @property
+    def waiting(self) -> int:
+        """Requests for single blocks that wait for them."""
+        return self._waiting
+
+    @property
+    def starved(self) -> int:
+        """Blocks that wait for room in DRAM."""
+        return sum(map(len, self._starved.values()))
+
+    @property
+    def suspects(self) -> int:
+        """Blocks whose last read failed."""
+        return len(self._suspects)
 
     def blocks_underway(self) -> list[Block]:
         """Each is pinned once by this object."""
@@ -73,11 +112,16 @@ class Promoter:
 
         When DRAM has no room for it, who is still waiting then waits for room.
         """
-        waiters = self._waiters.get(block)
-        if waiters is not None:
-            waiters.append(waiter)
-        elif self.is_ready(block):
+        if self.is_ready(block):
             waiter(block)
+        elif not block.where & IN_DRAM and not self._watch.loads.closed:
+            waiter(None)
+        elif len(self._waiters) >= LOADS_WAITING_MAX or self._waiting >= LOAD_WAITERS_MAX:
+            self._counters.loads_refused += 1
+            waiter(None)
+        elif block in self._waiters:
+            self._waiters[block].append(waiter)
+            self._waiting += 1
         elif block.where & IN_DRAM:
             self._start(block, waiter)
             self._verify(block, urgent=True)
@@ -88,7 +132,7 @@ class Promoter:
         """Start bringing a block into DRAM for nobody in particular; False if there is no room."""
         if block not in self._waiters:
             self.want(block, NOBODY)
-        return block in self._waiters or self.is_ready(block)
+        return self.is_ready(block) or (block in self._waiters and self._watch.loads.closed)
 
     def feed(self) -> None:
         """Something may have left DRAM: start the loads that waited for room, in order."""
@@ -102,10 +146,30 @@ class Promoter:
                 slot = self._slot(block)
                 if slot is None:
                     break
-                self._queue.append((starved.popleft(), slot))
+                self._enqueue(starved.popleft(), slot)
             if not starved and self._starved.get(size_class) is starved:
                 del self._starved[size_class]
         self._pump()
+
+    def give_up(self) -> None:
+        """The breaker of loads tripped: nothing comes any more, and all who wait are told."""
+        queued, self._queue = self._queue, deque()
+        starved, self._starved = self._starved, {}
+        self._suspects.clear()
+        for block, slot in queued:
+            self._room.arena.free(slot)
+            self._watch.speed.arrive(block.namespace.record_bytes)
+        waiters: list[Waiter] = []
+        for block in [*(block for block, _ in queued), *(b for run in starved.values() for b in run)]:
+            waiters += self._waiters.pop(block)
+            self._room.unpin(block)
+        for block, waiting in self._waiters.items():
+            if not block.where & IN_DRAM:  # it hangs in a thread; else it is being verified
+                waiters += waiting
+                waiting.clear()
+        self._waiting -= len(waiters)
+        for waiter in waiters:
+            waiter(None)
 
     def verify_next(self) -> None:
         """Keep proving adopted blocks that nobody asked for yet, a few at a time."""
@@ -127,9 +191,15 @@ class Promoter:
     def _start(self, block: Block, waiter: Waiter) -> None:
         block.pins += 1
         self._waiters[block] = [waiter]
+        self._waiting += 1
+
+    def _pop(self, block: Block) -> list[Waiter]:
+        waiters = self._waiters.pop(block)
+        self._waiting -= len(waiters)
+        return waiters
 
     def _finish(self, block: Block, ready: bool) -> None:
-        for waiter in self._waiters.pop(block):
+        for waiter in self._pop(block):
             waiter(block if ready else None)
         self._room.unpin(block)
 
@@ -143,7 +213,7 @@ class Promoter:
             self._finish(block, True)
             return
         self._counters.corrupt_dram += 1
-        waiters = self._waiters.pop(block)
+        waiters = self._pop(block)
         self._room.left_dram(block, outcomes.CORRUPT)
         self._room.unpin(block)
         for waiter in waiters:
@@ -158,14 +228,14 @@ class Promoter:
             waiter(None)
 
     def _load(self, block: Block, waiter: Waiter) -> None:
-        if not block.where & IN_NVME or len(self._waiters) >= LOADS_WAITING_MAX:
+        if not block.where & IN_NVME:
             waiter(None)
             return
         starved = self._starved.get(block.namespace.slot_bytes)
         self._start(block, waiter)
         slot = None if starved else self._slot(block)
         if slot is not None:
-            self._queue.append((block, slot))
+            self._enqueue(block, slot)
             self._pump()
             return
         self._counters.promote_no_room += 1
@@ -178,41 +248,53 @@ class Promoter:
         parent = block.parent.hash if block.parent is not None else b""
         return self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
 
+    def _enqueue(self, block: Block, slot: int) -> None:
+        self._queue.append((block, slot))
+        self._watch.speed.wait(block.namespace.record_bytes)
+
     def _pump(self) -> None:
-        while self._queue and self._jobs < self._jobs_max:
+        while self._queue and self._jobs < self._jobs_max and self._watch.loads.closed:
             count = min(LOAD_BATCH_RECORDS, -(-len(self._queue) // self._jobs_max))
             batch = [self._queue.popleft() for _ in range(count)]
             self._jobs += 1
             self._submit(batch)
 
     def _submit(self, batch: list[tuple[Block, int]]) -> None:
+        job = self._watch.load_begins(sum(block.namespace.record_bytes for block, _ in batch))
+        self._watch.remember(batch[0][0].key)
         self._io.submit(
-            lambda: self._read(batch),
-            lambda results: self._loaded(batch, results),
+            lambda: self._read(batch, job),
+            lambda results: self._loaded(batch, job, results),
             failed=[(Get.FAILED, b"")] * len(batch),
             urgent=True,
         )
 
-    def _read(self, batch: list[tuple[Block, int]]) -> list[tuple[Get, bytes]]:
+    def _read(self, batch: list[tuple[Block, int]], job: Job) -> list[tuple[Get, bytes]]:
         """In an I/O thread: fill the slots."""
         assert self._room.nvme is not None
+        self._watch.loads.start(job)
         return self._room.nvme.get([(block.key, self._room.arena.view(slot)) for block, slot in batch])
 
-    def _loaded(self, batch: list[tuple[Block, int]], results: list[tuple[Get, bytes]]) -> None:
+    def _loaded(self, batch: list[tuple[Block, int]], job: Job, results: list[tuple[Get, bytes]]) -> None:
         self._jobs -= 1
+        loaded_bytes = 0
         for (block, slot), (result, checksum) in zip(batch, results, strict=True):
+            self._watch.speed.arrive(block.namespace.record_bytes)
             if result is Get.HIT:
+                loaded_bytes += block.namespace.record_bytes
+                self._suspects.pop(block.key, None)
                 self._counters.promoted += 1
                 self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
                 self._room.arena.commit(slot, checksum)
                 self._room.promoted(block, slot)
             else:
                 self._room.arena.free(slot)
-                self._missed(block, result)
+                self.missed(block, result)
             self._finish(block, result is Get.HIT)
+        self._watch.load_ended(job, loaded_bytes, any(result is not Get.FAILED for result, _ in results))
         self.feed()
 
-    def _missed(self, block: Block, result: Get) -> None:
+    def missed(self, block: Block, result: Get) -> None:
         """The one place where a tier's failure becomes a miss: it is counted here."""
         why = outcomes.UNAVAILABLE  # its row is gone
         if result is Get.CORRUPT:
@@ -220,6 +302,12 @@ class Promoter:
             self._counters.corrupt_nvme += 1
         elif result is Get.FAILED:
             self._counters.promote_failed += 1
+            if block.key not in self._suspects:  # the tier may be to blame, and not the record
+                self._suspects[block.key] = None
+                if len(self._suspects) > SUSPECTS_MAX:
+                    del self._suspects[next(iter(self._suspects))]
+                return
+            del self._suspects[block.key]
             self._room.doom(block)
         if block.where & IN_NVME:
             self._room.left_nvme(block, why)

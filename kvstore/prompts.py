@@ -32,6 +32,9 @@ class Prompts:
     def __init__(self) -> None:
         self._latest: OrderedDict[tuple[int, bytes], Prompt] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._latest)
+
     def remember(self, number: int, hashes: bytes, hash_bytes: int, hits: int) -> None:
         """A lookup of namespace `number` found `hits` leading blocks."""
         if not hashes:

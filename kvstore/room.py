@@ -7,7 +7,7 @@ and policies can never disagree.
                                                 └▶ else take over a whole slab of another
 
 A block that waits to be written to NVMe is not dropped from DRAM while the NVMe tier is
-working: refusing a new block costs a recompute later, dropping this one costs the same
+working (`storing`): refusing a new block costs a recompute later, dropping this one costs the same
 and the write besides. "No room" is answered at once; nothing here blocks.
 """
 
@@ -19,7 +19,14 @@ from itertools import islice
 
 from kvstore import index, outcomes
 from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, Block
-from kvstore.constants import SLAB_TAKEOVER_EVERY
+from kvstore.constants import (
+    DELETING_MAX,
+    DEMOTING_MAX,
+    DOOMED_MAX,
+    GONE_MAX,
+    SLAB_TAKEOVER_EVERY,
+    UNDEMOTED_MAX,
+)
 from kvstore.counters import Counters
 from kvstore.departed import Departed
 from kvstore.endurance import Endurance
@@ -45,6 +52,7 @@ class Room:
         self.arena = arena
         self.nvme = nvme
         self.nvme_ready = nvme is not None  # its free slots are known: it may be written
+        self.storing = nvme is not None  # no breaker keeps blocks from being written
         self.demoting: OrderedDict[Block, None] = OrderedDict()  # in DRAM only, on the way to NVMe
         self.doomed: dict[bytes, None] = {}  # rows on NVMe that the index gave up, not yet deleted
         self.deleting: set[bytes] = set()  # … whose deletion is under way
@@ -128,20 +136,51 @@ class Room:
     def queue_demotion(self, *run: Block) -> None:
         """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true, and
         within what may be written."""
-        for block in run if self.nvme is not None else ():
-            if block.where & IN_ANY != IN_DRAM or block in self.unverified or block in self.demoting:
+        if self.nvme is None:
+            return
+        queue = self.demoting if self.storing else self.undemoted
+        for block in run:
+            if block.where & IN_ANY != IN_DRAM or block in self.unverified:
+                continue
+            if block in self.demoting or block in self.undemoted:
                 continue
             if self.deleting and block.key in self.deleting:  # the late delete would take the new row
                 continue
             if self.endurance.admits(self._family.worth(block), block.namespace.slot_bytes):
-                self.demoting[block] = None
+                queue[block] = None
             else:
                 self._counters.demote_not_admitted += 1
+        self._shorten()
 
     def offer_again(self, run: Sequence[Block]) -> None:
         """These blocks were used: those that were not let in to NVMe may be now."""
         if self.endurance.limited:
             self.queue_demotion(*run)
+
+    def put_off(self, blocks: Sequence[Block]) -> None:
+        """NVMe refused these blocks, or cannot be offered them now: they may leave DRAM."""
+        for block in blocks:
+            self.demoting.pop(block, None)
+            self.undemoted[block] = None
+        self._shorten()
+        for block in blocks:
+            self.settle(block)
+
+    def requeue(self) -> None:
+        """Queue again what NVMe refused, or could not be offered."""
+        self.demoting.update(self.undemoted)
+        self.undemoted.clear()
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""
+        while len(self.demoting) > DEMOTING_MAX:
+            block, _ = self.demoting.popitem(last=False)
+            self._counters.demotions_dropped += 1
+            self.settle(block)
+        while len(self.undemoted) > UNDEMOTED_MAX:
+            self.undemoted.popitem(last=False)
+            self._counters.demotions_dropped += 1
 
     def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
         """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
@@ -154,7 +193,7 @@ class Room:
 
     def left_nvme(self, block: Block, why: int = outcomes.EVICTED_NVME) -> None:
         """Forget the NVMe copy; the caller deletes or dooms the row, or knows that it is gone."""
-        if not self.nvme_ready:
+        if not self.nvme_ready and len(self.gone) < GONE_MAX:
             self.gone.add(block.key)
         self._left(block, IN_NVME, why)
 
@@ -164,7 +203,13 @@ class Room:
         if block.where & IN_NVME:
             self.left_nvme(block, outcomes.UNAVAILABLE)
         if key not in self.deleting:
-            self.doomed[key] = None
+            self._to_doom([key])
+
+    def _to_doom(self, keys: Sequence[bytes]) -> None:
+        self.doomed.update(dict.fromkeys(keys))
+        while len(self.doomed) > DOOMED_MAX:  # its record stays, and is found again at the next start
+            del self.doomed[next(iter(self.doomed))]
+            self._counters.dooms_dropped += 1
 
     def _left(self, block: Block, bit: int, why: int) -> None:
         parent = block.parent
@@ -262,6 +307,8 @@ class Room:
 
         The index forgets them at once; the caller deletes their rows before it writes.
         """
+        if len(self.deleting) >= DELETING_MAX:
+            return []
         keys = list(islice(self.doomed, count))
         policy = self.policy(IN_NVME, namespace)
         while len(keys) < count and (block := next(policy.victims(), None)) is not None:
@@ -274,7 +321,7 @@ class Room:
         """What became of keys that `nvme_victims` named; those that stay are tried again."""
         self.deleting.difference_update(keys)
         if not done:
-            self.doomed.update(dict.fromkeys(keys))
+            self._to_doom(keys)
 
     def _to_delete(self, keys: list[bytes]) -> list[bytes]:
         for key in keys:

@@ -22,7 +22,17 @@ from collections.abc import Iterator
 
 from kvstore import __version__
 from kvstore.config import Config
-from kvstore.constants import CHECK_IDLE_S, DAY_S, FLUSH_POLL_S, HOUR_S, STATS_LOG_INTERVAL_S, TICK_INTERVAL_S
+from kvstore.constants import (
+    CHECK_IDLE_S,
+    DAY_S,
+    FLUSH_POLL_S,
+    HOUR_S,
+    PROBE_READS_MAX,
+    STATS_LOG_INTERVAL_S,
+    TICK_INTERVAL_S,
+    WATCH_INTERVAL_S_LEAST,
+    WATCH_SHARE,
+)
 from kvstore.door import Door
 from kvstore.endurance import Endurance
 from kvstore.engine import Engine
@@ -57,7 +67,7 @@ class Service:
         """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
         loop = asyncio.get_running_loop()
         # Loads and writes take io_threads each at most; one more proves adopted bytes even when all hang.
-        io = IoPool(2 * self.config.engine.io_threads + 1, loop.call_soon_threadsafe)
+        io = IoPool(2 * self.config.engine.io_threads + PROBE_READS_MAX + 1, loop.call_soon_threadsafe)
         try:
             self._make_engine(io)
             await self._open_door()
@@ -66,6 +76,7 @@ class Service:
             with self._prefaulting(loop):
                 self._announce()
                 adopting = loop.create_task(self._adopt())
+                watching = loop.create_task(self._watch())
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
@@ -73,11 +84,14 @@ class Service:
             self._save_names()
             self._save_totals()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
+            watching.cancel()
             adopting.cancel()
         finally:
-            io.close()
-            # A start that failed is no clean stop: what an earlier daemon left stays.
-            self.storage.close(keep_arena=self.config.dram.keep_on_stop or not self._has_served)
+            if io.close():
+                # A start that failed is no clean stop: what an earlier daemon left stays.
+                self.storage.close(keep_arena=self.config.dram.keep_on_stop or not self._has_served)
+            else:  # a thread may write into the arena as long as this process lives
+                log.error("a read or write of NVMe hangs; stopping as after a crash")
 
     def report(self) -> dict[str, object]:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""
@@ -128,6 +142,8 @@ class Service:
             jobs_max=threads,
             totals=totals,
             endurance=Endurance(self.config.nvme.write_bytes_per_day, time.monotonic, spent(totals)),
+            stall_s=self.config.nvme.stall_s,
+            prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
         )
         self.engine.adopt(wait=False)
 
@@ -251,6 +267,13 @@ class Service:
                 self._prove(figures)
             if watchdog_s:
                 self._notifier.send("WATCHDOG=1")
+
+    async def _watch(self) -> None:
+        """Look for I/O that hangs, often enough that nobody waits much longer than a stall."""
+        interval_s = max(WATCH_INTERVAL_S_LEAST, WATCH_SHARE * self.config.nvme.stall_s)
+        while True:
+            await asyncio.sleep(min(TICK_INTERVAL_S, interval_s))
+            self.engine.watch.look()
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""

@@ -134,6 +134,28 @@ def _print_tiers(report: Report) -> None:
         )
     columns = ["tier", "capacity", "used", "used %", "records", "hits", "evicted", "corrupt"]
     print_table("tiers", columns, rows)
+    _print_health(report)
+
+
+def _print_health(report: Report) -> None:
+    from kvstore.sizes import short_size
+
+    for speed in report["speeds"]:
+        if speed["samples"]:
+            told = f"{1e3 * speed['latency_s']:.2f} ms, then {short_size(speed['bytes_per_s'])}/s"
+            waiting = f", {short_size(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
+            print(f"{speed['name']:<12}loads take {told}{waiting}")
+    for breaker in report["breakers"]:
+        if breaker["trips"]:
+            again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""
+            print(
+                f"breaker     {breaker['name']}: {breaker['state']}{again}; "
+                f"{breaker['trips']} trips, the last one: {breaker['reason']}"
+            )
+    for queue in report["queues"]:
+        if queue["length"] >= queue["limit"]:
+            print(f"queue full  {queue['name']}: {queue['length']}")
+    print(flush=True)
 
 
 def _print_lists(report: Report) -> None:

@@ -28,6 +28,9 @@ class NoIo:
     ) -> None:
         done(work())
 
+    def lengths(self) -> tuple[int, int]:
+        return 0, 0
+
 
 class Node:
     """An engine with counted slots and a clock that the trace sets."""

@@ -8,6 +8,9 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from kvstore.cli.status import _print_health
 from kvstore.config import Config
 from kvstore.constants import STATS_LOG_INTERVAL_S
 from kvstore.engine import Engine
@@ -117,3 +120,25 @@ def test_problems_of_the_books_reach_the_report(caplog: Any) -> None:
     assert len(checks) == 1
     assert checking._problems == ["arena: 1 slots in use, 2 in the table"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_status_tells_of_a_sick_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    """An open breaker, why it tripped and when it is tried again; measured speeds; a full queue."""
+    report = {
+        "speeds": [
+            {"name": "nvme", "latency_s": 0.0004, "bytes_per_s": 3 << 30, "waiting_bytes": 0, "samples": 9}
+        ],
+        "breakers": [
+            {"name": "nvme loads", "state": "open", "trips": 2, "reason": "hangs", "retry_in_s": 4.2},
+            {"name": "nvme stores", "state": "closed", "trips": 0, "reason": "", "retry_in_s": 0.0},
+        ],
+        "queues": [
+            {"name": "loads", "length": 7, "limit": 7},
+            {"name": "doomed", "length": 1, "limit": 7},
+        ],
+    }
+    _print_health(report)
+    told = capsys.readouterr().out
+    assert "loads take 0.40 ms, then 3 GiB/s" in told
+    assert "nvme loads: open, tried again in 4 s; 2 trips, the last one: hangs" in told
+    assert "nvme stores" not in told and "queue full  loads: 7" in told and "doomed" not in told

@@ -11,6 +11,10 @@ from tiers.checksum import digest
 from tiers.errors import TierError
 
 
+class Hanging(Exception):
+    """The tier does not come back; the job is done again when it is stepped again."""
+
+
 class SteppedIo:
     """Runs submitted work only when told to, in an order the test chooses."""
 
@@ -22,28 +26,42 @@ class SteppedIo:
     ) -> None:
         self.waiting.append((work, done, failed))
 
-    def step(self, position: int = 0) -> None:
-        """Both halves of one job, at once."""
-        self.half_step(position)
+    def lengths(self) -> tuple[int, int]:
+        return len(self.waiting), 0
+
+    def step(self, position: int = 0) -> bool:
+        """Both halves of one job, at once; False if it hangs."""
+        if not self.half_step(position):
+            return False
         if self.waiting and self.waiting[-1][0] is None:
             _, done, result = self.waiting.pop()
             done(result)
+        return True
 
-    def half_step(self, position: int = 0) -> None:
-        """Do the work of a job, whose end is told later; or tell the end of one."""
+    def half_step(self, position: int = 0) -> bool:
+        """Do the work of a job, whose end is told later; or tell the end of one. False if it hangs."""
         work, done, failed = self.waiting.pop(position)
         if work is None:
             done(failed)
-            return
+            return True
         try:
             result = work()
+        except Hanging:
+            self.waiting.append((work, done, failed))
+            return False
         except ValueError:
             result = failed
         self.waiting.append((None, done, result))
+        return True
 
     def run(self) -> None:
-        while self.waiting:
-            self.step()
+        """Everything, but for what hangs."""
+        hung = 0  # jobs in a row
+        for _ in range(10_000):
+            if hung >= len(self.waiting):
+                return
+            hung = 0 if self.step() else hung + 1
+        raise AssertionError("there is always more work")
 
 
 class FaultyTier(Tier):
@@ -57,6 +75,7 @@ class FaultyTier(Tier):
         self.rows: dict[bytes, tuple[Record, bytes]] = {}
         self.scanning = False
         self.raises = False  # puts raise, as a tier with a bug would
+        self.hangs = False  # gets and puts do not come back
         self._random = random.Random(seed)
 
     def _fails(self) -> bool:
@@ -76,6 +95,8 @@ class FaultyTier(Tier):
 
     def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
         assert not self.scanning, "written to before its free slots are known"
+        if self.hangs:
+            raise Hanging
         if self.raises:
             raise ValueError("fake: a put that raises")
         answers = []
@@ -90,6 +111,8 @@ class FaultyTier(Tier):
         return answers
 
     def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
+        if self.hangs:
+            raise Hanging
         answers = []
         for key, view in items:
             if self._fails():

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvstore import adoption, demotion
 from kvstore.accounts import Asking
-from kvstore.blocks import BROKEN_PREFIX, IN_NVME
+from kvstore.blocks import BROKEN_PREFIX, IN_DRAM, IN_NVME
 from kvstore.engine import Engine
 from kvstore.leases import Acquired, Reserved, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
@@ -55,6 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
+        self.fault_rate = fault_rate
         self.clock_s = 0.0
         self.totals = Totals()
         self.asked: dict[int, int] = {}  # tokens by ticket, as far as it can be asked again
@@ -167,13 +168,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(chain=st.integers(0, CHAINS - 1), ns=st.integers(0, 1))
     def look(self, chain: int, ns: int) -> None:
-        """The halving search agrees with a walk along the chain."""
+        """The halving search agrees with a walk along the chain; behind an open breaker only DRAM counts."""
         joined = b"".join(block_hash(chain, d) for d in range(DEPTH))
         places = self.engine.residency(self.ids[ns], joined)
         walked = 0
         while walked < DEPTH and places[walked]:
             walked += 1
-        assert self.engine.lookup([self.ids[ns]], joined) == walked
+        usable = walked
+        if not self.engine.watch.loads.closed:
+            in_dram = [bool(place & IN_DRAM) for place in places[:walked]]
+            usable = in_dram.index(False) if False in in_dram else walked
+        patient = Asking(prefill_tokens_per_s=1e-9)  # nothing is slower than to compute
+        assert self.engine.find([self.ids[ns]], joined, patient).usable == usable
         assert all(place == 0 or place & BROKEN_PREFIX for place in places[walked:])
 
     @rule(
@@ -232,6 +238,27 @@ class EngineMachine(RuleBasedStateMachine):
         self.reads = [r for r in self.reads if r[0] is not gone]
         self.sessions[who] = self.engine.open_session(0, "test")
 
+    @rule(how=st.sampled_from(["fails", "hangs", "well", "well"]))
+    def disk_changes(self, how: str) -> None:
+        """The disk fails, hangs, or is well again; whoever waits when it hangs is told at the trip."""
+        self.nvme.fault_rate = 1.0 if how == "fails" else self.fault_rate
+        self.nvme.hangs = how == "hangs"
+
+    @rule(chain=st.integers(0, CHAINS - 1), ns=st.integers(0, 1))
+    def acquire_while_it_hangs(self, chain: int, ns: int) -> None:
+        """A trip answers who waits, at once and with misses; nothing waits behind an open breaker."""
+        self.nvme.hangs = True
+        hashes = b"".join(block_hash(chain, d) for d in range(DEPTH))
+        answers: list[Acquired] = []
+        lease = self.engine.acquire(self.sessions[0], self.ids[ns], hashes, answers.append)
+        self.io.run()
+        self.engine.watch.look()
+        if not self.engine.watch.loads.closed and not self.engine.room.unverified:
+            assert answers
+        lease.expire()
+        if answers[0].lease:
+            self.reads.append((self.sessions[0], answers[0].lease))
+
     @rule()
     def corrupt_one_on_nvme(self) -> None:
         if self.nvme.rows:
@@ -270,15 +297,20 @@ class EngineMachine(RuleBasedStateMachine):
             if not self.io.waiting:
                 return
             self.io.run()
+        assert self.fault_rate, "there is always more to do"
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
+            self.nvme.hangs, self.nvme.fault_rate = False, self.fault_rate
             for session in list(self.engine.sessions):
                 self.engine.close_session(session)
             while self.engine.adoption.step():
                 pass
             self.settle()
             assert self.engine.check() == []
+            if not self.fault_rate:
+                assert self.engine.watch.loads.closed
+                assert not self.engine.room.undemoted
             assert all(b.pins == 0 for n in self.namespaces for b in n.blocks.values())
             self.arena.close(unlink=True)
             shutil.rmtree(self.directory)

@@ -2,7 +2,7 @@
  *
  * While the file named by SICK_DISK exists, calls on slab files (*.kvs) fail the way its
  * first letter says: r: reads with EIO, w: writes with EIO, f: a full disk (ENOSPC for
- * writes and allocations), h: reads hang, s: writes hang, for as long as it says so.
+ * writes and allocations), h: reads hang, s: writes hang, d: both hang, for as long as it says so.
  * l: writes to files in a directory named "rows" (RocksDB and its log) fail with EIO.
  */
 #define _GNU_SOURCE
@@ -50,7 +50,7 @@ static int row_write_fails(int fd) {
 
 static int read_fails(int fd) {
     char letter = sickness(fd);
-    while (letter == 'h') {
+    while (letter == 'h' || letter == 'd') {
         usleep(20000);
         letter = sickness(fd);
     }
@@ -59,7 +59,7 @@ static int read_fails(int fd) {
 
 static int write_fails(int fd) {
     char letter = sickness(fd);
-    while (letter == 's') {
+    while (letter == 's' || letter == 'd') {
         usleep(20000);
         letter = sickness(fd);
     }

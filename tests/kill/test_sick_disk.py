@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.kill import load
 from tests.running import Daemon, Place
 
 SOURCE = Path(__file__).with_name("sick_disk.c")
+STALL_S = 1.0  # nvme.stall_s
 DRAM_CHAINS = 14  # 16 MiB of arena hold this many chains of 12 blocks of 96 KiB
 
 
@@ -50,6 +53,22 @@ class SickDisk:
         assert isinstance(count, int)
         return count
 
+    def breaker(self, name: str) -> dict[str, Any]:
+        (found,) = [b for b in self.client.status()["breakers"] if b["name"] == name]
+        assert isinstance(found, dict)
+        return found
+
+    def wait_until(self, truth: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not truth():
+            assert time.monotonic() < deadline_s, self.client.status()["breakers"]
+            time.sleep(0.05)
+
+    def works_again(self) -> None:
+        """The disk is well, and the daemon knows."""
+        self.recovers()
+        self.wait_until(lambda: self.breaker("nvme loads")["state"] == "closed")
+
     def settle(self) -> None:
         """Wait until nothing is on its way to or from the disk."""
         deadline_s = time.monotonic() + 10
@@ -64,12 +83,17 @@ class SickDisk:
             self.settle()
 
 
+def compiled(directory: Path) -> Path:
+    """The library that makes a disk sick."""
+    library = directory / "sick_disk.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library
+
+
 @pytest.fixture
 def disk(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> Iterator[SickDisk]:
-    library = tmp_path / "sick_disk.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"], check=True)
     switch = tmp_path / "sick"
-    serve(place, *place.with_nvme(), LD_PRELOAD=str(library), SICK_DISK=str(switch))
+    serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
     with Client(str(place.socket), timeout_s=20.0, label="test") as client:
         yield SickDisk(switch, client)
         with Client(str(place.socket), timeout_s=20.0, label="check", attach=False) as tool:
@@ -86,8 +110,9 @@ def test_read_errors_are_misses(disk: SickDisk) -> None:
     disk.fails("r")
     missed = load.CHAIN_BLOCKS - disk.get(1)
     assert missed > 0
-    assert disk.counter("promote_failed") >= missed
-    disk.recovers()
+    assert disk.counter("promote_failed") > 0
+    disk.works_again()
+    assert disk.get(1) == load.CHAIN_BLOCKS  # none of them was given up
     assert disk.put(2) == load.CHAIN_BLOCKS
     assert disk.get(2) == load.CHAIN_BLOCKS
 
@@ -101,7 +126,7 @@ def test_write_errors_and_a_full_disk_lose_no_service(disk: SickDisk, how: str) 
     disk.settle()
     records = {tier["name"]: tier["records"] for tier in disk.client.status()["tiers"]}
     assert records == {"dram": 3 * load.CHAIN_BLOCKS, "nvme": 0}
-    assert disk.counter("demote_failed") == 3 * load.CHAIN_BLOCKS
+    assert disk.counter("demote_failed") > 0
     assert [disk.get(number) for number in range(1, 4)] == [load.CHAIN_BLOCKS] * 3
     for number in range(10, 10 + DRAM_CHAINS + 2):  # more than DRAM: the oldest leave, nobody waits
         assert disk.put(number) > 0
@@ -134,7 +159,7 @@ def test_rows_that_cannot_be_written_cost_nothing_but_nvme(disk: SickDisk) -> No
     for number in (2, 3):
         assert disk.put(number) == load.CHAIN_BLOCKS
     disk.settle()
-    assert (disk.counter("demoted"), disk.counter("demote_failed")) == (demoted, 2 * load.CHAIN_BLOCKS)
+    assert disk.counter("demoted") == demoted and disk.counter("demote_failed") > 0
     assert not any(where & IN_NVME for where in disk.client.residency(disk.space, load.chain(2)))
     assert [disk.get(number) for number in (1, 2, 3)] == [load.CHAIN_BLOCKS] * 3
     for number in range(10, 10 + DRAM_CHAINS + 2):  # more than DRAM: the oldest leave, nobody waits
@@ -181,6 +206,55 @@ def test_a_hanging_disk_costs_a_deadline_not_the_daemon(disk: SickDisk) -> None:
     assert disk.put(2) > 0
     assert disk.get(2) > 0
     assert disk.client.lookup([disk.space], load.chain(2)) > 0
-    disk.recovers()
+    disk.works_again()
     disk.settle()
     assert disk.get(1) == load.CHAIN_BLOCKS
+
+
+def test_a_daemon_whose_disk_hangs_stops_and_its_successor_is_warm(
+    place: Place, serve: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    """SIGTERM ends a daemon whose I/O threads hang; what was in memory is there for the next one."""
+    switch = tmp_path / "sick"
+    daemon = serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
+    with Client(str(place.socket), timeout_s=20.0, label="test") as client:
+        space = load.namespace(client)
+        switch.write_text("d")
+        assert client.put(space, load.chain(1), b"", [load.content(h) for h in load.chain(1)]) > 0
+    begun_s = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGTERM)  # no flush
+    daemon.process.wait(60)
+    assert time.monotonic() - begun_s < 30
+    assert "hangs; stopping as after a crash" in daemon.log()
+    switch.unlink()
+    serve(place, *place.with_nvme())
+    with Client(str(place.socket), timeout_s=20.0, label="test") as client:
+        into = [bytearray(load.RECORD_BYTES) for _ in load.chain(1)]
+        assert client.get(load.namespace(client), load.chain(1), into, 5.0) == load.CHAIN_BLOCKS
+        assert into[3] == load.content(load.chain(1)[3])
+
+
+def test_a_dead_disk_costs_one_timeout_and_not_one_per_request(disk: SickDisk) -> None:
+    """With reads and writes hanging one request waits for a stall; those after it, and new blocks, for nothing."""
+    disk.put(1)
+    disk.settle()
+    disk.fill_dram_with_others()
+    disk.fails("d")
+    begun_s = time.monotonic()
+    assert disk.get(1, wait_s=15.0) == 0
+    assert STALL_S <= time.monotonic() - begun_s < 10.0  # and not the 15 s that the request would wait
+    asked = disk.counter("refused_unavailable")
+    for _ in range(20):
+        assert disk.client.lookup([disk.space], load.chain(1)) == 0
+        begun_s = time.monotonic()
+        assert disk.get(1, wait_s=15.0) == 0
+        assert time.monotonic() - begun_s < 10.0
+    assert disk.breaker("nvme loads")["trips"] == 1
+    assert disk.counter("refused_unavailable") == asked + 20
+    for number in range(30, 30 + DRAM_CHAINS + 2):  # more than DRAM: nobody waits for the disk to make room
+        assert disk.put(number) == load.CHAIN_BLOCKS
+    assert disk.get(31 + DRAM_CHAINS) == load.CHAIN_BLOCKS
+    disk.works_again()
+    disk.wait_until(lambda: disk.counter("promote_failed") == 0 and disk.get(1) == load.CHAIN_BLOCKS)
+    disk.settle()

@@ -1,0 +1,156 @@
+"""Queues: every one has a limit, something defined happens there, and the manual says what."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore import demotion, iopool, promotion, room
+from kvstore.blocks import IN_DRAM
+from kvstore.iopool import IoPool
+from kvstore.leases import Acquired
+from kvstore.queues import queues
+from tests.engine.fakes import FaultyTier
+from tests.engine.test_room import Node
+
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Twelve places in DRAM; chains a, b, c lie on NVMe, and the last of them in DRAM, too."""
+    made = Node(tmp_path / "arena", 3, FaultyTier(40))
+    for chain in "abcd":
+        made.put(*(f"{chain}{depth:02d}" for depth in range(10)))
+        made.io.run()
+    yield made
+    made.io.run()
+    assert made.engine.check() == []
+    made.arena.close(unlink=True)
+
+
+def beyond_limits(node: Node) -> list[dict[str, object]]:
+    return [row for row in queues(node.engine) if int(str(row["length"])) > int(str(row["limit"]))]
+
+
+def ask(node: Node, name: str, answers: list[Acquired]) -> None:
+    node.engine.acquire(node.session, node.space, name.encode().ljust(8), answers.append)
+
+
+def test_the_manual_names_every_queue_and_its_limit(node: Node) -> None:
+    """The table in docs/operations.md has one line per queue, with the limit that is in force."""
+    rows = re.findall(r"^\| `(\w+)` \| ([\d  ]+) \|", MANUAL.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: int(re.sub(r"\D", "", limit)) for name, limit in rows} == {
+        row["name"]: row["limit"] for row in queues(node.engine)
+    }
+
+
+def test_loads_beyond_the_limit_are_misses(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four loads may wait: a fifth block is answered as a miss at once, and counted."""
+    monkeypatch.setattr(promotion, "LOADS_WAITING_MAX", 4)
+    answers: list[Acquired] = []
+    for depth in range(6):
+        ask(node, f"a{depth:02d}", answers)
+        assert node.engine.promoter.underway <= 4
+    assert [answer.slots for answer in answers] == [[None], [None]]
+    assert node.engine.counters.loads_refused == 2
+    node.io.run()
+    assert sum(answer.slots[0] is not None for answer in answers) == 4
+
+
+def test_waiters_beyond_the_limit_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three may wait for one block; the fourth is told that it does not come."""
+    monkeypatch.setattr(promotion, "LOAD_WAITERS_MAX", 3)
+    answers: list[Acquired] = []
+    for _ in range(4):
+        ask(node, "a00", answers)
+    assert [answer.slots for answer in answers] == [[None]]
+    assert node.engine.promoter.waiting == 3
+    node.io.run()
+    assert node.engine.promoter.waiting == 0
+
+
+def test_the_oldest_demotion_gives_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a limit of three the oldest block stays in DRAM only; it may be evicted, and is counted."""
+    monkeypatch.setattr(room, "DEMOTING_MAX", 3)
+    monkeypatch.setattr(demotion, "DEMOTE_BATCH_RECORDS", 1)
+    node.put("x00", "x01", "x02", "x03", "x04")
+    assert len(node.engine.room.demoting) <= 3
+    assert node.engine.counters.demotions_dropped == 2
+    node.io.run()
+    assert node.put(*(f"y{depth:02d}" for depth in range(12))) > 0
+
+
+def test_given_up_records_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit a record that was given up stays on NVMe until a start; the books allow for it."""
+    monkeypatch.setattr(room, "DOOMED_MAX", 2)
+    tier = node.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    held = [b for b in node.engine.namespaces.get(node.space).blocks.values() if not b.where & IN_DRAM][-4:]
+    for block in held:
+        node.engine.room.doom(block)
+    assert len(node.engine.room.doomed) == 2 and node.engine.counters.dooms_dropped == 2
+    assert node.engine.check() == []
+
+
+def test_a_full_pool_answers_failed_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its thread busy and two jobs waiting, a third one fails at once; an urgent one goes first."""
+    monkeypatch.setattr(iopool, "IO_ORDINARY_MAX", 2)
+    posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    pool = IoPool(1, posted.put)
+    begun, goes_on = threading.Event(), threading.Event()
+    heard: list[str] = []
+
+    def busy() -> str:
+        begun.set()
+        goes_on.wait(10)
+        return "busy"
+
+    pool.submit(busy, heard.append, failed="failed")
+    assert begun.wait(10)
+    for name in ("one", "two", "three"):
+        pool.submit(lambda name=name: name, heard.append, failed=f"no {name}")
+    pool.submit(lambda: "urgent", heard.append, failed="failed", urgent=True)
+    assert pool.lengths() == (1, 2) and pool.refused == 1
+    goes_on.set()
+    for _ in range(5):
+        posted.get(timeout=10)()
+    pool.close()
+    assert heard == ["no three", "busy", "urgent", "one", "two"]
+
+
+def test_no_queue_exceeds_its_limit_under_pressure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small limits, and stores and loads in any order, every queue stays within its limit."""
+    for module, name, limit in (
+        (promotion, "LOADS_WAITING_MAX", 5),
+        (promotion, "LOAD_WAITERS_MAX", 7),
+        (promotion, "SUSPECTS_MAX", 3),
+        (room, "DEMOTING_MAX", 4),
+        (room, "UNDEMOTED_MAX", 4),
+        (room, "DOOMED_MAX", 3),
+    ):
+        monkeypatch.setattr(module, name, limit)
+        monkeypatch.setattr(f"kvstore.queues.limits.{name}", limit)
+    tier = node.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    answers: list[Acquired] = []
+    for turn in range(60):
+        tier.fault_rate = (0.0, 1.0, 0.3)[turn // 7 % 3]
+        ask(node, f"{'abcd'[turn % 4]}{turn % 10:02d}", answers)
+        node.put(f"z{turn:03d}")
+        assert not beyond_limits(node)
+        if turn % 3 == 0:
+            node.io.run()
+            node.engine.tick()
+            assert not beyond_limits(node)
+        for answer in answers:
+            if answer.lease:
+                node.engine.release(node.session, answer.lease)
+        answers.clear()
+    node.engine.close_session(node.session)
+    tier.fault_rate = 0.0

@@ -1,0 +1,272 @@
+"""Speeds and break-even: what is learned of a tier, and how far a prefix is worth loading."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore import index
+from kvstore.accounts import NOBODY_IN_PARTICULAR, Asking
+from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.breaker import Job
+from kvstore.breakeven import BreakEven, slow_blocks
+from kvstore.namespaces import Namespace, NamespaceSpec
+from kvstore.speed import TierSpeed
+
+MIB = 1 << 20
+BLOCK_TOKENS = 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Disk:
+    """Jobs on a tier of known latency and throughput, one after the other."""
+
+    def __init__(self, latency_s: float, bytes_per_s: float) -> None:
+        self.clock = Clock()
+        self.speed = TierSpeed(self.clock)
+        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+
+    def load(self, *sizes_bytes: int) -> float:
+        """Load these at once; answers how long it took."""
+        begun_s = self.clock.now_s
+        jobs = [Job(size, begun_s) for size in sizes_bytes]
+        for job in jobs:
+            self.speed.wait(job.size_bytes)
+            self.speed.begin(job)
+        self.clock.now_s += self.latency_s
+        for job in jobs:
+            self.clock.now_s += job.size_bytes / self.bytes_per_s
+            self.speed.arrive(job.size_bytes)
+            self.speed.end(job, job.size_bytes)
+        took_s = self.clock.now_s - begun_s
+        self.clock.now_s += 1.0  # idle
+        return took_s
+
+
+def space(number: int = 0, record_bytes: int = MIB) -> Namespace:
+    return Namespace(number, NamespaceSpec(bytes([number]) * 16, record_bytes, 8, BLOCK_TOKENS))
+
+
+def hashes(count: int) -> bytes:
+    return b"".join(n.to_bytes(8, "big") for n in range(1, count + 1))
+
+
+def fill(namespace: Namespace, places: str) -> bytes:
+    """A chain whose blocks are in DRAM (d), on NVMe (n), or both (b)."""
+    names = index.split_hashes(hashes(len(places)), 8)
+    for parent, name, place in zip([b"", *names], names, places, strict=False):
+        for bit, letters in ((IN_DRAM, "db"), (IN_NVME, "nb")):
+            if place in letters:
+                index.arrived(namespace, name, parent, bit)
+    return b"".join(names)
+
+
+def test_nothing_is_predicted_before_anything_is_measured() -> None:
+    """A tier that was never used is expected to take no time: the first loads are the measurement."""
+    disk = Disk(0.01, 1e9)
+    assert disk.speed.load_s(100 * MIB) == 0.0
+    disk.load(MIB)
+    assert disk.speed.load_s(100 * MIB) > 0.0
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.0001, 0.02])
+@pytest.mark.parametrize("bytes_per_s", [1e8, 3e9])
+def test_predictions_come_close(latency_s: float, bytes_per_s: float) -> None:
+    """After a mix of large and small loads, a large one is predicted within a factor of two."""
+    disk = Disk(latency_s, bytes_per_s)
+    for _ in range(10):
+        disk.load(*[8 * MIB] * 4)
+        disk.load(2 * MIB)
+    predicted_s = disk.speed.load_s(64 * MIB)
+    assert disk.load(*[8 * MIB] * 8) / 2 < predicted_s < 2 * disk.load(*[8 * MIB] * 8)
+
+
+@pytest.mark.parametrize("factor", [100, 0.01])
+def test_a_change_is_noticed_within_a_few_loads(factor: float) -> None:
+    """A tier that becomes a hundred times slower, or faster, is known to be so after six loads."""
+    disk = Disk(0.0, 1e9)
+    for _ in range(5):
+        disk.load(8 * MIB)
+    disk.bytes_per_s /= factor
+    for _ in range(6):
+        took_s = disk.load(8 * MIB)
+    assert took_s / 2 < disk.speed.load_s(8 * MIB) < 2 * took_s
+
+
+def test_what_is_queued_is_waited_for() -> None:
+    """Bytes that others asked for come first."""
+    disk = Disk(0.0, 1e9)
+    disk.load(8 * MIB)
+    alone_s = disk.speed.load_s(MIB)
+    disk.speed.wait(1000 * MIB)
+    assert disk.speed.load_s(MIB) == pytest.approx(alone_s + 1000 * MIB / 1e9, rel=0.01)
+    disk.speed.arrive(1000 * MIB)
+    assert disk.speed.load_s(MIB) == alone_s
+
+
+def test_a_late_job_makes_others_wait() -> None:
+    """While a job is late, a new load is expected to wait at least as long again."""
+    disk = Disk(0.0, 1e9)
+    disk.load(8 * MIB)
+    disk.speed.begin(Job(MIB, disk.clock.now_s))
+    disk.clock.now_s += 0.5
+    assert disk.speed.load_s(MIB) > 0.49
+
+
+def test_what_hung_says_nothing_about_the_speed() -> None:
+    """The time of jobs that were under way at a trip does not count, however long they took."""
+    disk = Disk(0.0, 1e9)
+    disk.load(8 * MIB)
+    known = disk.speed.bytes_per_s
+    job = Job(MIB, disk.clock.now_s)
+    disk.speed.begin(job)
+    disk.speed.drop()
+    disk.clock.now_s += 100.0
+    disk.speed.end(job, MIB)
+    assert disk.speed.bytes_per_s == known
+
+
+def break_even(load_s_per_block: float, latency_s: float = 0.0, configured: float = 0.0) -> BreakEven:
+    speed = TierSpeed(Clock())
+    speed.bytes_per_s, speed.latency_s = MIB / load_s_per_block, latency_s
+    return BreakEven(speed, configured)
+
+
+def test_unknown_prefill_rates_refuse_nothing() -> None:
+    """Where nobody knows how fast the engine computes, every held block is used."""
+    namespace = space()
+    names = fill(namespace, "nnnn")
+    assert break_even(10.0).usable([namespace], names, 4, NOBODY_IN_PARTICULAR) == 4
+
+
+def test_the_rate_is_that_of_the_request_else_learned_else_configured() -> None:
+    """Each stands in for the one before it; what is learned belongs to one namespace."""
+    told = Asking(prefill_tokens_per_s=500.0)
+    decided = break_even(1.0, configured=100.0)
+    first, other = space(0), space(1)
+    assert decided.rate(first, NOBODY_IN_PARTICULAR) == 100.0
+    decided.learn(first, 200.0)
+    assert decided.rate(first, NOBODY_IN_PARTICULAR) == 200.0
+    assert decided.rate(first, told) == 500.0
+    assert decided.rate(other, NOBODY_IN_PARTICULAR) == 100.0
+
+
+def test_a_slow_tier_is_refused_and_a_fast_one_used() -> None:
+    """The same blocks, ten times slower and ten times faster to load than to compute."""
+    namespace = space()
+    names = fill(namespace, "ddnnnn")
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    assert break_even(0.1).usable([namespace], names, 6, asking) == 2
+    assert break_even(0.001).usable([namespace], names, 6, asking) == 6
+
+
+def test_latency_must_be_paid_off() -> None:
+    """A latency of four blocks' prefill is worth it for eight blocks, not for two."""
+    namespace = space()
+    names = fill(namespace, "n" * 8)
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    decided = break_even(0.001, latency_s=0.04)
+    assert decided.usable([namespace], names, 8, asking) == 8
+    assert decided.usable([namespace], names[:16], 2, asking) == 0
+
+
+def test_dram_behind_a_slow_block_can_pay_for_it() -> None:
+    """One block that is slow to load is loaded where many in DRAM hang on it."""
+    namespace = space()
+    names = fill(namespace, "n" + "d" * 20)
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    assert break_even(0.1).usable([namespace], names, 21, asking) == 21
+    assert break_even(0.5).usable([namespace], names, 21, asking) == 0
+
+
+def test_what_the_engine_holds_is_neither_loaded_nor_computed() -> None:
+    """Slow blocks within the engine's own cache cost nothing; those behind it are refused."""
+    namespace = space()
+    names = fill(namespace, "nnnddn")
+    asking = Asking(local_tokens=3 * BLOCK_TOKENS, prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    assert break_even(0.1).usable([namespace], names, 6, asking) == 5
+
+
+def test_all_namespaces_of_a_lookup_are_loaded() -> None:
+    """Two ranks' records are twice the bytes."""
+    ranks = [space(0), space(1)]
+    for rank in ranks:
+        names = fill(rank, "nnnn")
+    assert slow_blocks(ranks, names, 4) == [(n, 2 * MIB) for n in range(4)]
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.015)
+    assert break_even(0.01).usable(ranks[:1], names, 4, asking) == 4
+    assert break_even(0.01).usable(ranks, names, 4, asking) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    places=st.lists(st.sampled_from("dnb"), min_size=1, max_size=12).map("".join),
+    local=st.integers(0, 40),
+    load_ms=st.sampled_from([0.1, 5.0, 9.0, 11.0, 100.0]),
+    latency_ms=st.sampled_from([0.0, 3.0, 30.0]),
+)
+def test_never_slower_than_recomputing_and_never_less_than_best(
+    places: str, local: int, load_ms: float, latency_ms: float
+) -> None:
+    """The prefix chosen gains as much as the best of all prefixes, and never loses."""
+    namespace = space()
+    names = fill(namespace, places)
+    rate = BLOCK_TOKENS / 0.01
+    asking = Asking(local_tokens=local, prefill_tokens_per_s=rate)
+
+    def gain_s(count: int) -> float:
+        slow = sum(place == "n" for place in places[local // BLOCK_TOKENS : count])
+        saved_s = max(0, count * BLOCK_TOKENS - local) / rate
+        return saved_s - (latency_ms + slow * load_ms) / 1e3 if slow else saved_s
+
+    decided = break_even(load_ms / 1e3, latency_ms / 1e3)
+    usable = decided.usable([namespace], names, len(places), asking)
+    assert gain_s(usable) >= -1e-9
+    assert gain_s(usable) >= max(map(gain_s, range(len(places) + 1))) - 1e-9
+
+
+def test_most_lookups_walk_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one block is sooner loaded than computed, latency included, no block is looked at."""
+    walked: list[int] = []
+    monkeypatch.setattr("kvstore.breakeven.slow_blocks", lambda *rest: walked.append(1) or [])
+    namespace = space()
+    names = fill(namespace, "n" * 8)
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    assert break_even(0.001, latency_s=0.005).usable([namespace], names, 8, asking) == 8
+    assert not walked
+    break_even(0.001, latency_s=0.02).usable([namespace], names, 8, asking)
+    assert walked
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_loads_lose_when_the_disk_changes(seed: int) -> None:
+    """On a disk that changes its speed, hardly a load is slower than computing, and none where it pays is refused for long."""
+    draw = random.Random(seed)
+    disk = Disk(0.001, 1e9)
+    decided = BreakEven(disk.speed, 0.0)
+    namespace = space()
+    names = fill(namespace, "n" * 64)
+    block_s = 0.002
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / block_s)
+    lost = refused = 0
+    for request in range(400):
+        if request % 100 == 0:
+            disk.bytes_per_s = draw.choice([1e8, 3e8, 1e9, 5e9])
+        count = draw.randint(8, 64)
+        usable = decided.usable([namespace], names, count, asking)
+        if usable:
+            lost += disk.load(*[MIB] * usable) > usable * block_s
+        else:
+            refused += count * (block_s - MIB / disk.bytes_per_s) > disk.latency_s
+            disk.load(*[MIB] * 4)  # a probe, which nobody waits for
+    assert lost <= 4 * 5 and refused <= 4 * 5
