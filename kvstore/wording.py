@@ -54,9 +54,9 @@ def moment(unix_s: float) -> str:
 
 
 def money(amount: float | None, currency: str) -> str:
-    """12.3456 -> "12.35 EUR"; small amounts keep two digits that count."""
+    """12.3456 -> "12.35 EUR"; small amounts keep two digits that count, large ones none."""
     if amount is None:
         return NOTHING
     if 0 < abs(amount) < 0.01:
         return f"{amount:.2g} {currency}"
-    return f"{amount:,.2f} {currency}"
+    return f"{amount:,.2f} {currency}" if abs(amount) < 1000 else f"{count(amount)} {currency}"

@@ -63,7 +63,7 @@ section{margin-top:40px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(178px,1fr));gap:12px;margin-top:22px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px}
 .what{color:var(--soft);font-size:13px}
-.figure{font-size:27px;font-weight:650;letter-spacing:-.01em;line-height:1.25;font-variant-numeric:tabular-nums}
+.figure{font-size:25px;white-space:nowrap;font-weight:650;letter-spacing:-.01em;line-height:1.25;font-variant-numeric:tabular-nums}
 .means{color:var(--soft);font-size:13px;line-height:1.4;margin-top:2px}
 .scroll{overflow-x:auto}
 .narrow table{width:auto;min-width:50%}
