@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import Figure, print_json, print_table
+from kvstore.cli.output import Figure, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -75,7 +75,7 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
             client.status()["namespaces"], args.namespace.lower(), args.model, args.tenant
         )
     except explanation.Unclear as error:
-        raise CliError(f"explain: {error}", exit_code=NOT_FOUND) from error
+        raise CliError(f"explain: {printable(str(error))}", exit_code=NOT_FOUND) from error
     full = [space for space in spaces if not explanation.is_windowed(space)] or spaces
     step = _hash_tokens(spaces)
     block_tokens = max(space["block_tokens"] for space in full)
@@ -276,7 +276,6 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from kvstore.cli.report import printable
     from kvstore.outcomes import MEANINGS
     from kvstore.wording import count
 

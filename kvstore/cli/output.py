@@ -18,6 +18,11 @@ def print_json(value: Mapping[str, Any], indent: int | None = 2) -> None:
     print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
 
 
+def printable(text: str) -> str:
+    """A name that a client chose, without what could steer a terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
 

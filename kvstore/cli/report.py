@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import Figure, print_json, print_table
+from kvstore.cli.output import Figure, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -225,8 +225,3 @@ def _print_prefixes(document: Document) -> None:
             "lives in",
         ]
         print_table("prefixes that saved most, since they were first seen", columns, rows)
-
-
-def printable(text: str) -> str:
-    """A name that a client chose, without what could steer a terminal."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)

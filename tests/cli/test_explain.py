@@ -291,6 +291,18 @@ def test_groups_with_blocks_of_other_sizes_are_asked_in_tokens(
     assert [block["outcome"] for block in document["blocks"]] == ["dram", "dram", "never_seen"]
 
 
+def test_names_cannot_steer_a_terminal(place: Place, serve: Callable[..., Daemon]) -> None:
+    """A model called with escape codes and line ends is one harmless line."""
+    serve(place)
+    with Client(place.socket, timeout_s=10) as client:
+        rank = client.namespace(b"1" * 16, RECORD_BYTES, 32, 16, fields(model="\x1b[31mred\nline"))
+        client.put(rank, named(TOKENS)[:1], b"", [bytes(RECORD_BYTES)])
+    for words in (["--model", "gpt"], []):
+        done = kvstore("explain", "--tokens", ids(TOKENS), *words, "--socket", place.socket)
+        told = done.stdout + done.stderr
+        assert "\ufffd[31mred\ufffdline" in told and "\x1b" not in told
+
+
 def test_a_namespace_that_says_nothing_is_named() -> None:
     """Of an engine that does not tell how it hashes nothing can be explained."""
     from kvstore.cli import CliError
