@@ -54,7 +54,9 @@ def replay_page(document: Document, traces: Sequence[str], drop_tail: bool) -> s
     fractions = sorted({fraction for name, row in ratios.items() if name != EVERYTHING for fraction in row})
     told = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
     parts = [html.tiles(_headline(document, ratios, fractions)), *_verdict(ratios, fractions)]
-    if fractions:
+    if len(fractions) == 1:
+        parts.append(_ranked(ratios, fractions[0]))
+    elif fractions:
         parts.append(_by_capacity(ratios, fractions))
         if ENVELOPE in ratios and len(ratios) > 2:
             parts.append(_distance(ratios, fractions))
@@ -202,6 +204,28 @@ def _all(ratios: Ratios, fractions: Sequence[float], everything: Mapping[float, 
     return html.section("All figures", html.table(caption, columns, rows, marked))
 
 
+def _ranked(ratios: Ratios, fraction: float) -> Html:
+    """One capacity: bars, best first."""
+    at = {name: max(row.values()) if name == EVERYTHING else row[fraction] for name, row in ratios.items()}
+    order = sorted(at, key=lambda name: -at[name])
+    best = at.get(ENVELOPE)
+    rows = [
+        (
+            name,
+            html.bar(at[name], f"c-{_series(name, []).colour}", percent(at[name])),
+            Figure(percent(at[name])),
+            Figure(NOTHING if name == EVERYTHING else _against(name, _less(at[name], best))),
+        )
+        for name in order
+    ]
+    ours = [order.index(OURS)] if OURS in order else []
+    columns = ["policy", "", "hit ratio", "less envelope"]
+    table = html.table("best first; the distance is in points", columns, rows, ours)
+    return html.section(
+        f"Hit ratio at {_percent(fraction)} capacity", Html(f'<div class="wide">{table}</div>')
+    )
+
+
 def points(difference: float) -> str:
     """0.0123 -> "+1.2"."""
     return f"{100 * difference:+.1f}"
@@ -227,7 +251,7 @@ def _series(name: str, values: Sequence[float | None]) -> svg.Series:
         BOUND: ("bound", "dotted"),
         EVERYTHING: ("bound", "dotted"),
     }.get(name, ("", ""))
-    label = {OURS: f"{OURS} (ours)", BOUND: f"{BOUND} (bound)", EVERYTHING: f"{EVERYTHING} room"}.get(
+    label = {OURS: f"{OURS} (ours)", BOUND: f"{BOUND} (bound)", EVERYTHING: f"{EVERYTHING} (bound)"}.get(
         name, name
     )
     return svg.Series(label, colour or f"ref{[*REFERENCES].index(name) % 6 + 1}", values, style)

@@ -140,7 +140,8 @@ def _verdict(document: Document) -> Html:
     asked = total["tokens"] - total["engine_tokens"]
     told = f"Of {short_count(asked)} tokens that engines asked for, {short_count(total['hit_tokens'])} came from the cache"
     if reasons:
-        told += f"; {percent(reasons[0]['share'])} of the others were {_mostly(reasons[0])}"
+        share = "all" if len(reasons) == 1 else percent(reasons[0]["share"])
+        told += f"; {share} of the others were {_mostly(reasons[0])}"
     return html.paragraph(f"{told}.", "verdict")
 
 

@@ -67,6 +67,7 @@ section{margin-top:40px}
 .means{color:var(--soft);font-size:13px;line-height:1.4;margin-top:2px}
 .scroll{overflow-x:auto}
 .narrow table{width:auto;min-width:50%}
+.wide .bar{width:min(440px,40vw)}
 .tight .bar{width:84px}.tight td bdi{white-space:nowrap}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);font-size:13px;padding:8px 0 4px}
