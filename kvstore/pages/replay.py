@@ -35,7 +35,7 @@ POLICIES = {
     "wtinylfu": "A small window for newcomers; to stay, a block must have been used more often than the one it replaces.",
     BOUND: "Knows the future, and gives up what is needed last. No real cache can do that: it is the upper bound at a capacity.",
     EVERYTHING: "Never gives anything up: all that can be hit in these requests, with room for everything.",
-    ENVELOPE: "Not a policy: at each capacity the best of the references (all but ours and the bounds). No single one of them is the best everywhere.",
+    ENVELOPE: "Not a policy: at each capacity the best of the references (all but ours and the bounds). Which one that is can differ.",
 }
 WORDS = (
     ("block", "The keys and values of a fixed run of tokens of a prompt; the unit that is stored and found."),
@@ -176,7 +176,7 @@ def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
         "Distance to the envelope",
         svg.lines(frame, series, _positions(fractions), places, marks),
         note="The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
-        "Which reference is the best depends on the capacity.",
+        "Which reference is the best can depend on the capacity.",
     )
 
 
