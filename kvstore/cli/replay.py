@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         from kvstore.pages.replay import replay_page
 
-        write_page(args.html, replay_page(document, [path.name for path in args.trace], drop_tail), "replay")
+        lasted_s = requests.times_s[-1] - requests.times_s[0]
+        names = [path.name for path in args.trace]
+        write_page(args.html, replay_page(document, names, drop_tail, lasted_s), "replay")
     if args.output == "json":
         print_json(document)
     else:
@@ -120,7 +122,6 @@ def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
             "requests": len(requests.prompts),
             "block_refs": requests.block_refs,
             "unique_blocks": requests.unique_blocks,
-            "duration_s": round(requests.times_s[-1] - requests.times_s[0], 3),
         },
         "results": [
             {

@@ -48,12 +48,12 @@ WORDS = (
 )
 
 
-def replay_page(document: Document, traces: Sequence[str], drop_tail: bool) -> str:
-    """The page. document: what `-o json` prints. traces: names of the recordings."""
+def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, lasted_s: float = 0.0) -> str:
+    """The page. document: what `-o json` prints. traces: names of the recordings, which lasted so long."""
     ratios = ratios_of(document)
     fractions = sorted({fraction for name, row in ratios.items() if name != EVERYTHING for fraction in row})
     told = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
-    parts = [html.tiles(_headline(document, ratios, fractions)), *_verdict(ratios, fractions)]
+    parts = [html.tiles(_headline(document, ratios, fractions, lasted_s)), *_verdict(ratios, fractions)]
     if len(fractions) == 1:
         parts.append(_ranked(ratios, fractions[0]))
     elif fractions:
@@ -80,9 +80,11 @@ def ratios_of(document: Document) -> Ratios:
     return ratios
 
 
-def _headline(document: Document, ratios: Ratios, fractions: Sequence[float]) -> list[tuple[str, str, str]]:
+def _headline(
+    document: Document, ratios: Ratios, fractions: Sequence[float], lasted_s: float
+) -> list[tuple[str, str, str]]:
     trace = document["trace"]
-    lasted = f" in {span(trace['duration_s'])}" if trace.get("duration_s") else ""
+    lasted = f" in {span(lasted_s)}" if lasted_s > 0 else ""
     boxes = [
         ("Requests", count(trace["requests"]), f"recorded{lasted}"),
         (
