@@ -20,7 +20,7 @@ venv-033: venv
 	@scripts/venv_next.sh
 
 demo: venv
-	@$(VENV)/kvstore demo
+	@$(VENV)/kvstore demo --html demo-report.html
 
 # Tests that start engines want the cores for themselves, so they run after the others, one at a time.
 test: venv vllm-source lint

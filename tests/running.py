@@ -19,10 +19,13 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "KVSTORE_CONFIG": "", **extra}
 
 
-def kvstore(*arguments: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def kvstore(
+    *arguments: str | Path, stdin: str | None = None, **extra: str
+) -> subprocess.CompletedProcess[str]:
     """One finished run of the command."""
     return subprocess.run(
         [sys.executable, "-m", "kvstore", *map(str, arguments)],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

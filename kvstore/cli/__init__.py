@@ -30,6 +30,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 COMMANDS = {
     "serve": "run the daemon",
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
+    "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
+    "explain": "where a prompt would hit, block by block, and why not",
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",

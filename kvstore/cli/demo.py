@@ -3,6 +3,7 @@
   kvstore demo                         progress on stderr, at the end a table
   kvstore demo -o json                 one JSON document instead of the table
   kvstore demo --model DIRECTORY       a real model (a GPU, or a CPU and patience)
+  kvstore demo --html page.html        also the report of these phases, as a page for a browser
   kvstore demo --keep                  leave data and logs of the run behind, and say where
 
 Without --model a tiny model is made on the spot; nothing is downloaded. Every phase is a fresh
@@ -26,6 +27,7 @@ from pathlib import Path
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json, print_table
+from kvstore.cli.report import add_html_argument, require_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, metavar="DIRECTORY", help="a model that vLLM can load (default: a tiny one)"
     )
     parser.add_argument("--keep", action="store_true", help="keep the directory with data and logs")
+    add_html_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(
             "demo: vLLM is not installed beside kvstore (make venv installs it)", exit_code=NOT_FOUND
         )
+    require_page(args.html, "demo")
     if args.model is not None and not (args.model / "config.json").is_file():
         raise CliError(
             f"demo: --model {args.model}: not a model directory (no config.json)", exit_code=NOT_FOUND
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
     try:
         shown, stopped = show(
-            directory, args.model and args.model.absolute(), lambda text: _say(started, text)
+            directory, args.model and args.model.absolute(), lambda text: _say(started, text), args.html
         )
     except OSError as error:
         raise CliError(f"demo: {error}") from error

@@ -18,15 +18,27 @@ def print_json(value: Mapping[str, Any], indent: int | None = 2) -> None:
     print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
 
 
+def printable(text: str) -> str:
+    """A name that a client chose, without what could steer a terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
 def is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+class Figure(str):
+    """A number in words, "12.3 %": set to the right in tables."""
+
+    __slots__ = ()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A titled table; numbers right, text left."""
     texts = [[str(cell) for cell in row] for row in rows]
     right = [
-        bool(rows) and all(isinstance(row[n], (int, float)) for row in rows) for n in range(len(columns))
+        bool(rows) and all(isinstance(row[n], (int, float, Figure)) for row in rows)
+        for n in range(len(columns))
     ]
     if is_terminal():
         _draw(title, columns, texts, right)

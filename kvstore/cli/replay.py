@@ -4,6 +4,7 @@
   kvstore replay trace.jsonl.gz --capacity 2%,40% other capacities
   kvstore replay trace.jsonl --policy kvstore     one policy (may be given several times)
   kvstore replay trace.jsonl --tail drop          without the partly filled last blocks, as engines store
+  kvstore replay trace.jsonl --html page.html     one self-contained page with plots, beside the table
   kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
 
 Traces are in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json, print_table, progress_bars
+from kvstore.cli.report import add_html_argument, require_page, write_page
 
 if TYPE_CHECKING:
     from kvstore.replay.table import Cell, Result
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="keep",
         help="the partly filled last block of a prompt (default keep)",
     )
+    add_html_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     fractions = _fractions(args.capacity)
     policies = _policies(args.policy or ["all"])
+    require_page(args.html, "replay")
     for path in args.trace:
         if not path.is_file():
             raise CliError(f"replay: {path}: no such file", exit_code=NOT_FOUND)
@@ -76,8 +80,15 @@ def run(args: argparse.Namespace) -> int:
         results = table.compute(
             requests, cells, args.trace, drop_tail, lambda done, total: _progress(show, cells, done, total)
         )
+    document = _document(requests, results)
+    if args.html is not None:
+        from kvstore.pages.replay import replay_page
+
+        lasted_s = requests.times_s[-1] - requests.times_s[0]
+        names = [path.name for path in args.trace]
+        write_page(args.html, replay_page(document, names, drop_tail, lasted_s), "replay")
     if args.output == "json":
-        print_json(_document(requests, results))
+        print_json(document)
     else:
         _print(results, fractions)
     return OK

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,18 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """The daemon's own report. Raises DemoError when it does not answer."""
+        return self._ask(lambda client: client.status())
+
+    def _ask(self, question: Callable[[Client], dict[str, Any]]) -> dict[str, Any]:
         try:
             with Client(self.socket_path, c.STATUS_TIMEOUT_S, label="demo", attach=False) as client:
-                return client.status()
+                return question(client)
         except ClientError as error:
             raise DemoError(f"the daemon does not answer: {error}\n{log_tail(self.log_path)}") from error
+
+    def report(self) -> dict[str, Any]:
+        """Totals of all it remembers. Raises DemoError when it does not answer."""
+        return self._ask(lambda client: client.report(0))
 
     def counters(self) -> dict[str, int]:
         counters: dict[str, int] = self.status()["counters"]

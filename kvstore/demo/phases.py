@@ -37,15 +37,23 @@ class Show:
     """The phases over one daemon; results in `shown`, in order, as they come."""
 
     def __init__(
-        self, daemon: Daemon, engines: Engines, model: str, tiny: bool, say: Callable[[str], None]
+        self,
+        daemon: Daemon,
+        engines: Engines,
+        model: str,
+        tiny: bool,
+        say: Callable[[str], None],
+        page: Path | None = None,
     ) -> None:
-        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each."""
+        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each.
+        page: where to write what `kvstore report --html` makes of the first daemon."""
         self.shown: list[Shown] = []
         self._daemon = daemon
         self._engines = engines
         self._model = model
         self._tiny = tiny
         self._say = say
+        self._page = page
         self._cold: Run | None = None
         self._prompts = [
             f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")
@@ -64,9 +72,23 @@ class Show:
         self._phase("arena lost", Expected("nvme"))
         self._without_arena(damaged=True)
         self._phase("corrupt block", Expected("nvme", corrupt_blocks=1))
+        self._write_page()
         self._daemon.start_empty()
         self._prefill_and_decode()
         self._daemon.stop()
+
+    def _write_page(self) -> None:
+        """The report of the daemon that all phases until now had. Raises OSError."""
+        if self._page is None:
+            return
+        from kvstore.pages.html import write
+        from kvstore.pages.report import report_page
+        from kvstore.report import document
+
+        answer = self._daemon.report()
+        first_s = min((row["hour_s"] for row in answer["rows"]), default=answer["now_s"])
+        write(self._page, report_page(document(answer, first_s)))
+        self._say(f"report of these phases: {self._page}")
 
     def _without_arena(self, damaged: bool = False) -> None:
         """Have everything on NVMe and nothing in DRAM; damaged: with one record that is not what it was."""
@@ -165,10 +187,12 @@ def sizes_for(tiny: bool) -> Sizes:
     return Sizes(c.REAL_DRAM_BYTES, c.REAL_NVME_BYTES, c.REAL_SLAB_BYTES)
 
 
-def show(directory: Path, model: Path | None, say: Callable[[str], None]) -> tuple[list[Shown], str]:
+def show(
+    directory: Path, model: Path | None, say: Callable[[str], None], page: Path | None = None
+) -> tuple[list[Shown], str]:
     """Carry out the demo in an empty directory: what was shown, and why it stopped early ("" if it did not).
 
-    model: a model's directory, or None for the tiny one. Leaves logs and data in `directory`;
+    model: a model's directory, or None for the tiny one. page: where the report goes, if anywhere. Leaves logs and data in `directory`;
     processes and shared memory are gone when it returns. Raises OSError where a file cannot be written.
     """
     from kvstore.demo.model import ensure_model
@@ -177,7 +201,7 @@ def show(directory: Path, model: Path | None, say: Callable[[str], None]) -> tup
     path = ensure_model(directory) if model is None else model
     daemon = Daemon(directory, sizes_for(tiny))
     engines = Engines(directory, ENGINES)
-    demo = Show(daemon, engines, str(path), tiny, say)
+    demo = Show(daemon, engines, str(path), tiny, say, page)
     try:
         demo.run()
     except DemoError as error:

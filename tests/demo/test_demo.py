@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.pages import read_page
+
 PHASES = ["cold", "engine restart", "daemon kill -9", "arena lost", "corrupt block", "prefill, decode"]
 
 FAKE_VLLM = """
@@ -73,11 +75,12 @@ def is_running(word: str) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The real demo, once, as `kvstore demo -o json` prints it."""
-    done = demo(tmp_path_factory.mktemp("demo"), "-o", "json")
+    """The real demo, once, as `kvstore demo -o json` prints it; "page" is what --html wrote."""
+    directory = tmp_path_factory.mktemp("demo")
+    done = demo(directory, "-o", "json", "--html", str(directory / "page.html"))
     assert done.returncode == 0, done.stderr[-4000:]
     document: dict[str, Any] = json.loads(done.stdout)
-    return document
+    return {**document, "page": (directory / "page.html").read_text()}
 
 
 @pytest.mark.vllm
@@ -125,6 +128,15 @@ def test_the_document_has_the_promised_fields(whole: dict[str, Any]) -> None:
         assert set(phase["cached_tokens"]) == {"dram", "nvme"}
         assert phase["prompt_tokens"] == whole["phases"][0]["prompt_tokens"] > 3 * 1024
         assert 0 < phase["ttft_ms"] < 60_000
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_the_report_of_the_phases_is_a_page(whole: dict[str, Any]) -> None:
+    """--html: what the daemon's books say of the phases, with hits in both tiers."""
+    page = read_page(whole["page"])
+    assert "hit in DRAM" in page.texts and "hit on NVMe" in page.texts
 
 
 def test_an_engine_that_cannot_be_imported_fails_the_demo(tmp_path: Path) -> None:

@@ -1,0 +1,304 @@
+"""Where a prompt would hit, block by block, and why not. Nothing is counted, nothing is loaded.
+
+  kvstore explain --tokenizer DIR "text"     a prompt as text, as an engine's completion request has it
+  kvstore explain --tokenizer DIR @file      the text is in a file; - reads it from stdin
+  kvstore explain --tokens 1,2,3             token ids (also --tokens @file, --tokens -); needs no tokenizer
+  kvstore explain … --model NAME             of which model, where the daemon has several (or --namespace HEX)
+  kvstore explain … --salt SALT              the request's cache_salt
+  kvstore explain … -o json                  for programs, a row for each block; docs/cli.md lists the fields
+
+A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. Chat requests are text after the
+model's chat template: give that, with --no-special-tokens. Prompts with images or LoRA adapters are not covered.
+Exit code 0 whether it would hit or not, 3 when there is no such namespace, 4 when no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.output import Figure, print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
+    from kvstore.explanation import Space
+
+PROMPT_BYTES_MAX = 64 << 20
+TOKEN_MAX = (1 << 32) - 1
+NUMBERS = re.compile(r"\s*\[?\s*\d+\s*([,\s]\s*\d+\s*)+\]?\s*", re.ASCII)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+    add_output_argument(parser, "table", "json")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text, token ids, @FILE, or - for stdin")
+    parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or the model's directory"
+    )
+    parser.add_argument(
+        "--no-special-tokens", action="store_true", help="do not add what the tokenizer puts around a text"
+    )
+    parser.add_argument("--namespace", default="", metavar="HEX", help="its digest, or the beginning of it")
+    parser.add_argument("--model", default="", metavar="NAME", help="the model's name, or a part of it")
+    parser.add_argument("--tenant", metavar="NAME", help='the tenant ("" for none)')
+    parser.add_argument("--salt", default="", help="cache_salt of the request")
+    parser.add_argument("--hash-seed", metavar="SEED", help="PYTHONHASHSEED of the engine, where it is set")
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvstore.cli.status import ask
+
+    tokens = _tokens(args)
+    document = ask(socket_path(args), lambda client: explain(client, tokens, args))
+    if args.output == "json":
+        print_json(document)
+    else:
+        _print(document)
+    return OK
+
+
+def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
+    """The document of `-o json`. Raises CliError, Unavailable, Refused."""
+    from kvstore import explanation, outcomes
+    from kvstore.prompthash import block_hashes
+
+    try:
+        spaces = explanation.choose(
+            client.status()["namespaces"], args.namespace.lower(), args.model, args.tenant
+        )
+    except explanation.Unclear as error:
+        raise CliError(f"explain: {printable(str(error))}", exit_code=NOT_FOUND) from error
+    full = [space for space in spaces if not explanation.is_windowed(space)] or spaces
+    step = _hash_tokens(spaces)
+    block_tokens = max(space["block_tokens"] for space in full)
+    algorithm, parent = _root(full[0]["fields"], args.hash_seed)
+    fine = block_hashes(algorithm, parent, tokens, step, args.salt)
+    answers, places = _ask_all(client, full, fine, step, block_tokens)
+    by_block = explanation.judged(answers)
+    found = explanation.runs(by_block, block_tokens, len(tokens))
+    hit_tokens = sum(run.tokens for run in found if run.outcome in ("dram", "nvme"))
+    hashes = fine[block_tokens // step - 1 :: block_tokens // step]
+    return {
+        "model": spaces[0]["fields"].get("model", ""),
+        "tenant": spaces[0]["fields"].get("tenant", ""),
+        "namespaces": [space["digest"] for space in full],
+        "tokens": len(tokens),
+        "block_tokens": block_tokens,
+        "hit_tokens": hit_tokens,
+        "summary": summary(found, len(tokens), hit_tokens, any(map(explanation.is_windowed, spaces))),
+        "blocks": [
+            {
+                "block": number,
+                "hash": block_hash.hex(),
+                "outcome": outcomes.NAMES[outcome],
+                "tiers": [tier for bit, tier in ((1, "dram"), (2, "nvme")) if places[number] & bit],
+            }
+            for number, (block_hash, outcome) in enumerate(zip(hashes, by_block, strict=True))
+        ],
+        "runs": [
+            {**{slot: getattr(run, slot) for slot in run.__slots__}, "tokens": run.tokens} for run in found
+        ],
+    }
+
+
+def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -> str:
+    """One sentence: how much would hit, and why the rest would not."""
+    from kvstore.outcomes import MEANINGS
+    from kvstore.wording import count, percent
+
+    if not tokens:
+        return "The prompt is empty."
+    told = f"{count(hit_tokens)} of {count(tokens)} tokens ({percent(hit_tokens / tokens)}) would hit"
+    missed = [run for run in runs if run.outcome not in ("dram", "nvme")]
+    if missed:
+        first = missed[0]
+        told += f"; from token {count(first.first_token)} on they would not: {MEANINGS[first.outcome]}"
+    end = ". Sliding windows need only the end of a prefix; they are not judged here." if windowed else "."
+    return told + end
+
+
+# -- asking --
+
+
+def _hash_tokens(spaces: Sequence[Space]) -> int:
+    """Tokens of one of the engine's hashes: what all its KV groups' blocks are whole multiples of."""
+    import math
+
+    sizes = [space["block_tokens"] for space in spaces]
+    if 0 in sizes:
+        raise CliError(
+            f"explain: namespace {spaces[0]['digest'][:8]}: nobody told how many tokens a block has; "
+            "an engine does when it attaches",
+            exit_code=FAILED,
+        )
+    return math.gcd(*sizes)
+
+
+def _root(fields: dict[str, str], seed: str | None) -> tuple[str, bytes]:
+    """The hash algorithm of a namespace and its NONE_HASH. Raises CliError."""
+    from kvstore.prompthash import ALGORITHMS, DEFAULT_SEED, none_hash
+
+    algorithm, digest = fields.get("hash", ""), fields.get("hash seed", "")
+    if algorithm not in ALGORITHMS:
+        what = f"hashes by {algorithm!r}" if algorithm else "not told how its engine hashes"
+        raise CliError(
+            f"explain: this namespace is {what}; known are {', '.join(ALGORITHMS)}", exit_code=FAILED
+        )
+    seeds = (
+        [seed]
+        if seed is not None
+        else [os.environ.get("PYTHONHASHSEED", DEFAULT_SEED), DEFAULT_SEED, "0", "42"]
+    )
+    parent = none_hash(algorithm, digest, seeds)
+    if parent is None:
+        tried = (
+            f"--hash-seed {seed} is not the engine's"
+            if seed is not None
+            else "the engine has a hash seed of its own"
+        )
+        random = " (without one, xxhash starts from random bytes)" if "xxhash" in algorithm else ""
+        raise CliError(
+            f"explain: {tried}: give the PYTHONHASHSEED of its process as --hash-seed{random}",
+            exit_code=USAGE,
+        )
+    return algorithm, parent
+
+
+def _ask_all(
+    client: Client, spaces: Sequence[Space], fine: Sequence[bytes], step: int, block_tokens: int
+) -> tuple[list[list[int]], bytes]:
+    """Outcomes of every block of `block_tokens`, once for each question; and where it is in every space."""
+    from kvstore.wire import FRAME_BYTES_MAX, HASHES_MAX, IN_DRAM, IN_NVME, LOOKUP_NAMESPACES_MAX
+
+    count = len(fine) * step // block_tokens
+    answers: list[list[int]] = []
+    everywhere = [IN_DRAM | IN_NVME] * count
+    by_size: dict[int, list[bytes]] = {}
+    for space in spaces:
+        by_size.setdefault(space["block_tokens"], []).append(bytes.fromhex(space["digest"]))
+    for size, digests in by_size.items():
+        hashes, each = fine[size // step - 1 :: size // step], block_tokens // size
+        if len(hashes) > HASHES_MAX:
+            raise CliError(
+                f"explain: {len(hashes)} blocks; at most {HASHES_MAX} are allowed", exit_code=USAGE
+            )
+        hashes = hashes[: count * each]
+        at_once = max(1, min(LOOKUP_NAMESPACES_MAX, FRAME_BYTES_MAX // 2 // max(1, len(hashes))))
+        for start in range(0, len(digests), at_once):
+            residency, found = client.explain(digests[start : start + at_once], b"".join(hashes))
+            answers += [list(found[offset::each]) for offset in range(each)]
+            for places in residency:
+                for number in range(count):
+                    for place in places[number * each : (number + 1) * each]:
+                        everywhere[number] &= place
+    return answers, bytes(everywhere)
+
+
+# -- the prompt --
+
+
+def _tokens(args: argparse.Namespace) -> list[int]:
+    """The token ids of what was asked. Raises CliError."""
+    if (args.prompt is None) == (args.tokens is None):
+        raise CliError("explain: give a PROMPT or --tokens (see kvstore explain --help)", exit_code=USAGE)
+    if args.tokens is not None:
+        return _numbers(_read(args.tokens))
+    text = _read(args.prompt)
+    if NUMBERS.fullmatch(text):
+        return _numbers(text)
+    return _encoded(text, args.tokenizer, not args.no_special_tokens)
+
+
+def _read(word: str) -> str:
+    """The word itself, or what is in the file or on stdin that it names."""
+    if word != "-" and not word.startswith("@"):
+        return word
+    try:
+        if word == "-":
+            content = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+        else:
+            with open(word[1:], "rb") as file:
+                content = file.read(PROMPT_BYTES_MAX + 1)
+        if len(content) > PROMPT_BYTES_MAX:
+            raise CliError(f"explain: {word}: more than {PROMPT_BYTES_MAX} bytes", exit_code=USAGE)
+        return content.decode()
+    except OSError as error:
+        raise CliError(f"explain: {word[1:]}: {error.strerror}", exit_code=NOT_FOUND) from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"explain: {word}: not UTF-8 text", exit_code=USAGE) from error
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    wrong = next((word for word in words if not _is_token(word)), "")
+    if wrong or not words:
+        what = f"{wrong[:40]!r} is none" if wrong else "there are none"
+        raise CliError(f"explain: token ids are whole numbers, like 1,2,3: {what}", exit_code=USAGE)
+    return [int(word) for word in words]
+
+
+def _is_token(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) <= len(str(TOKEN_MAX)) and int(word) <= TOKEN_MAX
+
+
+def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
+    """The ids that a tokenizer makes of a text. Raises CliError."""
+    if path is None:
+        raise CliError(
+            "explain: a text needs --tokenizer (tokenizer.json or the model's directory); or give --tokens 1,2,3",
+            exit_code=USAGE,
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise CliError(
+            "explain: a text needs the package tokenizers (pip install tokenizers); or give --tokens 1,2,3"
+        ) from error
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CliError(f"explain: --tokenizer {file}: no such file", exit_code=NOT_FOUND)
+    try:
+        ids: list[int] = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=special).ids
+    except Exception as error:
+        raise CliError(f"explain: --tokenizer {file}: {error}") from error
+    return ids
+
+
+# -- the table --
+
+
+def _print(document: dict[str, Any]) -> None:
+    from kvstore.outcomes import MEANINGS
+    from kvstore.wording import count
+
+    parts = len(document["namespaces"])
+    told = f"model {document['model'] or '(no name)'}, tenant {document['tenant'] or '(none)'}"
+    ranks = f", {parts} namespaces (ranks and KV groups) together" if parts > 1 else ""
+    print(f"{printable(told)}{ranks}, blocks of {document['block_tokens']} tokens\n")
+    rows = [
+        (
+            _span(run["first_block"], run["last_block"]),
+            _span(run["first_token"], run["last_token"]),
+            Figure(count(run["tokens"])),
+            run["outcome"],
+            MEANINGS[run["outcome"]],
+        )
+        for run in document["runs"]
+    ]
+    if rows:
+        print_table(
+            "the prompt, from its beginning", ["blocks", "tokens", "count", "outcome", "what it means"], rows
+        )
+    print(document["summary"])
+
+
+def _span(first: int, last: int) -> Figure:
+    return Figure(first if first == last else f"{first}-{last}")

@@ -1,0 +1,284 @@
+"""The page of `kvstore replay --html`, made of the document that `-o json` prints.
+
+headline ─▶ hit ratio by capacity ─▶ distance to the envelope ─▶ table ─▶ policies and words
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvstore import __version__
+from kvstore.pages import html, svg
+from kvstore.pages.html import Figure, Html
+from kvstore.policies.names import BOUND, EVERYTHING, OURS, REFERENCES
+from kvstore.wording import NOTHING, count, percent, span
+
+Document = Mapping[str, Any]
+Ratios = dict[str, dict[float, float]]  # policy → capacity fraction → hit ratio
+
+ENVELOPE = "envelope"
+NAME_ROOM = 178.0  # right of the lines, for their names
+LEAD = (
+    "A cache that is full has to choose what it gives up. Here the same recorded requests went through the same cache "
+    "several times, each time with another way to choose (a policy) and another size (capacity), "
+    "and the hits were counted."
+)
+POLICIES = {
+    OURS: "Ours. Learns from the traffic how soon blocks of a kind come back, and gives up the block that promises the fewest hits for its place.",
+    "lru": "Least recently used, leaves of the prefix tree first: what was asked for longest ago goes. The default of the daemon.",
+    "arc": "Adaptive replacement cache: two lists, used once and used again, with a border between them that adapts.",
+    "s3fifo": "Three queues: newcomers have to prove themselves in a small one before they may stay in the main one.",
+    "sieve": "One queue in order of arrival, and a hand that passes over it and spares what was used since it last came by.",
+    "lfu": "Least frequently used, with a count for every block that was ever seen, kept for ever.",
+    "wtinylfu": "A small window for newcomers; to stay, a block must have been used more often than the one it replaces.",
+    BOUND: "Knows the future, and gives up what is needed last. No real cache can do that: it is the upper bound at a capacity.",
+    EVERYTHING: "Never gives anything up: all that can be hit in these requests, with room for everything.",
+    ENVELOPE: "Not a policy: at each capacity the best of the references (all but ours and the bounds). Which one that is can differ.",
+}
+WORDS = (
+    ("block", "The keys and values of a fixed run of tokens of a prompt; the unit that is stored and found."),
+    (
+        "hit ratio",
+        "Of all blocks that requests asked for, how many were there, with everything before them in the prompt: those need not be computed again.",
+    ),
+    ("capacity", "How many blocks fit in the cache, as a share of all different blocks in the recording."),
+    ("point", "A percentage point: from 20 % to 21 % is one."),
+)
+
+
+def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, lasted_s: float = 0.0) -> str:
+    """The page. document: what `-o json` prints. traces: names of the recordings, which lasted so long."""
+    ratios = ratios_of(document)
+    fractions = sorted({fraction for name, row in ratios.items() if name != EVERYTHING for fraction in row})
+    told = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
+    parts = [html.tiles(_headline(document, ratios, fractions, lasted_s)), *_verdict(ratios, fractions)]
+    if len(fractions) == 1:
+        parts.append(_ranked(ratios, fractions[0]))
+    elif fractions:
+        parts.append(_by_capacity(ratios, fractions))
+        if ENVELOPE in ratios and len(ratios) > 2:
+            parts.append(_distance(ratios, fractions))
+        parts.append(_all(ratios, fractions, ratios.get(EVERYTHING, {})))
+    names = [name for name in POLICIES if name in ratios]
+    parts.append(html.section("The policies", html.glossary((name, POLICIES[name]) for name in names)))
+    parts.append(html.section("Words on this page", html.glossary(WORDS)))
+    made_by = f"kvstore {__version__}. The daemon's own engine and policies; only the bytes and the clock are made up."
+    return html.page(
+        "What each eviction policy would have hit", (f"Recorded traffic: {told}", LEAD), parts, made_by
+    )
+
+
+def ratios_of(document: Document) -> Ratios:
+    """Hit ratios by policy and capacity, the envelope among them."""
+    ratios: Ratios = {}
+    for result in document["results"]:
+        ratios.setdefault(result["policy"], {})[result["capacity_fraction"]] = result["hit_ratio"]
+    if document["envelope"]:
+        ratios[ENVELOPE] = {float(fraction): ratio for fraction, ratio in document["envelope"].items()}
+    return ratios
+
+
+def _headline(
+    document: Document, ratios: Ratios, fractions: Sequence[float], lasted_s: float
+) -> list[tuple[str, str, str]]:
+    trace = document["trace"]
+    lasted = f" in {span(lasted_s)}" if lasted_s > 0 else ""
+    boxes = [
+        ("Requests", count(trace["requests"]), f"recorded{lasted}"),
+        (
+            "Blocks asked for",
+            count(trace["block_refs"]),
+            f"of {count(trace['unique_blocks'])} different ones",
+        ),
+    ]
+    if EVERYTHING in ratios:
+        most = max(ratios[EVERYTHING].values())
+        boxes.append(("At most", percent(most), "can be hit at all: the rest is asked for once"))
+    if OURS in ratios and fractions:
+        middle = fractions[len(fractions) // 2]
+        difference = _less(ratios[OURS][middle], ratios.get(ENVELOPE, {}).get(middle))
+        told = "" if difference is None else f"{points(difference)} points against the best reference"
+        boxes.append((f"Ours at {_percent(middle)} capacity", percent(ratios[OURS][middle]), told))
+    return boxes
+
+
+def _verdict(ratios: Ratios, fractions: Sequence[float]) -> list[Html]:
+    """One sentence: who is ahead at which capacities."""
+    if OURS not in ratios or ENVELOPE not in ratios:
+        return []
+    ahead = [f for f in fractions if ratios[OURS][f] > ratios[ENVELOPE][f]]
+    behind = [f for f in fractions if ratios[OURS][f] < ratios[ENVELOPE][f]]
+    told = f"Ours hits more than the best of the {sum(name in ratios for name in REFERENCES)} references at {_listed(ahead)}"
+    if behind:
+        told = (
+            f"{told}, and less at {_listed(behind)}"
+            if ahead
+            else f"Ours hits less than the best reference at {_listed(behind)}"
+        )
+    elif not ahead:
+        told = "Ours hits as much as the best reference at every capacity"
+    return [html.paragraph(f"{told}.", "verdict")]
+
+
+def _listed(fractions: Sequence[float]) -> str:
+    words = [_percent(fraction) for fraction in fractions]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) + " capacity"
+
+
+def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
+    high = max(max(row.values()) for row in ratios.values())
+    shown = [name for name in _order(ratios) if name != EVERYTHING]
+    series = [_series(name, [ratios[name].get(fraction) for fraction in fractions]) for name in shown]
+    if EVERYTHING in ratios:
+        series.insert(0, _series(EVERYTHING, [high] * len(fractions) if len(fractions) > 1 else [high]))
+    frame = svg.Frame(
+        "Hit ratio by capacity",
+        "One line for each policy. The table below has the same figures.",
+        "hit ratio",
+        lambda value: f"{100 * value:.3g} %",
+        _ticks(fractions),
+        height=430,
+        right=NAME_ROOM,
+        x="capacity, as a share of all different blocks (logarithmic)",
+    )
+    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
+    plot = svg.lines(frame, series, _positions(fractions), places, svg.steps(0, high, 5))
+    return html.section(
+        "Hit ratio by capacity",
+        plot,
+        note="Higher is better. The thick line is ours; the dashed one is the envelope, the best reference at each capacity; "
+        "the dotted ones are the bounds that no real cache can pass.",
+    )
+
+
+def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
+    """The same with the envelope as the zero line, where policies lie too close to be told apart."""
+    best = ratios[ENVELOPE]
+    shown = [name for name in _order(ratios) if name == OURS or name in REFERENCES]
+    series = [
+        _series(name, [_less(ratios[name].get(fraction), best.get(fraction)) for fraction in fractions])
+        for name in shown
+    ]
+    values = [value for one in series for value in one.values if value is not None]
+    frame = svg.Frame(
+        "Distance to the envelope",
+        "One line for each policy; zero is the best reference at each capacity. The table below has the same figures.",
+        "points above or below the envelope",
+        lambda value: f"{100 * value:+.3g}" if value else "0",
+        _ticks(fractions),
+        height=330,
+        right=NAME_ROOM,
+        x="capacity, as a share of all different blocks (logarithmic)",
+    )
+    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
+    marks = svg.steps(min(0.0, *values), max(0.0, *values), 6)
+    return html.section(
+        "Distance to the envelope",
+        svg.lines(frame, series, _positions(fractions), places, marks),
+        note="The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
+        "Which reference is the best can depend on the capacity.",
+    )
+
+
+def _all(ratios: Ratios, fractions: Sequence[float], everything: Mapping[float, float]) -> Html:
+    best = ratios.get(ENVELOPE, {})
+    order = [name for name in (OURS, ENVELOPE, *REFERENCES, BOUND) if name in ratios]
+    rows = []
+    for name in order:
+        row: list[object] = [Html(f"<b>{name}</b>") if name == OURS else name]
+        for fraction in fractions:
+            ratio = ratios[name].get(fraction)
+            difference = _less(ratio, best.get(fraction))
+            row.append(Figure(percent(ratio)))
+            if best:
+                row.append(Figure(_against(name, difference)))
+        rows.append(row)
+    if everything:
+        most = Figure(percent(max(everything.values())))
+        rows.append([EVERYTHING, *([most, Figure(NOTHING)] if best else [most]) * len(fractions)])
+    columns = ["policy"]
+    for fraction in fractions:
+        columns += [f"at {_percent(fraction)}", "less envelope"] if best else [f"at {_percent(fraction)}"]
+    marked = [number for number, row in enumerate(rows) if row[0] == Html(f"<b>{OURS}</b>")]
+    caption = "hit ratio at each capacity" + (", and its distance to the envelope in points" if best else "")
+    return html.section("All figures", html.table(caption, columns, rows, marked))
+
+
+def _ranked(ratios: Ratios, fraction: float) -> Html:
+    """One capacity: bars, best first."""
+    at = {name: max(row.values()) if name == EVERYTHING else row[fraction] for name, row in ratios.items()}
+    order = sorted(at, key=lambda name: -at[name])
+    best = at.get(ENVELOPE)
+    rows = [
+        (
+            name,
+            html.bar(at[name], f"c-{_series(name, []).colour}", percent(at[name])),
+            Figure(percent(at[name])),
+            Figure(NOTHING if name == EVERYTHING else _against(name, _less(at[name], best))),
+        )
+        for name in order
+    ]
+    ours = [order.index(OURS)] if OURS in order else []
+    columns = ["policy", "", "hit ratio", "less envelope"]
+    table = html.table("best first; the distance is in points", columns, rows, ours)
+    return html.section(
+        f"Hit ratio at {_percent(fraction)} capacity", Html(f'<div class="wide">{table}</div>')
+    )
+
+
+def points(difference: float) -> str:
+    """0.0123 -> "+1.2"."""
+    return f"{100 * difference:+.1f}"
+
+
+def _against(name: str, difference: float | None) -> str:
+    """A policy beside the envelope, in a cell."""
+    if difference is None or name == ENVELOPE:
+        return NOTHING
+    return "best" if difference == 0 and name in REFERENCES else points(difference)
+
+
+def _order(ratios: Ratios) -> list[str]:
+    """As they are drawn: what matters most comes last, on top."""
+    references = [name for name in REFERENCES if name in ratios]
+    return [name for name in (EVERYTHING, BOUND, *reversed(references), ENVELOPE, OURS) if name in ratios]
+
+
+def _series(name: str, values: Sequence[float | None]) -> svg.Series:
+    colour, style = {
+        OURS: ("ours", "thick"),
+        ENVELOPE: ("envelope", "dashed"),
+        BOUND: ("bound", "dotted"),
+        EVERYTHING: ("bound", "dotted"),
+    }.get(name, ("", ""))
+    label = {OURS: f"{OURS} (ours)", BOUND: f"{BOUND} (bound)", EVERYTHING: f"{EVERYTHING} (bound)"}.get(
+        name, name
+    )
+    return svg.Series(label, colour or f"ref{[*REFERENCES].index(name) % 6 + 1}", values, style)
+
+
+def _positions(fractions: Sequence[float]) -> list[float]:
+    """From left to right on a logarithmic scale; one alone stands in the middle."""
+    low, high = math.log(fractions[0]), math.log(fractions[-1])
+    if high <= low:
+        return [0.5] * len(fractions)
+    return [0.03 + 0.94 * (math.log(fraction) - low) / (high - low) for fraction in fractions]
+
+
+def _ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
+    """Below each capacity, where there is room."""
+    ticks: list[tuple[float, str]] = []
+    for at, fraction in zip(_positions(fractions), fractions, strict=True):
+        if not ticks or at - ticks[-1][0] > 0.055:
+            ticks.append((at, _percent(fraction)))
+    return ticks
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:g} %"
+
+
+def _less(ratio: float | None, other: float | None) -> float | None:
+    return None if ratio is None or other is None else ratio - other

@@ -1,0 +1,321 @@
+"""Reports: every token is counted once, however it is grouped, and told so that anybody can read it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import outcomes, report, wording
+from kvstore.namespaces import Namespace, NamespaceSpec
+from kvstore.pages import svg
+from kvstore.pages.hours import bars
+from kvstore.pages.report import KINDS, report_page
+from kvstore.totals import HOUR_S, LOADED, Totals
+from tests.pages import read_page
+from tests.running import Daemon, Place, kvstore
+
+Serve = Callable[..., Daemon]
+NOW_S = 1_000_000 * HOUR_S + 1234.0
+HOSTILE = '<script>alert("x")</script>\u202e\x1b[31m\x00&amp;\''
+COLUMNS = {"lookups", "tokens", "engine_tokens", "hit_tokens", "missed_tokens", "hit_ratio", "overall_ratio"}
+COLUMNS |= {"prefill_s_saved", "money_saved", "outcomes", "bytes"}
+
+
+def row(
+    hour: int = 0, model: str = "m", tenant: str = "t", prefill_s: float = 0.0, **tokens: int
+) -> dict[str, Any]:
+    """A row as the daemon tells it; hours before now."""
+    return {
+        "hour_s": (1_000_000 - hour) * HOUR_S,
+        "region": "",
+        "model": model,
+        "tenant": tenant,
+        "lookups": 1,
+        "tokens": {**dict.fromkeys(outcomes.NAMES, 0), **tokens},
+        "bytes": {"stored": 1, "loaded": 2, "promoted": 3, "demoted": 4},
+        "prefill_s_saved": prefill_s,
+    }
+
+
+def answer(
+    *rows: dict[str, Any], price: float = 0.0, prefixes: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    return {
+        "region": "eu", "now_s": NOW_S, "gpu_hour_price": price, "currency": "EUR", "rows": list(rows), "prefixes": prefixes or [],
+    }  # fmt: skip
+
+
+def prefix(last_s: float = NOW_S - 60, **changes: Any) -> dict[str, Any]:
+    return {
+        "namespace": "00" * 16, "model": "m", "tenant": "t", "block_hash": "ab" * 32, "tokens": 64, "uses": 3,
+        "tokens_saved": 192, "error_tokens": 0, "first_s": NOW_S - 7200, "last_s": last_s, "tiers": ["dram"], **changes,
+    }  # fmt: skip
+
+
+def made_up(seed: int, hours: int = 30) -> dict[str, Any]:
+    """A day and a bit of several models and tenants, one of them with a hostile name."""
+    draw = random.Random(seed)
+    rows = [
+        row(
+            hour,
+            model,
+            tenant,
+            draw.random() * 100,
+            **{name: draw.randrange(10_000) for name in outcomes.NAMES},
+        )
+        for hour in range(hours)
+        for model in ("llama", "qwen")
+        for tenant in ("", "acme", HOSTILE)
+        if draw.random() < 0.8
+    ]
+    return answer(*rows, price=2.0, prefixes=[prefix(), prefix(model=HOSTILE, error_tokens=5, tiers=[])])
+
+
+def test_ratios_leave_out_what_the_engine_had() -> None:
+    """hit ratio = hits in tiers / (tokens - the engine's own); overall counts the engine's own as well."""
+    total = report.figures([row(engine=50, dram=20, nvme=5, never_seen=25)], price=0)
+    assert (total["tokens"], total["engine_tokens"], total["hit_tokens"], total["missed_tokens"]) == (
+        100,
+        50,
+        25,
+        25,
+    )
+    assert (total["hit_ratio"], total["overall_ratio"]) == (0.5, 0.75)
+
+
+def test_nothing_asked_has_no_ratio_and_no_price_has_no_money() -> None:
+    """What cannot be known is None, and not 0."""
+    total = report.figures([row(engine=5, prefill_s=7200)], price=0)
+    assert (total["hit_ratio"], total["overall_ratio"], total["money_saved"]) == (None, 1.0, None)
+    assert report.figures([row(dram=5, prefill_s=7200)], price=2.5)["money_saved"] == 5.0
+    assert report.figures([], price=1)["overall_ratio"] is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_token_is_counted_once_in_every_grouping(seed: int) -> None:
+    """tokens = sum of outcomes = engine + hit + missed; each grouping adds up to the same."""
+    document = report.document(made_up(seed), NOW_S - 24 * HOUR_S)
+    total = document["totals"]
+    assert sum(total["outcomes"].values()) == total["tokens"]
+    assert total["engine_tokens"] + total["hit_tokens"] + total["missed_tokens"] == total["tokens"]
+    for name in ("model", "tenant", "hour"):
+        for field in ("tokens", "hit_tokens", "missed_tokens", "lookups"):
+            assert sum(group[field] for group in document["by"][name]) == total[field]
+        for outcome, tokens in total["outcomes"].items():
+            assert sum(group["outcomes"][outcome] for group in document["by"][name]) == tokens
+    assert sum(group["tokens"] for group in document["by"]["tier"]) == total["hit_tokens"]
+    assert sum(group["tokens"] for group in document["by"]["reason"]) == total["missed_tokens"]
+
+
+def test_the_document_has_the_documented_fields() -> None:
+    """Names are a contract; groups are in a fixed order."""
+    document = report.document(made_up(1), NOW_S - 24 * HOUR_S)
+    assert set(document) == {
+        "region",
+        "since_s",
+        "until_s",
+        "gpu_hour_price",
+        "currency",
+        "totals",
+        "by",
+        "prefixes",
+    }
+    assert set(document["totals"]) == COLUMNS
+    assert set(document["by"]) == set(report.GROUPINGS)
+    assert set(document["by"]["tier"][0]) == {"tier", "tokens", "hit_ratio", "meaning"}
+    assert set(document["by"]["reason"][0]) == {"reason", "tokens", "share", "meaning"}
+    for name, field in (("model", "model"), ("tenant", "tenant"), ("hour", "hour_s")):
+        assert set(document["by"][name][0]) == COLUMNS | {field}
+    hours = [group["hour_s"] for group in document["by"]["hour"]]
+    assert hours == sorted(hours)
+    shares = [group["share"] for group in document["by"]["reason"]]
+    assert shares == sorted(shares, reverse=True)
+    assert set(prefix()) | {"age_s", "idle_s"} == set(document["prefixes"][0])
+
+
+def test_prefixes_that_were_not_used_in_the_time_are_left_out() -> None:
+    """Only what was hit since then is told, with its age."""
+    document = report.document(
+        answer(prefixes=[prefix(), prefix(last_s=NOW_S - 90 * HOUR_S)]), NOW_S - HOUR_S
+    )
+    assert [(p["age_s"], p["idle_s"]) for p in document["prefixes"]] == [(7200.0, 60.0)]
+
+
+def test_outcomes_of_a_newer_daemon_are_misses() -> None:
+    """An outcome that this version does not know is counted, and told by its name."""
+    document = report.document(answer(row(dram=1, moon_phase=3)), NOW_S - HOUR_S)
+    assert document["totals"]["missed_tokens"] == 3
+    assert document["by"]["reason"][0]["reason"] == "moon_phase"
+    assert "moon_phase" in report_page(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"),
+    [("24h", 86_400), ("30m", 1800), ("7d", 604_800), ("2w", 1_209_600), (" 1h ", 3600)],
+)
+def test_a_span_is_before_now(text: str, ago_s: int) -> None:
+    """Spans end at the daemon's now."""
+    assert report.since(text, NOW_S) == NOW_S - ago_s
+
+
+def test_a_time_without_zone_is_utc() -> None:
+    """ISO times, with and without zone; the epoch is the earliest."""
+    assert report.since("2026-11-21T15:00", 2e9) == report.since("2026-11-21T16:00+01:00", 2e9)
+    assert report.since("1960-01-01", NOW_S) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "24", "-3h", "0h", "9999d", "2999-01-01", "0001-01-01T00:00+23:00"]
+)
+def test_other_words_are_refused(text: str) -> None:
+    """What is no time in the past says what is."""
+    if text.startswith("0001"):
+        assert report.since(text, NOW_S) == 0
+        return
+    with pytest.raises(ValueError, match=r"allowed|future"):
+        report.since(text, NOW_S)
+
+
+def test_kinds_of_the_plot_are_outcomes() -> None:
+    """Each colour stands for outcomes that exist, and none for two."""
+    named = [name for _, _, names in KINDS for name in names]
+    assert set(named) <= set(outcomes.NAMES) and len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("hours", [1, 2, 30, 24 * 90])
+def test_the_page_is_sound_and_hostile_names_are_text(hours: int) -> None:
+    """Well-formed, self-contained; a tenant called <script> is five letters and two brackets."""
+    document = report.document(made_up(2, hours), NOW_S - hours * HOUR_S)
+    content = report_page(document)
+    page = read_page(content)
+    assert "<script" not in content and "\x1b" not in content and "\x00" not in content
+    assert any("<script>alert" in text for text in page.texts)
+    assert wording.percent(document["totals"]["hit_ratio"]) in content
+    assert all(group["meaning"] in page.texts for group in document["by"]["reason"])
+    assert len(content) < 600_000
+
+
+def test_the_page_of_nothing_says_so() -> None:
+    """No rows: a sound page with a plain sentence."""
+    content = report_page(report.document(answer(), NOW_S - HOUR_S))
+    assert "nothing to report" in content
+    read_page(content)
+
+
+def test_bars_keep_every_token() -> None:
+    """Hours are put together without losing any, whatever the length of the time; there is no gap."""
+    for hours in (1, 30, 200, 2000):
+        document = report.document(made_up(3, hours), NOW_S - hours * HOUR_S)
+        made = bars(document["by"]["hour"], NOW_S)
+        assert sum(sum(tokens.values()) for tokens in made.tokens) == document["totals"]["tokens"]
+        assert len(made.begins) <= 78
+        assert {b - a for a, b in zip(made.begins, made.begins[1:], strict=False)} <= {made.hours * HOUR_S}
+
+
+def test_names_of_lines_keep_their_distance() -> None:
+    """Labels at the right end do not overlap, and stay inside."""
+    placed = svg.apart([10, 11, 12, 300, 301], 15, 0, 310)
+    assert sorted(placed) == placed
+    assert all(b - a >= 15 for a, b in itertools.pairwise(placed))
+    assert placed[-1] <= 310 and placed[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [(None, "–"), (0, "0.0 %"), (1, "100.0 %"), (0.0001, "<0.1 %"), (0.99999, ">99.9 %"), (0.1234, "12.3 %")],
+)
+def test_percent_never_rounds_to_nothing(ratio: float | None, told: str) -> None:
+    """A little is not nothing, and almost all is not all."""
+    assert wording.percent(ratio) == told
+
+
+# -- with a daemon --
+
+
+def fill(place: Place) -> None:
+    """Totals as an earlier daemon left them: three hours, two tenants."""
+    totals = Totals("eu-west", place.data_dir / "totals.sqlite")
+    now_s = time.time()
+    for number, tenant in enumerate(("acme", HOSTILE)):
+        namespace = Namespace(
+            number, NamespaceSpec(bytes([number]) * 16, 100, 32, 16, {"model": "m", "tenant": tenant})
+        )
+        for hour in range(3):
+            total = totals.of(namespace, now_s - hour * HOUR_S)
+            total.lookups += 2
+            total.tokens = [100 * (n + 1) for n in range(outcomes.OUTCOMES)]
+            total.bytes_moved[LOADED] += 1 << 20
+            total.prefill_s_saved += 1800
+        totals.used(namespace, b"h" * 32, 64, 640, now_s - 60)
+    snapshot = totals.snapshot(now_s)
+    assert snapshot is not None and totals.save(snapshot)
+
+
+@pytest.fixture
+def filled(place: Place, serve: Serve) -> Place:
+    """A daemon that knows what it did in the last hours."""
+    assert serve(place).stop() == 0
+    fill(place)
+    serve(place, *place.arguments, "--set=report.gpu_hour_price=2", "--set=report.currency=EUR")
+    return place
+
+
+def test_the_three_forms_tell_the_same(filled: Place, tmp_path: Path) -> None:
+    """JSON, tables and page of a real daemon; what its counters say is what is printed."""
+    file = tmp_path / "page.html"
+    done = kvstore("report", "-o", "json", "--socket", filled.socket, "--html", file)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    total = document["totals"]
+    assert total["tokens"] == 6 * sum(100 * (n + 1) for n in range(outcomes.OUTCOMES))
+    assert total["prefill_s_saved"] == 6 * 1800 and total["money_saved"] == 6.0
+    assert [len(document["by"][name]) for name in report.GROUPINGS[:4]] == [2, outcomes.OUTCOMES - 3, 1, 2]
+    told = kvstore("report", "--socket", filled.socket).stdout
+    page = file.read_text()
+    for figure in (wording.percent(total["hit_ratio"]), "6.00 EUR", "acme"):
+        assert figure in told and figure in page
+    assert "\x1b" not in told
+    read_page(page)
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_groupings_can_be_chosen(filled: Place) -> None:
+    """--by leaves out the others; several may be given."""
+    done = kvstore("report", "-o", "json", "--by", "tenant", "--by", "hour", "--socket", filled.socket)
+    assert list(json.loads(done.stdout)["by"]) == ["tenant", "hour"]
+    told = kvstore("report", "--by", "hour", "--socket", filled.socket).stdout
+    assert "by hour" in told and "misses by reason" not in told
+
+
+def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
+    """A fresh daemon: exit code 0 and a plain sentence, in words and in figures."""
+    serve(place)
+    done = kvstore("report", "--socket", place.socket)
+    assert done.returncode == 0 and "nothing to report" in done.stdout
+    done = kvstore("report", "-o", "json", "--socket", place.socket)
+    assert json.loads(done.stdout)["totals"]["hit_ratio"] is None
+
+
+def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
+    """A wrong time, a directory, a directory that is not there: what, where, exit code 2, nothing written."""
+    for words, says in (
+        (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
+        (["--html", tmp_path], "not a file"),
+        (["--html", tmp_path / "none" / "page.html"], "no such directory"),
+        (["--html", "/dev/null"], "not a regular file"),
+    ):
+        done = kvstore("report", "--socket", filled.socket, *words)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_a_daemon_it_is_exit_code_4(tmp_path: Path) -> None:
+    """Nobody answers: the same as for status."""
+    assert kvstore("report", "--socket", tmp_path / "s").returncode == 4
