@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from kvstore.accounts import Accounts
-from kvstore.blocks import Block
+from kvstore.blocks import IN_NVME, Block
 from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
     DEMOTE_BATCH_BYTES,
@@ -78,8 +78,12 @@ class Demoter:
             batch = self._next_batch()
             if not batch:
                 return
-            self._jobs += 1
-            self._submit(batch, [], DEMOTE_ATTEMPTS_MAX)
+            admitted, victims = self._room.admit_to_nvme(batch)
+            for block in batch[admitted:]:
+                self._put_off(block)
+            if admitted:
+                self._jobs += 1
+                self._submit(batch[:admitted], victims, DEMOTE_ATTEMPTS_MAX)
 
     def _next_batch(self) -> list[Block]:
         """A few blocks of one namespace, pinned, out of the queue's front."""
@@ -148,7 +152,16 @@ class Demoter:
             self._room.arrived_in_nvme(block)
         else:
             self._counters.demote_failed += 1
+            self._room.quotas.used(block.namespace, IN_NVME, -1)
             self._room.doom(block)
             self._room.undemoted[block] = None
             self._retry_at_s = self._clock() + DEMOTE_RETRY_S
+        self._room.unpin(block)
+
+    def _put_off(self, block: Block) -> None:
+        """Its quota has no room for it on NVMe now: it stays in DRAM, and may be evicted there."""
+        self._writing.discard(block)
+        self._room.demoting.pop(block, None)
+        self._room.undemoted[block] = None
+        self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

@@ -27,11 +27,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from heapq import nlargest
 
-from kvstore import index
+from kvstore import index, outcomes
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
-from kvstore.constants import PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
+from kvstore.constants import PINNED_SHARE_DEFAULT, PREFIXES_TOLD, STATUS_NAMESPACES_MAX, TOTALS_TOLD
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.endurance import Endurance
@@ -53,7 +53,10 @@ from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
 from kvstore.promotion import Promoter
 from kvstore.prompts import Prompt, Prompts
+from kvstore.retention import Retention
 from kvstore.room import Room
+from kvstore.rules import RuleFile
+from kvstore.stored_times import StoredTimes
 from kvstore.totals import LOADED, STORED, Prefix, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
@@ -76,6 +79,9 @@ class Engine:
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
         endurance: Endurance | None = None,
+
+        rules: tuple[RuleFile, StoredTimes] | None = None,
+        pinned_share_max: float = PINNED_SHARE_DEFAULT,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -92,7 +98,8 @@ class Engine:
         self.demoter = Demoter(
             self.room, io, clock, self.counters, self.accounts, jobs_max, self.promoter.feed
         )
-        self.adoption = Adoption(self.room, namespaces, self.counters)
+        self.retention = Retention(self.room, namespaces, io, clock, wall_clock, rules, pinned_share_max)
+        self.adoption = Adoption(self.room, namespaces, self.counters, self.retention.adopted)
         self._clock = clock
         self._io = io
         self._lease_number = 0
@@ -136,7 +143,9 @@ class Engine:
             raise BadRequest(
                 f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes)"
             )
-        return self.namespaces.register(spec).id
+        namespace = self.namespaces.register(spec)
+        self.retention.registered(namespace)
+        return namespace.id
 
     # -- reading --
 
@@ -211,6 +220,9 @@ class Engine:
         lease.outstanding = 1  # so that it cannot finish before all are asked for
         found = list(map(namespace.blocks.get, asked))
         run = [block for block in found if block is not None and block.where]
+        if self.room.expiry and (over := self.room.expiry.over(run)):
+            found = [None if block in over else block for block in found]
+            run = [block for block in run if block not in over]
         if run:
             self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
             self.room.offer_again(run)
@@ -279,6 +291,9 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
+        if self.room.expiry:
+            for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
+                self.room.expiry.stored(block)
         self.room.touched(held, prompt, now_s)
         self.room.offer_again(held)
         if refused:
@@ -331,6 +346,7 @@ class Engine:
         """Once a second or so: quarantined slots, adopted records, waiting demotions."""
         self.arena.sweep()
         self.promoter.verify_next()
+        self.retention.tick()
         self.demoter.retry()
         self.promoter.feed()
         names = self.namespaces.snapshot()
@@ -399,7 +415,10 @@ class Engine:
         count = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
             count = index.rooted_prefix(namespace, hashes, count)
-        return Found(count, count)
+        if not self.room.expiry:
+            return Found(count, count)
+        live = min(self.room.expiry.live(namespace, hashes, count) for namespace in namespaces)
+        return Found(live, count, outcomes.EXPIRED)
 
     def _prefix(self, prefix: Prefix) -> dict[str, object]:
         """A prefix as it is told, with the tiers that have its last block now."""
@@ -449,9 +468,7 @@ class Engine:
         """Give up what the lease did not commit; not `free`: its process may write still."""
         lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
         self.counters.reservations_aborted += len(lease.slots)
-        if free:
-            for slot in lease.slots.values():
-                self.arena.free(slot)
+        self.room.give_up(lease.namespace, list(lease.slots.values()), free)
 
     def _count(self, namespace: Namespace, hashes: bytes) -> int:
         count, rest = divmod(len(hashes), namespace.hash_bytes)

@@ -24,7 +24,7 @@ from kvstore.blocks import IN_DRAM, IN_NVME, Block
 from kvstore.constants import LOAD_BATCH_RECORDS, LOADS_WAITING_MAX, VERIFY_JOBS_MAX
 from kvstore.counters import Counters
 from kvstore.iopool import Io
-from kvstore.room import Room
+from kvstore.room import Line, Room
 from kvstore.totals import PROMOTED
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
@@ -52,8 +52,9 @@ class Promoter:
         self._jobs = 0
         self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
+        self._filling: dict[Block, None] = {}  # those that have a slot, queued or being read
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
-        self._starved: dict[int, deque[Block]] = {}  # by size class: DRAM was full when they were asked for
+        self._starved: dict[Line, deque[Block]] = {}  # DRAM was full, or a quota, when they were asked for
 
     @property
     def underway(self) -> int:
@@ -63,6 +64,10 @@ class Promoter:
     def blocks_underway(self) -> list[Block]:
         """Each is pinned once by this object."""
         return list(self._waiters)
+
+    def blocks_with_slots(self) -> list[Block]:
+        """Each has a slot that the index does not know of yet."""
+        return list(self._filling)
 
     def is_ready(self, block: Block) -> bool:
         """Whether a client may read the block from its arena slot now."""
@@ -92,7 +97,7 @@ class Promoter:
 
     def feed(self) -> None:
         """Something may have left DRAM: start the loads that waited for room, in order."""
-        for size_class, starved in list(self._starved.items()):
+        for line, starved in list(self._starved.items()):
             while starved:
                 block = starved[0]
                 if not any(waiter.is_waiting() for waiter in self._waiters[block]):
@@ -103,8 +108,8 @@ class Promoter:
                 if slot is None:
                     break
                 self._queue.append((starved.popleft(), slot))
-            if not starved and self._starved.get(size_class) is starved:
-                del self._starved[size_class]
+            if not starved and self._starved.get(line) is starved:
+                del self._starved[line]
         self._pump()
 
     def verify_next(self) -> None:
@@ -161,7 +166,8 @@ class Promoter:
         if not block.where & IN_NVME or len(self._waiters) >= LOADS_WAITING_MAX:
             waiter(None)
             return
-        starved = self._starved.get(block.namespace.slot_bytes)
+        line = self._room.line(block.namespace)
+        starved = self._starved.get(line)
         self._start(block, waiter)
         slot = None if starved else self._slot(block)
         if slot is not None:
@@ -170,13 +176,16 @@ class Promoter:
             return
         self._counters.promote_no_room += 1
         if waiter.is_waiting():
-            self._starved.setdefault(block.namespace.slot_bytes, deque()).append(block)
+            self._starved.setdefault(line, deque()).append(block)
         else:
             self._finish(block, False)
 
     def _slot(self, block: Block) -> int | None:
         parent = block.parent.hash if block.parent is not None else b""
-        return self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
+        slot = self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
+        if slot is not None:
+            self._filling[block] = None
+        return slot
 
     def _pump(self) -> None:
         while self._queue and self._jobs < self._jobs_max:
@@ -201,13 +210,14 @@ class Promoter:
     def _loaded(self, batch: list[tuple[Block, int]], results: list[tuple[Get, bytes]]) -> None:
         self._jobs -= 1
         for (block, slot), (result, checksum) in zip(batch, results, strict=True):
+            del self._filling[block]
             if result is Get.HIT:
                 self._counters.promoted += 1
                 self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
                 self._room.arena.commit(slot, checksum)
                 self._room.promoted(block, slot)
             else:
-                self._room.arena.free(slot)
+                self._room.give_up(block.namespace, [slot])
                 self._missed(block, result)
             self._finish(block, result is Get.HIT)
         self.feed()
