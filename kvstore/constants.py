@@ -98,6 +98,7 @@ ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 # ---- retention (kvstore/retention.py, rules.py, guards.py, expiry.py, quotas.py) ------------
 RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas: all of them fit one answer
 RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
+AS_IT_IS = -1  # in place of a quota's bytes: those set before
 TTL_S_MAX = 100 * 365 * 86_400
 TENANT_CHARS_MAX = 1024  # as a namespace's fields
 TENANTS_TOLD = 256  # those that hold most

@@ -8,8 +8,9 @@ A user pins a prefix; the blocks of it are guarded. (`Block.pins` is another thi
 leases of a moment.) A guarded block is no victim in that tier, whatever the policy; a DRAM
 copy of what NVMe holds may go. Blocks that come later are guarded when they come.
 
-Guarded bytes of a tier never exceed `share_max` of its capacity. Marked blocks beyond it
-wait, as evictable as any other, and move up, oldest first, when guarded bytes become less.
+Guarded bytes of a tier never exceed a share of its capacity. It goes to the beginning of a
+prefix first, because leaves leave before their parents. Marked blocks beyond it wait, as
+evictable as any other, and move up, oldest first, when guarded bytes become less.
 
 Invariants (proven by `check`): marks count the pins whose chain has the block; guarded
 bytes are the sum over guarded blocks, each in its lowest tier; no tier has more than its share.
@@ -18,7 +19,7 @@ bytes are the sum over guarded blocks, each in its lowest tier; no tier has more
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
@@ -120,6 +121,8 @@ class Guards:
             self._extend(space, block)
         if block.hash in space.marks:
             self._place(space, block)
+            if block.children is not None and block.hash not in space.guarded:
+                self._arrange(space, block.namespace, list(space.chains))  # what hangs on it comes after it
             self._move_up()
 
     def gone(self, block: Block) -> None:
@@ -191,7 +194,26 @@ class Guards:
         space.tops.setdefault(above[-1].hash, set()).update(pinned)
         for block in above:
             space.marks[block.hash] = space.marks.get(block.hash, 0) + len(pinned)
+        self._arrange(space, top.namespace, pinned)
+
+    def _arrange(self, space: _Space, namespace: Namespace, pinned: Iterable[bytes]) -> None:
+        """Guard these chains anew, from their beginnings on: a guarded block holds its ancestors as well, so
+        that the share must go to them first."""
+        before: list[Block] = []
+        hashes = list(dict.fromkeys(h for p in pinned for h in reversed(space.chains[p])))
+        blocks = [block for h in hashes if (block := namespace.blocks.get(h)) is not None]
+        for block in blocks:
+            bit = space.guarded.pop(block.hash, 0)
+            if bit:
+                before.append(block)
+                self.guarded_bytes[bit] -= self._slot_bytes(namespace, bit)
+            for waiting in self._waiting.values():
+                waiting.pop(block, None)
+        for block in blocks:
             self._place(space, block)
+        for block in before:
+            if block.hash not in space.guarded:
+                self._settle(block)
 
     def _place(self, space: _Space, block: Block) -> None:
         """Guard a marked block in its lowest tier, if the share allows; let go of any other."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from kvstore import outcomes
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.constants import (
+    AS_IT_IS,
     DEMOTE_RETRY_S,
     PINNED_BLOCKS_TOLD,
     RETENTION_DELETE_ROWS,
@@ -38,12 +39,12 @@ from kvstore.rules import Book, Pin, Quota, Rule, RuleFile, Ttl
 from kvstore.sizes import short_size
 from kvstore.stored_times import Changes, StoredTimes
 
-Done = Callable[[RequestError | None], None]
+Done = Callable[[RequestError | None, Sequence[Rule]], None]
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
 
 
 class Command(NamedTuple):
-    """Rules to set, or to remove; `done` is called once, with what went wrong or None."""
+    """Rules to set, or to remove; `done` is called once, with what went wrong or None, and the rules."""
 
     rules: Sequence[Rule]
     is_set: bool
@@ -80,7 +81,7 @@ class Retention:
         room.expiry.start(*self._times.read(), clock, wall_clock)
         self.book = Book()
         book = self._file.read()
-        for rule in (*book.pins, *book.ttls, *book.quotas):
+        for rule in book.rules():
             self._apply(book, rule, True)
         self.book = book
 
@@ -121,10 +122,18 @@ class Retention:
     def quota(
         self, selector: str, tenant: str | None, dram_bytes: int | None, nvme_bytes: int | None, done: Done
     ) -> None:
-        """Set the quota of a namespace or a tenant; None: no limit in that tier. Raises BadRequest, NotFound."""
+        """Set the quota of a namespace or a tenant; None: no limit in that tier, AS_IT_IS: the one set before.
+
+        Raises BadRequest, NotFound.
+        """
         if tenant is not None:
             _require_tenant(selector, b"", tenant)
         name = "" if tenant is not None else self._one(selector).hex()
+        before = next((q for q in self.book.quotas if q.about == (name, tenant)), None)
+        if dram_bytes == AS_IT_IS:
+            dram_bytes = before.dram_bytes if before is not None else None
+        if nvme_bytes == AS_IT_IS:
+            nvme_bytes = before.nvme_bytes if before is not None else None
         rule = Quota(dram_bytes, nvme_bytes, self._room.expiry.now_s(), name, tenant)
         self._submit([rule], dram_bytes is not None or nvme_bytes is not None, done)
 
@@ -227,7 +236,7 @@ class Retention:
                 for rule in command.rules:
                     book = book.with_rule(rule) if command.is_set else book.without(rule)
             except RequestError as error:
-                command.done(error)
+                command.done(error, command.rules)
                 continue
             self._saving = True
             self._write(book, command)
@@ -243,12 +252,12 @@ class Retention:
     def _written(self, book: Book, command: Command, why: str) -> None:
         self._saving = False
         if why:
-            command.done(NotSaved(f"nothing was changed, it could not be saved: {why}"))
+            command.done(NotSaved(f"nothing was changed, it could not be saved: {why}"), command.rules)
         else:
             self.book = book
             for rule in command.rules:
                 self._apply(book, rule, command.is_set)
-            command.done(None)
+            command.done(None, command.rules)
         self._next_command()
 
     def _save_times(self) -> None:
@@ -348,9 +357,7 @@ class Retention:
         """The namespace that a unique beginning of its digest names; the only one without. Raises BadRequest,
         NotFound."""
         known = [namespace.digest for namespace in self._namespaces]
-        known += [
-            bytes.fromhex(rule.namespace) for rule in (*self.book.ttls, *self.book.quotas) if rule.namespace
-        ]
+        known += [bytes.fromhex(rule.namespace) for rule in self.book.rules() if rule.namespace]
         found = sorted({digest.hex() for digest in known if digest.hex().startswith(selector.lower())})
         if len(found) == 1:
             return bytes.fromhex(found[0])

@@ -80,6 +80,10 @@ class Book(msgspec.Struct, frozen=True):
     ttls: tuple[Ttl, ...] = ()
     quotas: tuple[Quota, ...] = ()
 
+    def rules(self) -> list[Rule]:
+        """All of them: pins, TTLs, quotas."""
+        return [*self.pins, *self.ttls, *self.quotas]
+
     def with_rule(self, rule: Rule) -> Book:
         """This rule instead of the one about the same thing, if there is one. Raises LimitExceeded."""
         shelf = _shelf_of(rule)
@@ -163,7 +167,7 @@ def _require_sound(book: Book) -> None:
     """Raises ValueError: types are right by then, values may not be."""
     if book.format != FORMAT:
         raise ValueError(f"format {book.format}, allowed is {FORMAT}")
-    for rule in (*book.pins, *book.ttls, *book.quotas):
+    for rule in book.rules():
         bytes.fromhex(rule.namespace), bytes.fromhex(getattr(rule, "block_hash", ""))
     if any(ttl.ttl_s is not None and not ttl.ttl_s > 0 for ttl in book.ttls):
         raise ValueError("a ttl_s that is not positive")

@@ -30,6 +30,11 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 COMMANDS = {
     "serve": "run the daemon",
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
+    "retention": "what is pinned, what expires, and who may hold how much",
+    "pin": "keep a prefix from being evicted",
+    "unpin": "let a pinned prefix be evicted again",
+    "ttl": "drop blocks so long after they were stored: of a prefix, a namespace, a tenant",
+    "quota": "how many bytes a namespace or a tenant may hold in each tier",
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
