@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import EXPIRY_LOOKS_PER_TICK, EXPIRY_ROWS_PER_SAVE
+from kvstore.constants import EXPIRY_LOOKS_PER_TICK, EXPIRY_ROWS_PER_SAVE, TOTALS_SAVE_INTERVAL_S
 from kvstore.index import split_hashes
 from kvstore.namespaces import Namespace
 from kvstore.stored_times import Changes, Row
@@ -33,13 +33,14 @@ _HELD = IN_DRAM | IN_NVME
 class Lifetimes:
     """The TTLs and times of one namespace. ttl_s: of blocks that no prefix of `prefixes` covers."""
 
-    __slots__ = ("candidates", "least_s", "oldest_s", "prefixes", "times", "ttl_s")
+    __slots__ = ("candidates", "least_s", "oldest_s", "prefixes", "since_s", "times", "ttl_s")
 
     def __init__(self) -> None:
         self.ttl_s = NEVER
         self.prefixes: dict[bytes, float] = {}
         self.least_s = NEVER  # the shortest of these
         self.times: dict[bytes, int] = {}
+        self.since_s = NEVER  # when the oldest of these rules was set
         self.oldest_s = NEVER  # no block here was stored before this
         self.candidates: Iterator[bytes] = iter(())  # those still to be looked at in this round
 
@@ -61,7 +62,10 @@ class Expiry:
         self._spaces: dict[bytes, Lifetimes] = {}
         self._unsaved: dict[tuple[bytes, bytes], int | None] = {}
         self._forgotten: dict[bytes, None] = {}
-        self._saved_s = 0
+        self._saved_s = 0.0  # of the file, when this daemon started
+        self._saving_s = -NEVER
+        self._is_adopting = True
+        self._unnamed: set[bytes] = set()  # namespaces with adopted blocks whose tenant is not known yet
         self._clock: Callable[[], float] = lambda: 0.0
 
     def __bool__(self) -> bool:
@@ -89,19 +93,29 @@ class Expiry:
 
     # -- rules --
 
-    def set_ttl(self, digest: bytes, namespace: Namespace | None, ttl_s: float | None) -> None:
-        """The TTL of a namespace; None for none."""
+    def set_ttl(
+        self, digest: bytes, namespace: Namespace | None, ttl_s: float | None, since_s: float
+    ) -> None:
+        """The TTL of a namespace, set then; None for none."""
         space = self._space(digest)
         had_rules = self._has_rules(space)
         space.ttl_s = NEVER if ttl_s is None else ttl_s
+        space.since_s = min(space.since_s, since_s)
         self._changed(digest, space, namespace, had_rules)
 
     def set_prefix(
-        self, digest: bytes, namespace: Namespace | None, block_hash: bytes, ttl_s: float | None, is_set: bool
+        self,
+        digest: bytes,
+        namespace: Namespace | None,
+        block_hash: bytes,
+        ttl_s: float | None,
+        since_s: float,
+        is_set: bool,
     ) -> None:
-        """The TTL of a prefix and everything below it. ttl_s None: it never expires."""
+        """The TTL of a prefix and everything below it, set then. ttl_s None: it never expires."""
         space = self._space(digest)
         had_rules = self._has_rules(space)
+        space.since_s = min(space.since_s, since_s)
         if is_set:
             space.prefixes[block_hash] = NEVER if ttl_s is None else ttl_s
         else:
@@ -111,16 +125,22 @@ class Expiry:
     def _changed(self, digest: bytes, space: Lifetimes, namespace: Namespace | None, had_rules: bool) -> None:
         space.candidates = iter(())
         if not self._has_rules(space):
-            del self._spaces[digest]
-            self._forgotten[digest] = None
+            if not self._is_adopting and digest not in self._unnamed:
+                self._forget(digest)
             return
-        if not had_rules and namespace is not None:
-            self._note_unknown(space, namespace, int(self.now_s()))
+        if not had_rules and namespace is not None and not self._is_adopting:
+            was_unnamed = digest in self._unnamed
+            self._note_unknown(space, namespace, self._unknown_s(space) if was_unnamed else self.now_s())
+            self._unnamed.discard(digest)
         space.refresh()
 
-    def _note_unknown(self, space: Lifetimes, namespace: Namespace, stored_s: int) -> None:
+    def _unknown_s(self, space: Lifetimes) -> float:
+        """The latest that a block can have been stored which an earlier daemon did not note."""
+        return max(self._saved_s, space.since_s)
+
+    def _note_unknown(self, space: Lifetimes, namespace: Namespace, at_s: float) -> None:
         """Blocks that are held and have no time get this one."""
-        known = space.times
+        known, stored_s = space.times, int(at_s)
         new = [h for h, block in namespace.blocks.items() if block.where & _HELD and h not in known]
         if not new:
             return
@@ -150,8 +170,12 @@ class Expiry:
 
     def adopted(self, namespaces: Iterable[Namespace]) -> None:
         """Everything that tiers hold is in the index: times and blocks are made to agree."""
+        self._is_adopting = False
+        spaces = dict(self._spaces)
         for namespace in namespaces:
-            space = self._spaces.get(namespace.digest)
+            if not namespace.spec.fields and namespace.blocks:
+                self._unnamed.add(namespace.digest)
+            space = spaces.pop(namespace.digest, None)
             if space is None:
                 continue
             get = namespace.blocks.get
@@ -160,8 +184,14 @@ class Expiry:
                 if block is None or not block.where & _HELD:
                     del space.times[block_hash]
                     self._unsaved[namespace.digest, block_hash] = None
-            self._note_unknown(space, namespace, self._saved_s or int(self.now_s()))
-            space.refresh()
+            if self._has_rules(space):
+                self._note_unknown(space, namespace, self._unknown_s(space))
+                space.refresh()
+            elif namespace.digest not in self._unnamed:
+                self._forget(namespace.digest)
+        for digest, space in spaces.items():  # of namespaces that nobody knows
+            if not self._has_rules(space):
+                self._forget(digest)
 
     # -- what is expired --
 
@@ -238,15 +268,23 @@ class Expiry:
 
     # -- saving --
 
-    def changes(self) -> Changes | None:
-        """What is to be written now, a bounded number of rows; None if there is nothing."""
-        if not self._spaces and not self._unsaved and not self._forgotten:
+    def changes(self, is_counting: bool, is_last: bool = False) -> Changes | None:
+        """What is to be written now, a bounded number of rows unless they are the last; None if there is nothing.
+
+        is_counting: there are TTLs, so that the file says now and then until when it is complete.
+        """
+        now_s = self.now_s()
+        is_due = is_counting and (is_last or now_s - self._saving_s >= TOTALS_SAVE_INTERVAL_S)
+        if not is_due and not self._unsaved and not self._forgotten:
             return None
-        keys = list(islice(self._unsaved, EXPIRY_ROWS_PER_SAVE))
+        keys = list(self._unsaved if is_last else islice(self._unsaved, EXPIRY_ROWS_PER_SAVE))
         rows: list[Row] = [(digest, h, self._unsaved.pop((digest, h))) for digest, h in keys]
         forgotten = [digest for digest in self._forgotten if digest not in self._spaces]
         self._forgotten.clear()
-        return Changes(rows, forgotten, None if self._unsaved else int(self.now_s()))
+        if self._unsaved:
+            return Changes(rows, forgotten, None)
+        self._saving_s = now_s
+        return Changes(rows, forgotten, int(now_s))
 
     def not_saved(self, changes: Changes) -> None:
         """They could not be written: with the next ones, then."""
@@ -264,6 +302,8 @@ class Expiry:
                 if namespace is not None
                 else set()
             )
+            if not self._has_rules(space):
+                continue  # times wait for the name of their tenant
             if namespace is not None and held != set(space.times):
                 problems.append(f"ttl: namespace {digest.hex()}: times and held blocks disagree")
             ages = list(space.times.values())
@@ -278,6 +318,10 @@ class Expiry:
         if space is None:
             space = self._spaces[digest] = Lifetimes()
         return space
+
+    def _forget(self, digest: bytes) -> None:
+        del self._spaces[digest]
+        self._forgotten[digest] = None
 
     def _has_rules(self, space: Lifetimes) -> bool:
         return space.ttl_s != NEVER or bool(space.prefixes)

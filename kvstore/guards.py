@@ -120,8 +120,9 @@ class Guards:
         if block.hash in space.tops:
             self._extend(space, block)
         if block.hash in space.marks:
+            waited = block in self._waiting[_lowest(block)]
             self._place(space, block)
-            if block.children is not None and block.hash not in space.guarded:
+            if block.children is not None and not waited and block.hash not in space.guarded:
                 self._arrange(space, block.namespace, list(space.chains))  # what hangs on it comes after it
             self._move_up()
 
@@ -219,8 +220,8 @@ class Guards:
         """Guard a marked block in its lowest tier, if the share allows; let go of any other."""
         bit = _lowest(block) if block.hash in space.marks else 0
         before = space.guarded.get(block.hash, 0)
-        if before != bit or not bit:
-            for waiting in self._waiting.values():
+        for tier, waiting in self._waiting.items():
+            if before == bit or tier != bit:
                 waiting.pop(block, None)
         if before == bit:
             return

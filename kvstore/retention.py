@@ -31,6 +31,7 @@ from kvstore.constants import (
     TTL_S_MAX,
 )
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotSaved, RequestError
+from kvstore.expiry import NEVER
 from kvstore.iopool import Io
 from kvstore.namespaces import Namespace, NamespaceRegistry
 from kvstore.quotas import tenant_of
@@ -218,7 +219,7 @@ class Retention:
 
     def last_changes(self) -> Callable[[], bool] | None:
         """At the end of the daemon: what writes the times not written yet, to be called in any thread."""
-        changes = self._room.expiry.changes()
+        changes = self._room.expiry.changes(bool(self.book.ttls), is_last=True)
         return (lambda: self._times.write(changes)) if changes is not None else None
 
     # -- saving --
@@ -263,7 +264,7 @@ class Retention:
     def _save_times(self) -> None:
         if self._saving_times:
             return
-        changes = self._room.expiry.changes()
+        changes = self._room.expiry.changes(bool(self.book.ttls))
         if changes is None:
             return
         self._saving_times = True
@@ -314,7 +315,9 @@ class Retention:
             for bit in limits:
                 room.trim(holder, bit)
         elif rule.block_hash:
-            room.expiry.set_prefix(digest, known, bytes.fromhex(rule.block_hash), rule.ttl_s, is_set)
+            room.expiry.set_prefix(
+                digest, known, bytes.fromhex(rule.block_hash), rule.ttl_s, rule.since_s, is_set
+            )
         elif rule.tenant is None:
             self._set_ttl(book, digest)
         else:
@@ -334,7 +337,8 @@ class Retention:
                 tenants = ttl
         rule = own or tenants
         if rule is not None or self._room.expiry:
-            self._room.expiry.set_ttl(digest, namespace, rule.ttl_s if rule is not None else None)
+            ttl_s, since_s = (rule.ttl_s, rule.since_s) if rule is not None else (None, NEVER)
+            self._room.expiry.set_ttl(digest, namespace, ttl_s, since_s)
 
     # -- names --
 
