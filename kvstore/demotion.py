@@ -81,9 +81,13 @@ class Demoter:
             admitted, victims = self._room.admit_to_nvme(batch)
             for block in batch[admitted:]:
                 self._put_off(block)
-            if admitted:
-                self._jobs += 1
-                self._submit(batch[:admitted], victims, DEMOTE_ATTEMPTS_MAX)
+            if not admitted:
+                self._room.not_deleted(victims)
+                continue
+            for block in batch[:admitted]:
+                self._room.doomed.pop(block.key, None)  # its row is about to be replaced
+            self._jobs += 1
+            self._submit(batch[:admitted], victims, DEMOTE_ATTEMPTS_MAX)
 
     def _next_batch(self) -> list[Block]:
         """A few blocks of one namespace, pinned, out of the queue's front."""
@@ -100,7 +104,6 @@ class Demoter:
         for block in batch:
             block.pins += 1
             self._writing.add(block)
-            self._room.doomed.pop(block.key, None)  # its row is about to be replaced
         return batch
 
     def _submit(self, batch: list[Block], victims: list[bytes], attempts: int) -> None:

@@ -420,8 +420,12 @@ class Room:
         keys: list[bytes] = []
         self._spared = None
         self._displace(holder, bit, 0, keys, QUOTA_TRIM_BLOCKS)
+        self.not_deleted(keys)
+
+    def not_deleted(self, keys: list[bytes]) -> None:
+        """Rows that the index gave up, and that nobody deletes yet: `Retention` will."""
         if keys:
-            self.doomed.update(dict.fromkeys(keys))
+            self.deleted(keys, done=False)
             self.dropped_rows = True
 
     def _displace_own(self, namespace: Namespace, bit: int, keys: list[bytes] | None = None) -> bool:
