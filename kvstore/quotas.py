@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
@@ -92,7 +92,7 @@ class Quotas:
         self._slot_bytes = slot_bytes
         self._namespaces: dict[bytes, Holder] = {}
         self._tenants: dict[str, Holder] = {}
-        self._holders: dict[Namespace, tuple[str, Holder, Holder]] = {}
+        self._holders: dict[Namespace, tuple[str, Holder, Holder, Sequence[int]]] = {}  # sizes by tier bit
         self._limited = 0  # holders with a quota
         self._filling: deque[Iterator[None]] = deque()  # orders that are still being filled
 
@@ -101,8 +101,8 @@ class Quotas:
 
     def used(self, namespace: Namespace, bit: int, records: int) -> None:
         """So many records (less than 0: fewer) of this namespace are in the tier."""
-        size = records * self._slot_bytes(namespace, bit)
-        _, own, tenant = self._holders.get(namespace) or self._link(namespace)
+        _, own, tenant, sizes = self._holders.get(namespace) or self._link(namespace)
+        size = records * sizes[bit]
         own.used[bit] += size
         tenant.used[bit] += size
 
@@ -111,7 +111,7 @@ class Quotas:
         linked = self._holders.get(namespace)
         if linked is None or linked[0] == tenant_of(namespace):
             return
-        _, own, before = linked
+        _, own, before, _ = linked
         del self._holders[namespace]
         after = self._link(namespace)[2]
         for bit in (IN_DRAM, IN_NVME):
@@ -122,7 +122,7 @@ class Quotas:
 
     def holders(self, namespace: Namespace) -> tuple[Holder, Holder]:
         """Who answers for the blocks of this namespace: itself, and its tenant."""
-        _, own, tenant = self._holders.get(namespace) or self._link(namespace)
+        _, own, tenant, _ = self._holders.get(namespace) or self._link(namespace)
         return own, tenant
 
     def holder(self, namespace: str, tenant: str | None) -> Holder:
@@ -210,10 +210,11 @@ class Quotas:
                 problems.append(f"quotas: {who}: counted {holder.used[1:]} bytes, found {counted[1:]}")
         return problems
 
-    def _link(self, namespace: Namespace) -> tuple[str, Holder, Holder]:
+    def _link(self, namespace: Namespace) -> tuple[str, Holder, Holder, Sequence[int]]:
         tenant = tenant_of(namespace)
         own = self._namespaces.setdefault(namespace.digest, Holder())
-        linked = tenant, own, self._tenants.setdefault(tenant, Holder())
+        sizes = 0, *(self._slot_bytes(namespace, bit) for bit in (IN_DRAM, IN_NVME))
+        linked = tenant, own, self._tenants.setdefault(tenant, Holder()), sizes
         self._holders[namespace] = linked
         return linked
 
