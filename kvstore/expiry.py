@@ -75,12 +75,13 @@ class Expiry:
         self,
         times: dict[bytes, dict[bytes, int]],
         saved_s: int,
+        latest_s: float,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """Begin with what an earlier daemon noted."""
+        """Begin with what an earlier daemon noted; it was there at `latest_s` at least."""
         self._saved_s = saved_s
-        began_s, ahead_s = clock(), max(wall_clock(), saved_s)
+        began_s, ahead_s = clock(), max(wall_clock(), saved_s, latest_s)
         self._clock = lambda: ahead_s + clock() - began_s
         for digest, known in times.items():
             space = self._space(digest)

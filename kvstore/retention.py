@@ -79,9 +79,10 @@ class Retention:
         for bit, tier in ((IN_DRAM, room.arena), (IN_NVME, room.nvme)):
             capacity_bytes = tier.stats().capacity_bytes if tier is not None else 0
             room.guards.limits[bit] = int(capacity_bytes * pinned_share_max)
-        room.expiry.start(*self._times.read(), clock, wall_clock)
         self.book = Book()
         book = self._file.read()
+        latest_s = max((rule.since_s for rule in book.rules()), default=0.0)
+        room.expiry.start(*self._times.read(), latest_s, clock, wall_clock)
         for rule in book.rules():
             self._apply(book, rule, True)
         self.book = book
