@@ -79,7 +79,6 @@ class Engine:
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
         endurance: Endurance | None = None,
-
         rules: tuple[RuleFile, StoredTimes] | None = None,
         pinned_share_max: float = PINNED_SHARE_DEFAULT,
     ) -> None:
