@@ -136,12 +136,16 @@ class Guards:
     def rebuild(self, namespaces: dict[bytes, Namespace]) -> None:
         """Many blocks came at once: find every chain anew. `namespaces`: by digest."""
         pins = [(digest, block_hash) for digest, space in self._spaces.items() for block_hash in space.chains]
+        before = {digest: space.guarded for digest, space in self._spaces.items()}
         self._spaces.clear()
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
         for waiting in self._waiting.values():
             waiting.clear()
         for pinned in pins:
             self.pin(pinned, namespaces.get(pinned[0]))
+        for digest, guarded in before.items():
+            known = namespaces[digest].blocks if digest in namespaces else {}
+            self._release([(known[h], bit) for h, bit in guarded.items() if h in known])
 
     def held_of(self, pinned: Pinned, namespace: Namespace | None, blocks_max: int) -> dict[str, int | None]:
         """For people: blocks of a pinned prefix that are known, held, and guarded; None: too many to count."""
@@ -200,20 +204,24 @@ class Guards:
     def _arrange(self, space: _Space, namespace: Namespace, pinned: Iterable[bytes]) -> None:
         """Guard these chains anew, from their beginnings on: a guarded block holds its ancestors as well, so
         that the share must go to them first."""
-        before: list[Block] = []
+        before: list[tuple[Block, int]] = []
         hashes = list(dict.fromkeys(h for p in pinned for h in reversed(space.chains[p])))
         blocks = [block for h in hashes if (block := namespace.blocks.get(h)) is not None]
         for block in blocks:
             bit = space.guarded.pop(block.hash, 0)
             if bit:
-                before.append(block)
+                before.append((block, bit))
                 self.guarded_bytes[bit] -= self._slot_bytes(namespace, bit)
             for waiting in self._waiting.values():
                 waiting.pop(block, None)
         for block in blocks:
             self._place(space, block)
-        for block in before:
-            if block.hash not in space.guarded:
+        self._release(before)
+
+    def _release(self, before: Iterable[tuple[Block, int]]) -> None:
+        """Those that are not guarded in that tier any more may leave it: no policy has them in its order."""
+        for block, bit in before:
+            if not self.guards(block, bit):
                 self._settle(block)
 
     def _place(self, space: _Space, block: Block) -> None:

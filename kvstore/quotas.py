@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import QUOTA_SLICE_BLOCKS, QUOTA_STALE_ENTRIES_MIN
+from kvstore.constants import NAMESPACES_MAX, QUOTA_SLICE_BLOCKS, QUOTA_STALE_ENTRIES_MIN
 from kvstore.namespaces import Namespace
 
 
@@ -125,6 +125,11 @@ class Quotas:
         _, own, tenant, _ = self._holders.get(namespace) or self._link(namespace)
         return own, tenant
 
+    def excess(self, namespace: Namespace, bit: int) -> bool:
+        """Whether one more record of this namespace would be above a quota."""
+        size = self._slot_bytes(namespace, bit)
+        return any(holder.excess(bit, size) for holder in self.holders(namespace))
+
     def holder(self, namespace: str, tenant: str | None) -> Holder:
         """The holder that a rule names (namespace: digest in hex)."""
         if tenant is not None:
@@ -164,6 +169,19 @@ class Quotas:
         """Once a tick: a slice of filling the orders of new quotas."""
         if self._filling and next(self._filling[0], self) is self:
             self._filling.popleft()
+
+    def prune(self, namespaces: Iterable[Namespace]) -> None:
+        """Forget namespaces that were given up, now and then."""
+        if len(self._holders) <= 2 * NAMESPACES_MAX:
+            return
+        known = set(namespaces)
+        self._holders = {n: linked for n, linked in self._holders.items() if n in known}
+        linked_to = {id(linked[1]) for linked in self._holders.values()}
+        self._namespaces = {
+            digest: holder
+            for digest, holder in self._namespaces.items()
+            if id(holder) in linked_to or any(limit is not None for limit in holder.limits)
+        }
 
     def may_leave(self, block: Block) -> None:
         """The block may have become displaceable; see `Room.settle`."""

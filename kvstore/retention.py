@@ -210,6 +210,7 @@ class Retention:
             for bit, _ in TIERS:
                 for holder in room.quotas.over(bit):
                     room.trim(holder, bit)
+        room.quotas.prune(self._namespaces)
         self._delete_rows()
         self._save_times()
 

@@ -292,7 +292,10 @@ class Room:
         why = outcomes.EVICTED_DRAM
         if not block.where & IN_NVME and self.nvme is not None:
             self._counters.lost_before_demote += 1
-            if self.endurance.limited and block not in self.undemoted:
+            if block in self.undemoted:
+                if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
+                    why = outcomes.OVER_QUOTA
+            elif self.endurance.limited:
                 why = outcomes.NOT_ADMITTED
         self.left_dram(block, why)
 

@@ -246,6 +246,17 @@ def test_pins_survive_a_kill(nvme_slots: int) -> None:
     node.close()
 
 
+def test_after_a_restart_copies_in_dram_may_leave(two_tiers: Node) -> None:
+    """A pinned prefix that NVMe holds does not block DRAM, whatever was evicted while its rows were read."""
+    two_tiers.put(*chain("a", 8))
+    two_tiers.settle()
+    two_tiers.pin("a07")
+    two_tiers.kill()
+    flood(two_tiers, 30)
+    assert two_tiers.used("acme", IN_DRAM) == 16
+    assert set(two_tiers.engine.residency(two_tiers.spaces[0], joined(*chain("a", 8)))) == {IN_NVME}
+
+
 def test_a_pin_beyond_the_share_is_refused(node: Node) -> None:
     """Half of 16 slots may be pinned: a ninth is refused in one line, and nothing is changed."""
     node.put(*chain("a", 8))
@@ -489,6 +500,19 @@ def test_a_quota_on_nvme_displaces_there(two_tiers: Node) -> None:
         assert two_tiers.used("acme", IN_NVME) <= 4
     assert two_tiers.used("beta", IN_NVME) == 6
     assert two_tiers.used("acme", IN_NVME) == 4
+
+
+def test_what_its_quota_kept_from_nvme_says_so(two_tiers: Node) -> None:
+    """Evicted from DRAM, not on NVMe because the quota had no room there: the quota is the reason."""
+    two_tiers.put(*chain("a", 3))
+    two_tiers.settle()
+    two_tiers.pin("a02")
+    two_tiers.quota("acme", None, 3)
+    two_tiers.put("c0")
+    two_tiers.settle()
+    assert two_tiers.engine.residency(two_tiers.spaces[0], joined("c0")) == bytes([IN_DRAM])
+    flood(two_tiers, 20, space=2)
+    assert two_tiers.why("c0") == [outcomes.OVER_QUOTA]
 
 
 def test_loads_of_others_do_not_wait_behind_a_quota(two_tiers: Node) -> None:
