@@ -50,7 +50,7 @@ class Node:
         self.wall_s = 1_700_000_000.0
         self.start()
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         self.arena = open_arena(self.directory / "arena", self.slabs * 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
@@ -66,7 +66,7 @@ class Node:
             rules=files,
             pinned_share_max=self.share,
         )
-        self.engine.adopt()
+        self.engine.adopt(wait)
         self.session = self.engine.open_session(0)
         self.spaces = [
             self.engine.register(NamespaceSpec(bytes([n + 1]) * 16, RECORD_BYTES, 8, 1, {"tenant": tenant}))
@@ -79,10 +79,10 @@ class Node:
     def selector(self, number: int) -> str:
         return self.space(number).digest.hex()
 
-    def kill(self) -> None:
+    def kill(self, wait: bool = True) -> None:
         """Nothing is told: what lies on disk and in the arena is all that is left."""
         self.arena.close()
-        self.start()
+        self.start(wait)
 
     def close(self) -> None:
         self.arena.close(unlink=True)
@@ -251,7 +251,12 @@ def test_after_a_restart_copies_in_dram_may_leave(two_tiers: Node) -> None:
     two_tiers.put(*chain("a", 8))
     two_tiers.settle()
     two_tiers.pin("a07")
-    two_tiers.kill()
+    two_tiers.kill(wait=False)
+    two_tiers.engine.adoption.step()
+    two_tiers.settle()
+    flood(two_tiers, 12)
+    while two_tiers.engine.adoption.step():
+        pass
     flood(two_tiers, 30)
     assert two_tiers.used("acme", IN_DRAM) == 16
     assert set(two_tiers.engine.residency(two_tiers.spaces[0], joined(*chain("a", 8)))) == {IN_NVME}
@@ -532,6 +537,23 @@ def test_loads_of_others_do_not_wait_behind_a_quota(two_tiers: Node) -> None:
     first.expire()
     for answer in answers:
         engine.release(two_tiers.session, answer.lease)
+
+
+def test_rows_of_a_displacement_in_vain_are_deleted(two_tiers: Node) -> None:
+    """Displaced for a block that could not be let in all the same: the row goes, and nothing is lost track of."""
+    two_tiers.put("a0")
+    two_tiers.put("a1")
+    two_tiers.settle()
+    answers: list[Acquired] = []
+    for name in ("a0", "a1"):
+        two_tiers.engine.acquire(two_tiers.session, two_tiers.spaces[0], joined(name), answers.append)
+    two_tiers.quota("acme", None, 1)
+    two_tiers.engine.release(two_tiers.session, answers[1].lease)
+    two_tiers.put("c0")
+    two_tiers.settle()
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 1
+    assert not two_tiers.engine.room.doomed and not two_tiers.engine.room.deleting
+    two_tiers.engine.release(two_tiers.session, answers[0].lease)
 
 
 def test_quotas_survive_a_kill(two_tiers: Node) -> None:
