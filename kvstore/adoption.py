@@ -93,6 +93,7 @@ class Adoption:
         self.done = True
         self._room.nvme_ready = True
         self._room.gone.clear()
+        self._room.forget_written()
         self._adopted(True)
         if self._foreign and self._room.nvme is not None:
             log.warning("%d NVMe records of another record size are dropped", len(self._foreign))

@@ -178,6 +178,13 @@ class Room:
             else:
                 self._counters.demote_not_admitted += 1
 
+    def forget_written(self) -> None:
+        """The rows are in the index: what they show to be on NVMe need not be written there."""
+        for queue in (self.demoting, self.undemoted):
+            for block in [block for block in queue if block.where & IN_NVME]:
+                del queue[block]
+                self.settle(block)
+
     def offer_again(self, run: Sequence[Block]) -> None:
         """These blocks were used: those that were not let in to NVMe may be now."""
         if self.endurance.limited:

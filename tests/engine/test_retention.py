@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore import outcomes
+from kvstore import adoption, outcomes
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.engine import Engine
 from kvstore.errors import LimitExceeded, NotFound, RequestError
@@ -246,8 +246,12 @@ def test_pins_survive_a_kill(nvme_slots: int) -> None:
     node.close()
 
 
-def test_after_a_restart_copies_in_dram_may_leave(two_tiers: Node) -> None:
+@pytest.mark.parametrize("slice_rows", [3, 2000])
+def test_after_a_restart_copies_in_dram_may_leave(
+    two_tiers: Node, slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pinned prefix that NVMe holds does not block DRAM, whatever was evicted while its rows were read."""
+    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", slice_rows)
     two_tiers.put(*chain("a", 8))
     two_tiers.settle()
     two_tiers.pin("a07")
