@@ -56,12 +56,13 @@ NOBODY_IN_PARTICULAR = Asking()
 
 
 class Found(NamedTuple):
-    """Answer of a lookup, in blocks. held: with an unbroken prefix; usable: of these, to be loaded; why: the
-    outcome of the others."""
+    """Answer of a lookup, in blocks. held: with an unbroken prefix, and alive; usable: of these, to be
+    loaded; why: the outcome of the others. expired: those behind them that are there and have expired."""
 
     usable: int
     held: int
     why: int = outcomes.SLOWER
+    expired: int = 0
 
 
 class Account:
@@ -153,7 +154,9 @@ class Accounts:
         asked = split_hashes(hashes, namespaces[0].hash_bytes)
         judged = _hits(namespaces, asked[skip : found.usable])
         judged += [found.why] * (found.held - max(skip, found.usable))
-        return judged + self._misses(namespaces, asked[found.held :])[max(0, skip - found.held) :]
+        there = found.held + found.expired
+        judged += [outcomes.EXPIRED] * (there - max(skip, found.held))
+        return judged + self._misses(namespaces, asked[there:])[max(0, skip - there) :]
 
     def _misses(self, namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
         """The outcomes from the first block on that not all namespaces hold."""

@@ -14,7 +14,7 @@ Recency is not stored: the order of eviction starts anew, with what is asked for
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from kvstore import index
@@ -31,10 +31,18 @@ log = logging.getLogger("kvstore.adoption")
 class Adoption:
     """Fills the index from arena and NVMe rows. `step` until it answers False."""
 
-    def __init__(self, room: Room, namespaces: NamespaceRegistry, counters: Counters) -> None:
+    def __init__(
+        self,
+        room: Room,
+        namespaces: NamespaceRegistry,
+        counters: Counters,
+        adopted: Callable[[bool], None],
+    ) -> None:
+        """`adopted` is called when the arena is in the index (False), and when everything is (True)."""
         self._room = room
         self._namespaces = namespaces
         self._counters = counters
+        self._adopted = adopted
         self._foreign: list[bytes] = []
         self._work: Iterator[None] = iter(())
         self.done = True
@@ -42,6 +50,7 @@ class Adoption:
     def start(self) -> None:
         """Adopt the arena; prepare the slices of NVMe."""
         self._adopt_arena()
+        self._adopted(self._room.nvme is None)
         if self._room.nvme is not None:
             self.done = False
             self._room.nvme_ready = False
@@ -84,13 +93,15 @@ class Adoption:
         self.done = True
         self._room.nvme_ready = True
         self._room.gone.clear()
+        self._room.forget_written()
+        self._adopted(True)
         if self._foreign and self._room.nvme is not None:
             log.warning("%d NVMe records of another record size are dropped", len(self._foreign))
             self._room.nvme.delete(self._foreign)
 
     def _load(self, records: Iterable[Record]) -> None:
         for namespace, rows in self._by_namespace(records):
-            index.load(namespace, rows, IN_NVME)
+            self._room.quotas.used(namespace, IN_NVME, index.load(namespace, rows, IN_NVME))
 
     def _by_namespace(
         self, records: Iterable[Record]
@@ -124,8 +135,7 @@ class Adoption:
                 self._room.arena.free(slot)
                 continue
             block = index.arrived(namespace, block_hash, record.parent[NAMESPACE_BYTES:], IN_DRAM)
-            block.slot = slot
-            self._room.unverified[block] = None
+            self._room.adopted(block, slot)
             self._counters.adopted += 1
         for block in self._room.unverified:
             self._room.settle(block)

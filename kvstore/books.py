@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore import index
 from kvstore.blocks import IN_DRAM, IN_NVME, NO_SLOT, Block
 from kvstore.leases import ReadLease, WriteLease
+from kvstore.namespaces import Namespace
 
 if TYPE_CHECKING:
     from kvstore.engine import Engine
@@ -28,6 +29,9 @@ def check(engine: Engine) -> list[str]:
     problems += _check_nvme(engine, blocks)
     problems += _check_pins(engine, blocks)
     problems += engine.accounts.check()
+    problems += _check_quotas(engine)
+    if engine.adoption.done:
+        problems += engine.retention.check()
     return problems
 
 
@@ -60,6 +64,17 @@ def _check_nvme(engine: Engine, blocks: list[Block]) -> list[str]:
     if known <= records <= known + given_up:
         return []
     return [f"nvme: {records} rows, {known} blocks in the index, {given_up} rows given up"]
+
+
+def _check_quotas(engine: Engine) -> list[str]:
+    on_the_way: Counter[tuple[Namespace, int]] = Counter()
+    for session in engine.sessions:
+        for lease in session.leases.values():
+            if isinstance(lease, WriteLease):
+                on_the_way[lease.namespace, IN_DRAM] += len(lease.slots)
+    on_the_way.update((block.namespace, IN_DRAM) for block in engine.promoter.blocks_with_slots())
+    on_the_way.update((block.namespace, IN_NVME) for block in engine.demoter.blocks_underway())
+    return engine.room.quotas.check(engine.namespaces, on_the_way)
 
 
 def _check_pins(engine: Engine, blocks: list[Block]) -> list[str]:

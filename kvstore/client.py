@@ -300,6 +300,51 @@ class Client:
         joined = _join(namespace, hashes)
         return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
 
+    # -- retention --
+
+    def pin(self, block_hash: bytes, namespace: str = "", pinned: bool = True) -> list[str]:
+        """Keep the prefix that ends with this block from being evicted, held or not; or let it go.
+
+        namespace: a unique beginning of the digest in hex; "": all that hold the block, or the only
+        one. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused
+        (`limit_exceeded`: pins hold what they may; `not_found`).
+        """
+        return _digests(self._call((), lambda w, _: w.SetPin(namespace, block_hash, pinned)))
+
+    def set_ttl(
+        self,
+        ttl_s: float | None,
+        *,
+        block_hash: bytes = b"",
+        namespace: str = "",
+        tenant: str | None = None,
+        is_set: bool = True,
+    ) -> list[str]:
+        """Have blocks dropped `ttl_s` seconds after they were stored (None: never); not is_set: remove the rule.
+
+        Of a prefix and everything below it (block_hash, as in `pin`), of a namespace, or of a
+        tenant. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        """
+        return _digests(self._call((), lambda w, _: w.SetTtl(namespace, block_hash, tenant, ttl_s, is_set)))
+
+    def set_quota(
+        self,
+        dram_bytes: int | None,
+        nvme_bytes: int | None,
+        *,
+        namespace: str = "",
+        tenant: str | None = None,
+    ) -> list[str]:
+        """Bytes that a namespace or a tenant may hold in each tier; None: no limit there, -1: as it is.
+
+        Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        """
+        return _digests(self._call((), lambda w, _: w.SetQuota(namespace, tenant, dram_bytes, nvme_bytes)))
+
+    def retention(self) -> dict[str, Any]:
+        """All pins, TTLs and quotas; docs/cli.md names the fields. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
+
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself. Raises Unavailable, Refused."""
         return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
@@ -580,6 +625,11 @@ class _Locked:
 def _count(answer: Any) -> int:
     value: int = answer.value
     return value
+
+
+def _digests(answer: Any) -> list[str]:
+    digests: list[str] = answer.report["namespaces"]
+    return digests
 
 
 def _join(namespace: Namespace, hashes: Sequence[bytes]) -> bytes:

@@ -170,6 +170,12 @@ class Report(Section):
     currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
 
 
+class Retention(Section):
+    """What pins may take."""
+
+    pinned_share_max: Annotated[Number, AfterValidator(_between(0, 0.9))] = limits.PINNED_SHARE_DEFAULT
+
+
 class Config(Section):
     """Everything `kvstore serve` can be told."""
 
@@ -183,6 +189,7 @@ class Config(Section):
     engine: Engine = Engine()
     door: Door = Door()
     report: Report = Report()
+    retention: Retention = Retention()
 
 
 def sections() -> dict[str, type[Section]]:

@@ -131,6 +131,23 @@ ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is sp
 ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
 ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 
+# ---- retention (kvstore/retention.py, rules.py, guards.py, expiry.py, quotas.py) ------------
+RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas: all of them fit one answer
+RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
+AS_IT_IS = -1  # in place of a quota's bytes: those set before
+TTL_S_MAX = 100 * 365 * 86_400
+TENANT_CHARS_MAX = 1024  # as a namespace's fields
+TENANTS_TOLD = 256  # those that hold most
+PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
+PINNED_SHARE_DEFAULT = 0.5  # of a tier's capacity
+EXPIRY_LOOKS_PER_TICK = 2000  # blocks looked at, and dropped at most, in one tick: about 20 ms
+EXPIRY_ROWS_PER_SAVE = 20_000  # times written by one job
+RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
+QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
+QUOTA_TRIM_BLOCKS = 1000  # blocks that leave in one tick after a quota was lowered
+QUOTA_SLICE_BLOCKS = 20_000  # blocks put in order in one tick after a quota was set
+QUOTA_STALE_ENTRIES_MIN = 256  # outdated entries of a heap that are not worth a clean-up
+
 # ---- what our policy learns (kvstore/policies/reuse.py, leaves.py) ----------------
 REUSE_AGE_MIN = 16  # blocks asked for since the last use; ages below are one; from here on there are …
 REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …

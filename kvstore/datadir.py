@@ -4,6 +4,8 @@
       kvstore-data.json    format version and instance id; its presence makes the directory ours
       lock                 flock'ed while a daemon runs; holds its pid, for the message
       namespaces.json      readable names of namespaces (kvstore/namespaces.py)
+      retention.json       pins, TTLs and quotas (kvstore/rules.py)
+      stored_times.sqlite  when blocks under a TTL were stored (kvstore/stored_times.py)
 
 The instance id names the arena in shared memory, so it decides what a restarted daemon
 adopts. A directory with foreign files in it is refused before anything is written: a
@@ -38,6 +40,14 @@ class DataDir:
     @property
     def namespaces_path(self) -> Path:
         return self.path / "namespaces.json"
+
+    @property
+    def rules_path(self) -> Path:
+        return self.path / "retention.json"
+
+    @property
+    def stored_times_path(self) -> Path:
+        return self.path / "stored_times.sqlite"
 
     @property
     def totals_path(self) -> Path:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 
 from kvstore.accounts import Accounts
-from kvstore.blocks import Block
+from kvstore.blocks import IN_NVME, Block
 from kvstore.breaker import Job
 from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
@@ -99,8 +99,7 @@ class Demoter:
             if block not in self._writing and block.key not in self._room.deleting:
                 del self._room.undemoted[block]
                 self._room.demoting[block] = None
-                self._jobs += 1
-                self._submit(self._hold([block]), [], 1, probe=True)
+                self._start(self._hold([block]), 1, probe=True)
                 return
 
     def pump(self) -> None:
@@ -109,8 +108,20 @@ class Demoter:
             batch = self._next_batch()
             if not batch:
                 return
-            self._jobs += 1
-            self._submit(batch, [], DEMOTE_ATTEMPTS_MAX)
+            self._start(batch, DEMOTE_ATTEMPTS_MAX)
+
+    def _start(self, batch: list[Block], attempts: int, probe: bool = False) -> None:
+        """Write those of these blocks that their quotas let in."""
+        admitted, victims = self._room.admit_to_nvme(batch)
+        for block in batch[admitted:]:
+            self._put_off(block)
+        if not admitted:
+            self._room.not_deleted(victims)
+            return
+        for block in batch[:admitted]:
+            self._room.doomed.pop(block.key, None)  # its row is about to be replaced
+        self._jobs += 1
+        self._submit(batch[:admitted], victims, attempts, probe)
 
     def _allowed(self) -> int:
         return 1 if self._watch.pressing else self._jobs_max
@@ -133,7 +144,6 @@ class Demoter:
         for block in batch:
             block.pins += 1
             self._writing.add(block)
-            self._room.doomed.pop(block.key, None)  # its row is about to be replaced
         return batch
 
     def _submit(self, batch: list[Block], victims: list[bytes], attempts: int, probe: bool = False) -> None:
@@ -190,7 +200,16 @@ class Demoter:
             self._room.arrived_in_nvme(block)
         else:
             self._counters.demote_failed += 1
+            self._room.quotas.used(block.namespace, IN_NVME, -1)
             self._room.doom(block)
             self._room.put_off([block])
             self._retry_at_s = self._clock() + DEMOTE_RETRY_S
+        self._room.unpin(block)
+
+    def _put_off(self, block: Block) -> None:
+        """Its quota has no room for it on NVMe now: it stays in DRAM, and may be evicted there."""
+        self._writing.discard(block)
+        self._room.demoting.pop(block, None)
+        self._room.put_off([block])
+        self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -36,6 +36,7 @@ from kvstore.errors import (
 )
 from kvstore.leases import Acquired, ReadLease, Session
 from kvstore.namespaces import NamespaceSpec
+from kvstore.rules import Rule
 from tiers.errors import TierError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._ahead = bytearray()
         self._waiting: ReadLease | None = None  # an acquire that is not answered yet
         self._answered = True
+        self._is_saving = False  # a rule is on its way to the disk; it is answered from there
         self._wait_timer: asyncio.TimerHandle | None = None
         self._acquire_bytes = 0  # of a record
         self._acquire_beyond = 0  # hashes of it that the limit cut off
@@ -147,7 +149,7 @@ class DoorConnection(asyncio.BufferedProtocol):
     # -- frames --
 
     def _is_busy(self) -> bool:
-        return self._waiting is not None or self._unread
+        return self._waiting is not None or self._unread or self._is_saving
 
     def _consume(self, data: memoryview) -> None:
         """Serve every whole frame in `data`, keep the rest."""
@@ -235,11 +237,13 @@ class DoorConnection(asyncio.BufferedProtocol):
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             self._hang_up(BadFrame(f"not a request: {error}"))
         except RequestError as error:
+            self._is_saving = False
             self._send(self._refusal(error))
         except TierError as error:
             self._send(self._refusal(BadRequest(str(error))))
         except Exception as error:  # the one place where our bug becomes an answer: it is counted and logged
             log.exception("serving %s failed", self._name)
+            self._is_saving = False
             self._complained = True
             self._send(self._refusal(InternalError(f"{type(error).__name__}; the daemon's log has more")))
 
@@ -292,6 +296,33 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _report(self, request: wire.Report) -> wire.Answer:
         return wire.StatusReport(self._door.totals(request.since_s, request.skip))
+
+    def _pin(self, request: wire.SetPin) -> None:
+        self._is_saving = True
+        self._engine.retention.pin(request.namespace, request.hash, request.pinned, self._saved)
+
+    def _ttl(self, request: wire.SetTtl) -> None:
+        rule = (request.namespace, request.hash, request.tenant, request.ttl_s, request.is_set)
+        self._is_saving = True
+        self._engine.retention.ttl(*rule, self._saved)
+
+    def _quota(self, request: wire.SetQuota) -> None:
+        quota = (request.namespace, request.tenant, request.dram_bytes, request.nvme_bytes)
+        self._is_saving = True
+        self._engine.retention.quota(*quota, self._saved)
+
+    def _saved(self, error: RequestError | None, rules: Sequence[Rule]) -> None:
+        """Rules are on disk, or refused. It may be at once, within the request's own call."""
+        self._is_saving = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        digests = [rule.namespace for rule in rules if rule.namespace]
+        answer = wire.StatusReport({"namespaces": digests}) if error is None else self._refusal(error)
+        self._send(answer)
+        self._loop.call_soon(self._go_on)
+
+    def _retention(self, _: wire.Retention) -> wire.Answer:
+        return wire.StatusReport(self._engine.retention.report())
 
     def _residency(self, request: wire.Residency) -> wire.Answer:
         self._count(request.namespace, request.hashes, wire.HASHES_MAX)
@@ -460,4 +491,8 @@ _SERVE: dict[type[Any], Callable[[DoorConnection, Any], wire.Answer | None]] = {
     wire.Settle: DoorConnection._settle,
     wire.Explain: DoorConnection._explain,
     wire.Report: DoorConnection._report,
+    wire.SetPin: DoorConnection._pin,
+    wire.SetTtl: DoorConnection._ttl,
+    wire.SetQuota: DoorConnection._quota,
+    wire.Retention: DoorConnection._retention,
 }

@@ -31,7 +31,13 @@ from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
-from kvstore.constants import PREFIXES_TOLD, STALL_S, STATUS_NAMESPACES_MAX, TOTALS_TOLD
+from kvstore.constants import (
+    PINNED_SHARE_DEFAULT,
+    PREFIXES_TOLD,
+    STALL_S,
+    STATUS_NAMESPACES_MAX,
+    TOTALS_TOLD,
+)
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.endurance import Endurance
@@ -55,7 +61,10 @@ from kvstore.policies.lru import LeafLru
 from kvstore.promotion import Promoter
 from kvstore.prompts import Prompt, Prompts
 from kvstore.queues import queues
+from kvstore.retention import Retention
 from kvstore.room import Room
+from kvstore.rules import RuleFile
+from kvstore.stored_times import StoredTimes
 from kvstore.totals import LOADED, STORED, Prefix, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
@@ -80,6 +89,8 @@ class Engine:
         endurance: Endurance | None = None,
         stall_s: float = STALL_S,
         prefill_tokens_per_s: float = 0.0,
+        rules: tuple[RuleFile, StoredTimes] | None = None,
+        pinned_share_max: float = PINNED_SHARE_DEFAULT,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -99,7 +110,8 @@ class Engine:
         )
         self.watch.on_change = self._nvme_changed
         self.watch.on_missed = self.promoter.missed
-        self.adoption = Adoption(self.room, namespaces, self.counters)
+        self.retention = Retention(self.room, namespaces, io, clock, wall_clock, rules, pinned_share_max)
+        self.adoption = Adoption(self.room, namespaces, self.counters, self.retention.adopted)
         self._clock = clock
         self._io = io
         self._lease_number = 0
@@ -143,7 +155,9 @@ class Engine:
             raise BadRequest(
                 f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes)"
             )
-        return self.namespaces.register(spec).id
+        namespace = self.namespaces.register(spec)
+        self.retention.registered(namespace)
+        return namespace.id
 
     # -- reading --
 
@@ -219,6 +233,9 @@ class Engine:
         lease.outstanding = 1  # so that it cannot finish before all are asked for
         found = list(map(namespace.blocks.get, asked))
         run = [block for block in found if block is not None and block.where]
+        if self.room.expiry and (over := self.room.expiry.over(run)):
+            found = [None if block in over else block for block in found]
+            run = [block for block in run if block not in over]
         if run:
             self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
             self.room.offer_again(run)
@@ -287,6 +304,9 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
+        if self.room.expiry:
+            for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
+                self.room.expiry.stored(block)
         self.room.touched(held, prompt, now_s)
         self.room.offer_again(held)
         if refused:
@@ -340,6 +360,7 @@ class Engine:
         self.arena.sweep()
         self.watch.look()
         self.promoter.verify_next()
+        self.retention.tick()
         self.demoter.retry()
         self.promoter.feed()
         names = self.namespaces.snapshot()
@@ -414,7 +435,10 @@ class Engine:
         count = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
             count = index.rooted_prefix(namespace, hashes, count)
-        return self.watch.find(namespaces, hashes, count, asking)
+        live = count
+        if self.room.expiry:
+            live = min(self.room.expiry.live(namespace, hashes, count) for namespace in namespaces)
+        return self.watch.find(namespaces, hashes, live, asking)._replace(expired=count - live)
 
     def _nvme_changed(self) -> None:
         """A breaker of NVMe changed its state."""
@@ -476,9 +500,7 @@ class Engine:
         """Give up what the lease did not commit; not `free`: its process may write still."""
         lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
         self.counters.reservations_aborted += len(lease.slots)
-        if free:
-            for slot in lease.slots.values():
-                self.arena.free(slot)
+        self.room.give_up(lease.namespace, list(lease.slots.values()), free)
 
     def _count(self, namespace: Namespace, hashes: bytes) -> int:
         count, rest = divmod(len(hashes), namespace.hash_bytes)

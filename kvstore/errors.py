@@ -108,6 +108,18 @@ class LimitExceeded(RequestError):
     code = "limit_exceeded"
 
 
+class NotFound(RequestError):
+    """What the request names is not known here."""
+
+    code = "not_found"
+
+
+class NotSaved(RequestError):
+    """A rule could not be put on disk; nothing was changed."""
+
+    code = "not_saved"
+
+
 class NotAttached(RequestError):
     """The request needs the arena, but the session said Hello without attaching."""
 

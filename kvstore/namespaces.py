@@ -57,6 +57,11 @@ class Namespace:
     def digest(self) -> bytes:
         return self.spec.digest
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether some tier has this block."""
+        block = self.blocks.get(block_hash)
+        return block is not None and block.where != 0
+
     @property
     def hash_bytes(self) -> int:
         return self.spec.hash_bytes

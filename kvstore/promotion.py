@@ -37,7 +37,7 @@ from kvstore.constants import (
 from kvstore.counters import Counters
 from kvstore.iopool import Io
 from kvstore.nvme_watch import NvmeWatch
-from kvstore.room import Room
+from kvstore.room import Line, Room
 from kvstore.totals import PROMOTED
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
@@ -75,8 +75,9 @@ class Promoter:
         self._proofs = 0  # verifications nobody waits for
         self._waiters: dict[Block, list[Waiter]] = {}
         self._waiting = 0  # all of them together
+        self._filling: dict[Block, None] = {}  # those that have a slot, queued or being read
         self._queue: deque[tuple[Block, int]] = deque()  # (block, arena slot in state WRITING)
-        self._starved: dict[int, deque[Block]] = {}  # by size class: DRAM was full when they were asked for
+        self._starved: dict[Line, deque[Block]] = {}  # DRAM was full, or a quota, when they were asked for
         self._suspects: dict[bytes, None] = {}  # keys whose last read failed
 
     @property
@@ -102,6 +103,10 @@ class Promoter:
     def blocks_underway(self) -> list[Block]:
         """Each is pinned once by this object."""
         return list(self._waiters)
+
+    def blocks_with_slots(self) -> list[Block]:
+        """Each has a slot that the index does not know of yet."""
+        return list(self._filling)
 
     def is_ready(self, block: Block) -> bool:
         """Whether a client may read the block from its arena slot now."""
@@ -136,7 +141,7 @@ class Promoter:
 
     def feed(self) -> None:
         """Something may have left DRAM: start the loads that waited for room, in order."""
-        for size_class, starved in list(self._starved.items()):
+        for line, starved in list(self._starved.items()):
             while starved:
                 block = starved[0]
                 if not any(waiter.is_waiting() for waiter in self._waiters[block]):
@@ -147,8 +152,8 @@ class Promoter:
                 if slot is None:
                     break
                 self._enqueue(starved.popleft(), slot)
-            if not starved and self._starved.get(size_class) is starved:
-                del self._starved[size_class]
+            if not starved and self._starved.get(line) is starved:
+                del self._starved[line]
         self._pump()
 
     def give_up(self) -> None:
@@ -157,7 +162,8 @@ class Promoter:
         starved, self._starved = self._starved, {}
         self._suspects.clear()
         for block, slot in queued:
-            self._room.arena.free(slot)
+            del self._filling[block]
+            self._room.give_up(block.namespace, [slot])
             self._watch.speed.arrive(block.namespace.record_bytes)
         waiters: list[Waiter] = []
         for block in [*(block for block, _ in queued), *(b for run in starved.values() for b in run)]:
@@ -231,7 +237,8 @@ class Promoter:
         if not block.where & IN_NVME:
             waiter(None)
             return
-        starved = self._starved.get(block.namespace.slot_bytes)
+        line = self._room.line(block.namespace)
+        starved = self._starved.get(line)
         self._start(block, waiter)
         slot = None if starved else self._slot(block)
         if slot is not None:
@@ -240,13 +247,16 @@ class Promoter:
             return
         self._counters.promote_no_room += 1
         if waiter.is_waiting():
-            self._starved.setdefault(block.namespace.slot_bytes, deque()).append(block)
+            self._starved.setdefault(line, deque()).append(block)
         else:
             self._finish(block, False)
 
     def _slot(self, block: Block) -> int | None:
         parent = block.parent.hash if block.parent is not None else b""
-        return self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
+        slot = self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
+        if slot is not None:
+            self._filling[block] = None
+        return slot
 
     def _enqueue(self, block: Block, slot: int) -> None:
         self._queue.append((block, slot))
@@ -280,6 +290,7 @@ class Promoter:
         loaded_bytes = 0
         for (block, slot), (result, checksum) in zip(batch, results, strict=True):
             self._watch.speed.arrive(block.namespace.record_bytes)
+            del self._filling[block]
             if result is Get.HIT:
                 loaded_bytes += block.namespace.record_bytes
                 self._suspects.pop(block.key, None)
@@ -288,7 +299,7 @@ class Promoter:
                 self._room.arena.commit(slot, checksum)
                 self._room.promoted(block, slot)
             else:
-                self._room.arena.free(slot)
+                self._room.give_up(block.namespace, [slot])
                 self.missed(block, result)
             self._finish(block, result is Get.HIT)
         self._watch.load_ended(job, loaded_bytes, any(result is not Get.FAILED for result, _ in results))

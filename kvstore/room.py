@@ -24,17 +24,24 @@ from kvstore.constants import (
     DEMOTING_MAX,
     DOOMED_MAX,
     GONE_MAX,
+    QUOTA_LOOKS_MAX,
+    QUOTA_TRIM_BLOCKS,
     SLAB_TAKEOVER_EVERY,
     UNDEMOTED_MAX,
 )
 from kvstore.counters import Counters
 from kvstore.departed import Departed
 from kvstore.endurance import Endurance
+from kvstore.expiry import Expiry
+from kvstore.guards import Guards
 from kvstore.namespaces import Namespace, NamespaceRegistry
 from kvstore.places import Places
 from kvstore.policies.base import Policies, Policy
 from kvstore.prompts import Prompt
+from kvstore.quotas import Holder, Quotas
 from tiers.base import NAMESPACE_BYTES, Tier
+
+Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
 
 
 class Room:
@@ -69,6 +76,13 @@ class Room:
         self.departed = Departed()
         self.endurance = endurance
 
+        self.guards = Guards(self.slot_bytes, self.settle)
+        self.expiry = Expiry()
+        self.quotas = Quotas(self.slot_bytes)
+        self.dropped_rows = False  # rows of dropped blocks are among the doomed
+        self._no_room = outcomes.NOT_ADMITTED  # why the last slot was refused
+        self._spared: Block | None = None  # what the latest new block hangs on: not displaced for it
+
     # -- where blocks are --
 
     def policy(self, bit: int, namespace: Namespace) -> Policy:
@@ -76,14 +90,23 @@ class Room:
         known = self._by_namespace[bit].get(namespace.id)
         if known is not None:
             return known
-        slot_bytes = namespace.slot_bytes
-        if bit == IN_DRAM:
-            slot_bytes = max(slot_bytes, self.arena.layout.slot_bytes_min)
+        slot_bytes = self.slot_bytes(namespace, bit)
         policy = self._policies.get((bit, slot_bytes))
         if policy is None:
             policy = self._policies[bit, slot_bytes] = self._family.make(bit)
         self._by_namespace[bit][namespace.id] = policy
         return policy
+
+    def slot_bytes(self, namespace: Namespace, bit: int) -> int:
+        """What one record of this namespace takes in a tier."""
+        if bit == IN_DRAM:
+            return max(namespace.slot_bytes, self.arena.layout.slot_bytes_min)
+        return namespace.slot_bytes
+
+    def line(self, namespace: Namespace) -> Line:
+        """Where loads of a namespace wait: one that its quota holds up must not hold up others."""
+        limited = self.quotas and any(h.limits[IN_DRAM] is not None for h in self.quotas.holders(namespace))
+        return namespace.slot_bytes, namespace if limited else None
 
     def touched(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
         """A request used these blocks of one namespace, in prompt order, or has just brought them."""
@@ -100,7 +123,7 @@ class Room:
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
         for block_hash in hashes:
-            self.departed.note(namespace, block_hash, outcomes.NOT_ADMITTED)
+            self.departed.note(namespace, block_hash, self._no_room)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, *run: Block) -> None:
@@ -109,7 +132,11 @@ class Room:
             may_leave = self.policy(bit, run[0].namespace).may_leave
             for block in run:
                 if block.where & bit and not block.pins and not block.has_child_in(bit):
-                    may_leave(block)
+                    if not (self.guards and self.guards.guards(block, bit)):
+                        may_leave(block)
+        if self.quotas:
+            for block in run:
+                self.quotas.may_leave(block)
 
     def unpin(self, *run: Block) -> None:
         """Somebody is done with these blocks, all of one namespace."""
@@ -121,17 +148,32 @@ class Room:
         """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's."""
         block = index.arrived(namespace, block_hash, parent, IN_DRAM)
         block.slot = slot
+        if self.expiry:
+            self.expiry.stored(block)
+        self._came(block)
         return block
+
+    def adopted(self, block: Block, slot: int) -> None:
+        """An earlier daemon's slot holds this block; not verified yet."""
+        block.slot = slot
+        self.unverified[block] = None
+        self.quotas.used(block.namespace, IN_DRAM, 1)
 
     def promoted(self, block: Block, slot: int) -> None:
         """A known block was read into this slot, which is READY."""
         index.arrived(block.namespace, block.hash, b"", IN_DRAM)
         block.slot = slot
+        self._came(block)
         self.settle(block)
 
     def arrived_in_nvme(self, block: Block) -> None:
         index.arrived(block.namespace, block.hash, b"", IN_NVME)
+        self._came(block)
         self.settle(block)
+
+    def _came(self, block: Block) -> None:
+        if self.guards:
+            self.guards.came(block)
 
     def queue_demotion(self, *run: Block) -> None:
         """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true, and
@@ -151,6 +193,13 @@ class Room:
             else:
                 self._counters.demote_not_admitted += 1
         self._shorten()
+
+    def forget_written(self) -> None:
+        """The rows are in the index: what they show to be on NVMe need not be written there."""
+        for queue in (self.demoting, self.undemoted):
+            for block in [block for block in queue if block.where & IN_NVME]:
+                del queue[block]
+                self.settle(block)
 
     def offer_again(self, run: Sequence[Block]) -> None:
         """These blocks were used: those that were not let in to NVMe may be now."""
@@ -216,11 +265,21 @@ class Room:
         policy = self.policy(bit, block.namespace)
         policy.left(block)
         index.left(block, bit)
+        self.quotas.used(block.namespace, bit, -1)
+        if self.quotas:
+            self.quotas.left(block, bit)
+        if self.guards:
+            self.guards.gone(block)
         if not block.where:
+            if self.expiry:
+                self.expiry.gone(block)
             self.departed.note(block.namespace, block.hash, why)
             self._family.forgotten(block)
         if parent is not None and parent.where & bit and not parent.pins and not parent.has_child_in(bit):
-            policy.may_leave(parent)
+            if not (self.guards and self.guards.guards(parent, bit)):
+                policy.may_leave(parent)
+            if self.quotas:
+                self.quotas.may_leave(parent)
 
     # -- DRAM --
 
@@ -232,11 +291,28 @@ class Room:
         With a `prompt` the policy may answer that the block is not worth the room.
         """
         digest = namespace.digest
+        self._no_room = outcomes.NOT_ADMITTED
+        if self.quotas:
+            above = namespace.blocks.get(parent)
+            if above is not None or parent not in namespace.writing:
+                self._spared = above
+            if not self._displace_own(namespace, IN_DRAM):
+                self._no_room = outcomes.OVER_QUOTA
+                return None
         parent_key = digest + parent if parent else b""
         slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
         if slot is None and self._evict_from_dram(namespace, block_hash, prompt):
             slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
+        if slot is not None:
+            self.quotas.used(namespace, IN_DRAM, 1)
         return slot
+
+    def give_up(self, namespace: Namespace, slots: Sequence[int], free: bool = True) -> None:
+        """Slots that nothing was committed to. Not `free`: somebody may write to them still."""
+        self.quotas.used(namespace, IN_DRAM, -len(slots))
+        if free:
+            for slot in slots:
+                self.arena.free(slot)
 
     def _evict_from_dram(self, namespace: Namespace, incoming: bytes, prompt: Prompt | None) -> bool:
         """Free one slot of this namespace's class; False if nothing may leave.
@@ -252,8 +328,8 @@ class Room:
             if self._take_over_slab(namespace):
                 return True
         for block in policy.victims(namespace.digest + incoming):
-            if self._is_kept(block):
-                continue  # comes back to the policy when it was written, or could not be
+            if self._is_kept(block) or self.guards.guards(block, IN_DRAM):
+                continue  # comes back to the policy when it was written, or could not be; when no pin guards it
             self._evict(block)
             return True
         return self._take_over_slab(namespace)
@@ -266,10 +342,14 @@ class Room:
 
     def _evict(self, block: Block) -> None:
         self._counters.evicted_dram += 1
+        self._counters.evicted_pinned += self.guards.guards(block, IN_DRAM)
         why = outcomes.EVICTED_DRAM
         if not block.where & IN_NVME and self.nvme is not None:
             self._counters.lost_before_demote += 1
-            if self.endurance.limited and block not in self.undemoted:
+            if block in self.undemoted:
+                if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
+                    why = outcomes.OVER_QUOTA
+            elif self.endurance.limited:
                 why = outcomes.NOT_ADMITTED
         self.left_dram(block, why)
 
@@ -290,10 +370,21 @@ class Room:
         ]
         if not blocks or any(b is None or b.pins or self._is_kept(b) for b in blocks):
             return False
+        if self._must_spare(IN_DRAM, blocks, namespace):
+            return False
         for block in blocks:
             if block is not None:
                 self._evict(block)
         return self.arena.has_room(namespace.record_bytes)
+
+    def _must_spare(self, bit: int, slab: Sequence[Block | None], namespace: Namespace) -> bool:
+        """Whether a pin guards some of this slab. Not for a record size without a slab of its own: it would
+        find no room for ever, and pins must not stop all new blocks."""
+        if not self.guards or not any(b is not None and self.guards.guards(b, bit) for b in slab):
+            return False
+        tier = self.arena if bit == IN_DRAM else self.nvme
+        size = self.slot_bytes(namespace, bit)
+        return tier is not None and any(c.slot_bytes == size and c.total for c in tier.stats().classes)
 
     def block_of(self, key: bytes) -> Block | None:
         """The block of a key that a tier named."""
@@ -311,11 +402,14 @@ class Room:
             return []
         keys = list(islice(self.doomed, count))
         policy = self.policy(IN_NVME, namespace)
-        while len(keys) < count and (block := next(policy.victims(), None)) is not None:
+        while len(keys) < count and (block := self._nvme_victim(policy)) is not None:
             keys.append(block.key)
             self._counters.evicted_nvme += 1
             self.left_nvme(block)
         return self._to_delete(keys or self._nvme_slab(namespace))
+
+    def _nvme_victim(self, policy: Policy) -> Block | None:
+        return next((b for b in policy.victims() if not self.guards.guards(b, IN_NVME)), None)
 
     def deleted(self, keys: list[bytes], done: bool) -> None:
         """What became of keys that `nvme_victims` named; those that stay are tried again."""
@@ -335,11 +429,100 @@ class Room:
         blocks = [self.block_of(key) for key in keys]
         if any(block is not None and block.pins for block in blocks) or not self.deleting.isdisjoint(keys):
             return []
+        if self._must_spare(IN_NVME, blocks, namespace):
+            return []
         for block in blocks:
             if block is not None and block.where & IN_NVME:
                 self._counters.evicted_nvme += 1
+                self._counters.evicted_pinned += self.guards.guards(block, IN_NVME)
                 self.left_nvme(block)
         return keys
+
+    # -- retention --
+
+    def drop(self, block: Block, why: int) -> bool:
+        """Forget a block in every tier; False if somebody uses it now."""
+        if block.pins:
+            return False
+        self._counters.expired += 1
+        if block.where & IN_NVME:
+            self._give_up_row(block, why)
+        if block.where & IN_DRAM:
+            self.left_dram(block, why)
+        return True
+
+    def rows_to_delete(self, count: int) -> list[bytes]:
+        """Doomed rows to delete now; `deleted` must be told. None while the rows are being read at the start."""
+        if not self.nvme_ready:
+            return []
+        keys = self._to_delete(list(islice(self.doomed, count)))
+        self.dropped_rows = bool(self.doomed)
+        return keys
+
+    def admit_to_nvme(self, batch: Sequence[Block]) -> tuple[int, list[bytes]]:
+        """How many of these blocks of one namespace may be written, for its quotas, and the keys to delete
+        before. They count as held from now on."""
+        namespace = batch[0].namespace
+        if not self.quotas:
+            self.quotas.used(namespace, IN_NVME, len(batch))
+            return len(batch), []
+        keys: list[bytes] = []
+        self._spared = batch[0].parent
+        admitted = 0
+        while admitted < len(batch) and self._displace_own(namespace, IN_NVME, keys):
+            self.quotas.used(namespace, IN_NVME, 1)
+            admitted += 1
+        return admitted, self._to_delete(keys)
+
+    def trim(self, holder: Holder, bit: int) -> None:
+        """Bring a holder whose quota was lowered nearer to it."""
+        keys: list[bytes] = []
+        self._spared = None
+        self._displace(holder, bit, 0, keys, QUOTA_TRIM_BLOCKS)
+        self.not_deleted(keys)
+
+    def not_deleted(self, keys: list[bytes]) -> None:
+        """Rows that the index gave up, and that nobody deletes yet: `Retention` will."""
+        if keys:
+            self.deleted(keys, done=False)
+            self.dropped_rows = True
+
+    def _displace_own(self, namespace: Namespace, bit: int, keys: list[bytes] | None = None) -> bool:
+        """Make room for one more record in the quotas of a namespace; False if they do not allow it. `keys`
+        collects the rows to delete."""
+        size = self.slot_bytes(namespace, bit)
+        rows = [] if keys is None else keys
+        holders = self.quotas.holders(namespace)
+        return all(self._displace(holder, bit, size, rows, QUOTA_LOOKS_MAX) for holder in holders)
+
+    def _displace(self, holder: Holder, bit: int, size_bytes: int, keys: list[bytes], looks: int) -> bool:
+        """Let a holder's coldest blocks leave a tier until so many bytes more are within its quota."""
+        coldest = holder.coldest[bit]
+        if not holder.excess(bit, size_bytes) or coldest is None:
+            return True
+        spared = False
+        for block in islice(coldest.victims(), looks):
+            if block is self._spared:
+                spared = True
+            elif not self.guards.guards(block, bit) and not (bit == IN_DRAM and self._is_kept(block)):
+                self._counters.displaced += 1
+                if bit == IN_DRAM:
+                    self.left_dram(block, outcomes.OVER_QUOTA)
+                else:
+                    keys.append(block.key)
+                    self.left_nvme(block, outcomes.OVER_QUOTA)
+            if not holder.excess(bit, size_bytes):
+                break
+        if spared and self._spared is not None:
+            self.settle(self._spared)
+        return not holder.excess(bit, size_bytes)
+
+    def _give_up_row(self, block: Block, why: int) -> None:
+        key = block.key
+        self.left_nvme(block, why)
+        self.dropped_rows = True
+        if key not in self.deleting:
+            self.doomed[key] = None
 
     def nvme_records(self) -> int:
         return self.nvme.stats().records if self.nvme is not None else 0

@@ -41,7 +41,9 @@ from kvstore.iopool import IoPool
 from kvstore.namespaces import NamespaceRegistry
 from kvstore.notify import Notifier
 from kvstore.policies.names import POLICIES
+from kvstore.rules import RuleFile
 from kvstore.storage import Storage
+from kvstore.stored_times import StoredTimes
 from kvstore.totals import DEMOTED, Totals
 from tiers.errors import OpenError
 
@@ -144,6 +146,8 @@ class Service:
             endurance=Endurance(self.config.nvme.write_bytes_per_day, time.monotonic, spent(totals)),
             stall_s=self.config.nvme.stall_s,
             prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
+            rules=(RuleFile(storage.data_dir.rules_path), StoredTimes(storage.data_dir.stored_times_path)),
+            pinned_share_max=self.config.retention.pinned_share_max,
         )
         self.engine.adopt(wait=False)
 
@@ -154,6 +158,9 @@ class Service:
 
     def _save_totals(self) -> None:
         """At the end, and not in an I/O thread: those may all hang."""
+        write_times = self.engine.retention.last_changes()
+        if write_times is not None:
+            write_times()
         snapshot = self.engine.accounts.totals.snapshot(time.time())
         if snapshot is not None:
             self.engine.accounts.totals.save(snapshot)

@@ -177,6 +177,46 @@ class Report(msgspec.Struct, array_like=True, tag=15):
     skip: _Id = 0
 
 
+# Retention (tags 32 to 39): each is answered when the rule is on disk -------------------
+
+_Selector = Annotated[str, Meta(max_length=2 * DIGEST_BYTES, pattern="^[0-9a-fA-F]*$")]
+_Hash = Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
+_Size = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]  # -1: as it is
+
+
+class SetPin(msgspec.Struct, array_like=True, tag=32):
+    """Keep a prefix, named by its last block, from being evicted; not pinned: no longer. namespace: a unique
+    beginning of its digest in hex, "" for those that hold the block. Answer: StatusReport, `namespaces`: the digests that it is about, in hex."""
+
+    namespace: _Selector
+    hash: _Hash
+    pinned: bool
+
+
+class SetTtl(msgspec.Struct, array_like=True, tag=33):
+    """Drop blocks so many seconds (None: never) after they were stored: those of a prefix and below (with a
+    hash), of a namespace (without), or of a tenant (not None). not is_set: remove that rule. Answer: as SetPin."""
+
+    namespace: _Selector
+    hash: _Hash
+    tenant: _Text | None
+    ttl_s: Annotated[float, Meta(gt=0, le=1e12)] | None
+    is_set: bool
+
+
+class SetQuota(msgspec.Struct, array_like=True, tag=34):
+    """Bytes that a namespace, or a tenant (not None), may hold in each tier; None: no limit. Answer: as SetPin."""
+
+    namespace: _Selector
+    tenant: _Text | None
+    dram_bytes: _Size | None
+    nvme_bytes: _Size | None
+
+
+class Retention(msgspec.Struct, array_like=True, tag=35):
+    """All pins, TTLs and quotas. Answer: StatusReport; docs/cli.md names its fields."""
+
+
 # Answers ----------------------------------------------------------------------------
 
 
@@ -266,6 +306,10 @@ Request = (
     | Settle
     | Explain
     | Report
+    | SetPin
+    | SetTtl
+    | SetQuota
+    | Retention
 )
 Answer = (
     Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Explained | Error

@@ -244,13 +244,13 @@ def test_a_dead_tier_costs_one_timeout_and_not_one_per_request(node: Node) -> No
     assert [answer.slots for answer in answers] == [[None] * 10] * 2
     for _ in range(100):
         found = node.find("a")
-        assert found == (0, 10, outcomes.UNAVAILABLE)
+        assert found == Found(0, 10, outcomes.UNAVAILABLE)
         node.acquire("a", answers)
     assert len(answers) == 102 and node.watch.loads.trips == 1
     assert node.engine.prefetch(node.space, node.names("b")) == 0
     assert node.engine.check() == []
     assert node.put("n") == 10
-    assert node.find("n") == (10, 10, outcomes.UNAVAILABLE)  # DRAM is used all the same
+    assert node.find("n") == Found(10, 10, outcomes.UNAVAILABLE)  # DRAM is used all the same
 
 
 def test_it_closes_when_the_tier_recovers_and_nothing_is_lost(node: Node) -> None:
@@ -350,7 +350,7 @@ def test_a_slow_tier_is_refused_and_wins_back(node: Node) -> None:
     """Ten times slower than computing it is refused for that reason; fast again, it is used again, by probes alone."""
     assert node.load("a") == 10
     node.evict()
-    assert node.find("a", block_s=0.01) == (10, 10, outcomes.SLOWER)
+    assert node.find("a", block_s=0.01) == Found(10, 10, outcomes.SLOWER)
     node.tier.read_s = 0.1
     for _ in range(4):
         assert node.load("a") == 10

@@ -1,0 +1,42 @@
+"""Keep a prefix from being evicted, now or when it comes, across restarts.
+
+  kvstore pin 5f0c…e1                     the prefix that ends with this block, wherever it is held
+  kvstore pin 5f0c…e1 --namespace 3fa2    in this namespace, held already or not
+
+Pins may hold retention.pinned_share_max of each tier; a pin beyond that is refused. A TTL drops
+pinned blocks, too. Exit code 1 when refused, 2 for a bad name, 3 when no such namespace is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from kvstore.cli import OK
+from kvstore.cli.prefixes import (
+    add_common_arguments,
+    add_namespace_argument,
+    add_prefix_argument,
+    ask,
+    confirm,
+    namespace_of,
+    prefix_hash,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prefix_argument(parser)
+    add_namespace_argument(parser)
+    add_common_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return set_pin(args, "pin", True)
+
+
+def set_pin(args: argparse.Namespace, command: str, pinned: bool) -> int:
+    """Also what `unpin` does. Raises CliError."""
+    block_hash, namespace = prefix_hash(command, args.prefix), namespace_of(command, args)
+    namespaces = ask(args, command, lambda client: client.pin(block_hash, namespace, pinned))
+    facts: dict[str, object] = {"block_hash": block_hash.hex(), "pinned": pinned}
+    confirm(args, f"{'pinned' if pinned else 'unpinned'} {block_hash.hex()}", facts, namespaces)
+    return OK

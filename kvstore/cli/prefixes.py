@@ -1,0 +1,94 @@
+"""Naming prefixes, namespaces and tenants on the command line, and what a daemon answers about them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.output import print_json
+
+_EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
+
+
+def add_prefix_argument(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
+    """PREFIX: the hash of its last block, which names everything before it, too."""
+    parser.add_argument(
+        "prefix",
+        metavar="PREFIX",
+        nargs=None if is_required else "?",
+        default="",
+        help="hash of the last block of the prefix, in hex",
+    )
+
+
+def add_namespace_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--namespace",
+        default="",
+        metavar="DIGEST",
+        help="beginning of the namespace's digest, as `kvstore status` shows it (for a prefix: default all "
+        "that hold it; else the only one)",
+    )
+
+
+def add_tenant_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", metavar="NAME", help="every namespace of this tenant")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The socket and the form of the output."""
+    add_config_arguments(parser)
+    add_output_argument(parser, "text", "json")
+
+
+def prefix_hash(command: str, text: str) -> bytes:
+    """The block hash that PREFIX names. Raises CliError."""
+    try:
+        block_hash = bytes.fromhex(text)
+    except ValueError:
+        block_hash = b""
+    if not 8 <= len(block_hash) <= 64:
+        raise CliError(
+            f"{command}: prefix {text}: not a block hash in hex (16 to 128 digits)", exit_code=USAGE
+        )
+    return block_hash
+
+
+def namespace_of(command: str, args: argparse.Namespace) -> str:
+    """The beginning of a digest. Raises CliError."""
+    text: str = args.namespace.lower()
+    if len(text) > 32 or any(digit not in "0123456789abcdef" for digit in text):
+        raise CliError(
+            f"{command}: --namespace {args.namespace}: not a digest in hex (at most 32 digits)",
+            exit_code=USAGE,
+        )
+    return text
+
+
+def ask(args: argparse.Namespace, command: str, question: Callable[[Any], Any]) -> Any:
+    """The daemon's answer. Raises CliError with the exit code that fits the refusal."""
+    from kvstore.client import Client, Refused, Unavailable
+    from kvstore.constants import STATUS_TIMEOUT_S
+
+    try:
+        with Client(
+            socket_path(args), timeout_s=STATUS_TIMEOUT_S, label="kvstore cli", attach=False
+        ) as client:
+            return question(client)
+    except Unavailable as error:
+        raise CliError(str(error), exit_code=UNREACHABLE) from error
+    except Refused as error:
+        code = _EXIT_CODES.get(error.code, FAILED)
+        raise CliError(f"{command}: {error.message}", exit_code=code) from error
+
+
+def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], namespaces: list[str]) -> None:
+    """Say what is in force now: a line for people, the facts for programs."""
+    if args.output == "json":
+        print_json({**facts, "namespaces": namespaces})
+        return
+    where = "" if not namespaces else f" (namespace {', '.join(digest[:12] for digest in namespaces)})"
+    print(f"{done}{where}")

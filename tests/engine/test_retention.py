@@ -1,0 +1,770 @@
+"""Retention: pins hold, time is up, quotas are never exceeded; and all of it after a restart."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvstore import adoption, outcomes
+from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.engine import Engine
+from kvstore.errors import LimitExceeded, NotFound, RequestError
+from kvstore.leases import Acquired
+from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
+from kvstore.policies.names import POLICIES
+from kvstore.rules import Pin, RuleFile
+from kvstore.stored_times import StoredTimes
+from tests.engine.fakes import FaultyTier, SteppedIo
+from tiers.arena import open_arena
+from tiers.base import TierStats
+from tiers.checksum import digest
+
+MIB = 1 << 20
+RECORD_BYTES = 250_000
+SLOT_BYTES = 253_952  # eight slots a slab of 2 MiB
+TENANTS = ("acme", "acme", "beta")
+
+
+class SizedTier(FaultyTier):
+    """Counts its capacity in bytes, as real tiers do."""
+
+    def stats(self) -> TierStats:
+        return TierStats("nvme", self.slots * SLOT_BYTES, len(self.rows) * SLOT_BYTES, len(self.rows))
+
+
+class Node:
+    """A daemon's engine with three namespaces of two tenants, which can be killed and started again."""
+
+    def __init__(self, nvme_slots: int = 0, share: float = 0.5, slabs: int = 2, policy: str = "lru") -> None:
+        self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.nvme = SizedTier(nvme_slots) if nvme_slots else None
+        self.share, self.slabs, self.policy = share, slabs, policy
+        self.clock_s = 0.0
+        self.wall_s = 1_700_000_000.0
+        self.start()
+
+    def start(self, wait: bool = True) -> None:
+        self.arena = open_arena(self.directory / "arena", self.slabs * 2 * MIB, 2 * MIB, 16384)
+        self.io = SteppedIo()
+        self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
+        files = RuleFile(self.directory / "retention.json"), StoredTimes(self.directory / "times.sqlite")
+        self.engine = Engine(
+            self.arena,
+            self.nvme,
+            self.namespaces,
+            self.io,
+            POLICIES[self.policy](),
+            clock=lambda: self.clock_s,
+            wall_clock=lambda: self.wall_s + self.clock_s,
+            rules=files,
+            pinned_share_max=self.share,
+        )
+        self.engine.adopt(wait)
+        self.session = self.engine.open_session(0)
+        self.spaces = [
+            self.engine.register(NamespaceSpec(bytes([n + 1]) * 16, RECORD_BYTES, 8, 1, {"tenant": tenant}))
+            for n, tenant in enumerate(TENANTS)
+        ]
+
+    def space(self, number: int) -> Namespace:
+        return self.namespaces.get(self.spaces[number])
+
+    def selector(self, number: int) -> str:
+        return self.space(number).digest.hex()
+
+    def kill(self, wait: bool = True) -> None:
+        """Nothing is told: what lies on disk and in the arena is all that is left."""
+        self.arena.close()
+        self.start(wait)
+
+    def close(self) -> None:
+        self.arena.close(unlink=True)
+        shutil.rmtree(self.directory)
+
+    def put(self, *names: str, parent: str = "", space: int = 0) -> int:
+        asked = joined(*names)
+        answer = self.engine.reserve(
+            self.session, self.spaces[space], asked, joined(parent) if parent else b""
+        )
+        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + RECORD_BYTES]) for s in answer.slots)
+        if answer.slots:
+            self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
+        return len(answer.slots)
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Let time pass, and everything that is under way end."""
+        self.clock_s += seconds
+        for _ in range(3):
+            self.engine.tick()
+            self.io.run()
+
+    def held(self, *names: str, space: int = 0) -> int:
+        return self.engine.lookup([self.spaces[space]], joined(*names))
+
+    def why(self, *names: str, space: int = 0) -> list[int]:
+        return self.engine.explain([self.spaces[space]], joined(*names))[1]
+
+    def command(self, name: str, *arguments: object) -> RequestError | None:
+        """One command, until it is answered; what it was refused with."""
+        answers: list[RequestError | None] = []
+        try:
+            getattr(self.engine.retention, name)(*arguments, lambda error, rules: answers.append(error))
+        except RequestError as error:
+            return error
+        self.io.run()
+        return answers[0]
+
+    def pin(self, name: str, space: int = 0, is_set: bool = True) -> RequestError | None:
+        return self.command("pin", self.selector(space), joined(name), is_set)
+
+    def ttl(
+        self, ttl_s: float | None, name: str = "", space: int = 0, is_set: bool = True
+    ) -> RequestError | None:
+        return self.command("ttl", self.selector(space), joined(name) if name else b"", None, ttl_s, is_set)
+
+    def tenant_ttl(self, ttl_s: float | None, tenant: str, is_set: bool = True) -> RequestError | None:
+        return self.command("ttl", "", b"", tenant, ttl_s, is_set)
+
+    def quota(self, tenant: str, dram: int | None, nvme: int | None = None) -> RequestError | None:
+        """In records."""
+        sizes = [None if n is None else n * SLOT_BYTES for n in (dram, nvme)]
+        return self.command("quota", "", tenant, *sizes)
+
+    def used(self, tenant: str, bit: int = IN_DRAM) -> int:
+        """Records that a tenant has in a tier, counted anew: held, being written, being loaded."""
+        return sum(
+            sum(bool(block.where & bit) for block in namespace.blocks.values())
+            for namespace in self.namespaces
+            if namespace.spec.fields.get("tenant") == tenant
+        )
+
+
+def joined(*names: str) -> bytes:
+    return b"".join(name.encode().ljust(8) for name in names)
+
+
+def chain(name: str, length: int, first: int = 0) -> list[str]:
+    return [f"{name}{depth:02d}" for depth in range(first, length)]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """16 slots of DRAM, no NVMe."""
+    node = Node()
+    yield node
+    node.settle()
+    assert node.engine.check() == []
+    node.close()
+
+
+@pytest.fixture
+def two_tiers() -> Iterator[Node]:
+    """16 slots of DRAM, 24 on NVMe."""
+    node = Node(nvme_slots=24)
+    yield node
+    node.settle()
+    assert node.engine.check() == []
+    node.close()
+
+
+def flood(node: Node, count: int = 40, space: int = 1) -> None:
+    """Other people's prompts, more than fit anywhere."""
+    for number in range(count):
+        node.put(f"f{number}", space=space)
+        node.settle(1.0)
+
+
+# -- pins --
+
+
+def test_a_pinned_prefix_outlives_a_flood(node: Node) -> None:
+    """Its last block is named, and all before it stay, too."""
+    node.put(*chain("a", 6))
+    assert node.pin("a05") is None
+    flood(node)
+    assert node.held(*chain("a", 6)) == 6
+
+
+def test_on_nvme_the_copy_there_stays(two_tiers: Node) -> None:
+    """A pin holds the lowest tier's copy; the DRAM copy may go."""
+    two_tiers.put(*chain("a", 6))
+    two_tiers.settle()
+    assert two_tiers.pin("a05") is None
+    flood(two_tiers)
+    assert two_tiers.held(*chain("a", 6)) == 6
+    places = two_tiers.engine.residency(two_tiers.spaces[0], joined(*chain("a", 6)))
+    assert set(places) == {IN_NVME}
+
+
+def test_what_is_unpinned_leaves(node: Node) -> None:
+    """Without the pin it is evicted as any other; what another pin covers stays."""
+    node.put(*chain("a", 6))
+    node.pin("a05")
+    node.pin("a02")
+    assert node.pin("a05", is_set=False) is None
+    flood(node)
+    assert node.held(*chain("a", 6)) == 3
+    assert isinstance(node.pin("a05", is_set=False), NotFound)
+
+
+def test_a_prefix_may_be_pinned_before_it_comes(node: Node) -> None:
+    """A pin of a prefix that nobody has stored takes effect when its blocks come."""
+    assert node.pin("a05") is None
+    node.put(*chain("a", 6))
+    flood(node)
+    assert node.held(*chain("a", 6)) == 6
+
+
+def test_a_gap_that_closes_extends_the_pin_upwards(node: Node) -> None:
+    """Stored back to front, the ancestors are found when they come."""
+    node.pin("a05")
+    node.put("a04", "a05", parent="a03")
+    node.put("a02", "a03", parent="a01")
+    node.put("a00", "a01")
+    flood(node)
+    assert node.held(*chain("a", 6)) == 6
+
+
+@pytest.mark.parametrize("nvme_slots", [0, 24])
+def test_pins_survive_a_kill(nvme_slots: int) -> None:
+    """A daemon that was killed and started again holds what was pinned."""
+    node = Node(nvme_slots)
+    node.put(*chain("a", 6))
+    node.settle()
+    node.pin("a05")
+    node.kill()
+    flood(node)
+    assert node.held(*chain("a", 6)) == 6
+    assert node.engine.check() == []
+    node.close()
+
+
+@pytest.mark.parametrize("slice_rows", [3, 2000])
+def test_after_a_restart_copies_in_dram_may_leave(
+    two_tiers: Node, slice_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pinned prefix that NVMe holds does not block DRAM, whatever was evicted while its rows were read."""
+    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", slice_rows)
+    two_tiers.put(*chain("a", 8))
+    two_tiers.settle()
+    two_tiers.pin("a07")
+    two_tiers.kill(wait=False)
+    two_tiers.engine.adoption.step()
+    two_tiers.settle()
+    flood(two_tiers, 12)
+    while two_tiers.engine.adoption.step():
+        pass
+    flood(two_tiers, 30)
+    assert two_tiers.used("acme", IN_DRAM) == 16
+    assert set(two_tiers.engine.residency(two_tiers.spaces[0], joined(*chain("a", 8)))) == {IN_NVME}
+
+
+def test_a_pin_beyond_the_share_is_refused(node: Node) -> None:
+    """Half of 16 slots may be pinned: a ninth is refused in one line, and nothing is changed."""
+    node.put(*chain("a", 8))
+    node.put(*chain("b", 3))
+    assert node.pin("a06") is None
+    refusal = node.pin("b01")
+    assert isinstance(refusal, LimitExceeded)
+    assert "of dram" in str(refusal) and "retention.pinned_share_max = 0.5" in str(refusal)
+    assert node.pin("b00") is None
+    assert [pin.block_hash for pin in node.engine.retention.book.pins] == [
+        joined(name).hex() for name in ("a06", "b00")
+    ]
+
+
+def test_pins_stop_no_new_blocks(node: Node) -> None:
+    """A pinned prefix that grows beyond the share: the rest of it is as evictable as any other block."""
+    node.pin("a15")
+    assert node.put(*chain("a", 16)) == 16
+    assert node.engine.room.guards.guarded_bytes[IN_DRAM] == 8 * SLOT_BYTES
+    assert node.put(*chain("b", 8)) == 8
+    assert node.engine.counters.evicted_pinned == 0
+
+
+def test_another_record_size_finds_room(node: Node) -> None:
+    """Pins in every slab do not shut out a record size that has no slab yet."""
+    node.put(*chain("a", 8))
+    node.put(*chain("b", 8))
+    node.pin("a03")
+    node.pin("b03")
+    other = node.engine.register(NamespaceSpec(b"o" * 16, MIB, 8))
+    assert len(node.engine.reserve(node.session, other, joined("x"), b"").slots) == 1
+    assert node.engine.counters.evicted_pinned > 0
+
+
+# -- TTLs --
+
+
+def test_an_expired_block_is_a_miss_at_once(node: Node) -> None:
+    """From the moment on, before any tick, with its reason; it is dropped with the next ticks."""
+    assert node.ttl(60) is None
+    node.put(*chain("a", 3))
+    node.clock_s += 59
+    assert node.held(*chain("a", 3)) == 3
+    node.clock_s += 1
+    assert node.held(*chain("a", 3)) == 0
+    assert node.why(*chain("a", 3)) == [outcomes.EXPIRED] * 3
+    node.settle()
+    assert node.used("acme") == 0
+    assert node.why(*chain("a", 3)) == [outcomes.EXPIRED] * 3
+    assert node.engine.counters.expired == 3
+
+
+def test_use_does_not_prolong_and_storing_again_does(node: Node) -> None:
+    """A lookup does not make a block younger; offering its bytes again does, without a copy."""
+    node.ttl(60)
+    node.put(*chain("a", 3))
+    node.clock_s += 50
+    assert node.held(*chain("a", 3)) == 3
+    node.clock_s += 10
+    assert node.held(*chain("a", 3)) == 0
+    assert node.put(*chain("a", 3)) == 0
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(59)
+    assert node.held(*chain("a", 3)) == 3
+
+
+def test_only_what_is_over_is_a_miss(node: Node) -> None:
+    """A continuation that was stored later lives on, and is found again when its beginning is stored anew."""
+    node.ttl(60)
+    node.put(*chain("a", 3))
+    node.settle(30)
+    node.put(*chain("a", 6, 3), parent="a02")
+    node.settle(30)
+    assert node.held(*chain("a", 6)) == 0
+    assert node.put(*chain("a", 6)) == 3
+    assert node.held(*chain("a", 6)) == 6
+
+
+def test_the_nearest_ttl_counts(node: Node) -> None:
+    """Prefix before namespace before tenant; `never` exempts."""
+    node.tenant_ttl(10, "acme")
+    node.ttl(20, space=1)
+    node.ttl(5, "a02", space=0)
+    node.ttl(None, "b00", space=0)
+    node.put(*chain("a", 5))
+    node.put(*chain("b", 2))
+    node.put(*chain("c", 2), space=1)
+    node.put(*chain("d", 2), space=2)
+    node.settle(5)
+    assert node.held(*chain("a", 5)) == 2
+    node.settle(5)
+    assert node.held(*chain("a", 5)) == 0
+    assert node.held(*chain("b", 2)) == 2
+    assert node.held(*chain("c", 2), space=1) == 2
+    node.settle(10)
+    assert node.held(*chain("c", 2), space=1) == 0
+    assert node.held(*chain("d", 2), space=2) == 2
+    assert node.tenant_ttl(None, "acme", is_set=False) is None
+    node.put(*chain("e", 2))
+    node.settle(1000)
+    assert node.held(*chain("e", 2)) == 2
+
+
+def test_what_is_held_when_a_ttl_is_set_counts_from_then(node: Node) -> None:
+    """Nobody had noted when it was stored."""
+    node.put(*chain("a", 3))
+    node.settle(100)
+    node.ttl(60)
+    node.settle(59)
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(1)
+    assert node.held(*chain("a", 3)) == 0
+
+
+@pytest.mark.parametrize("nvme_slots", [0, 24])
+@pytest.mark.parametrize("jump_s", [0.0, -5000.0])
+def test_a_restart_makes_nothing_younger(nvme_slots: int, jump_s: float) -> None:
+    """Times survive a kill, even when the wall clock was set back meanwhile."""
+    node = Node(nvme_slots)
+    node.ttl(60)
+    node.put(*chain("a", 3))
+    node.settle(40)
+    node.settle()
+    node.wall_s += jump_s
+    node.kill()
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(19)
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(1)
+    assert node.held(*chain("a", 3)) == 0
+    node.settle(30)
+    assert node.engine.check() == []
+    assert not (node.nvme.rows if node.nvme is not None else {})
+    node.close()
+
+
+def test_a_time_that_was_not_saved_is_a_little_older(node: Node) -> None:
+    """Killed before the tick that notes it: the block is hit again, and lives from the last save on."""
+    node.ttl(60)
+    node.settle(100)
+    node.clock_s += 3
+    node.put(*chain("a", 3))
+    node.kill()
+    assert node.held(*chain("a", 3)) == 3
+    node.settle(57)
+    assert node.held(*chain("a", 3)) == 0
+
+
+def test_rows_of_expired_blocks_are_deleted(two_tiers: Node) -> None:
+    """What is over goes from NVMe, too, though nobody needs the room."""
+    two_tiers.ttl(60)
+    two_tiers.put(*chain("a", 5))
+    two_tiers.settle()
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 5
+    two_tiers.settle(60)
+    assert not two_tiers.nvme.rows
+
+
+def test_a_block_in_use_expires_too(node: Node) -> None:
+    """It is a miss for others at once, and dropped when it is given back."""
+    node.ttl(60)
+    node.put("a00")
+    answers: list[Acquired] = []
+    node.engine.acquire(node.session, node.spaces[0], joined("a00"), answers.append)
+    node.settle(60)
+    assert node.held("a00") == 0
+    assert node.used("acme") == 1
+    late: list[Acquired] = []
+    node.engine.acquire(node.session, node.spaces[0], joined("a00"), late.append)
+    assert late[0].slots == [None]
+    node.engine.release(node.session, answers[0].lease)
+    node.settle()
+    assert node.used("acme") == 0
+
+
+def test_a_ttl_drops_what_is_pinned(node: Node) -> None:
+    """Time over is time over; the pin holds what is stored afterwards."""
+    node.put(*chain("a", 3))
+    node.pin("a02")
+    node.ttl(60)
+    node.settle(60)
+    assert node.held(*chain("a", 3)) == 0
+    node.put(*chain("a", 3))
+    flood(node, 20)
+    assert node.held(*chain("a", 3)) == 3
+
+
+# -- quotas --
+
+
+def test_at_its_quota_a_tenant_displaces_its_own(node: Node) -> None:
+    """The coldest of its blocks leave, nobody else's, and the misses say why."""
+    assert node.quota("acme", 4) is None
+    node.put(*chain("b", 6), space=2)
+    for number in range(8):
+        assert node.put(f"a{number}", space=number % 2) == 1
+        node.settle(1)
+        assert node.used("acme") <= 4
+    assert node.used("beta") == 6
+    assert [node.held(f"a{number}", space=number % 2) for number in range(8)] == [0] * 4 + [1] * 4
+    assert node.why("a1", space=1) == [outcomes.OVER_QUOTA]
+
+
+def test_what_cannot_displace_is_refused(node: Node) -> None:
+    """Everything it has is in use or pinned: the new block is refused, and the miss says why."""
+    node.quota("acme", 3)
+    node.put(*chain("a", 3))
+    node.pin("a02")
+    assert node.put("c0") == 0
+    assert node.why("c0") == [outcomes.OVER_QUOTA]
+    node.pin("a02", is_set=False)
+    assert node.put("c0") == 1
+
+
+def test_a_long_prompt_keeps_its_beginning(node: Node) -> None:
+    """A prompt larger than the quota does not displace what it hangs on."""
+    node.quota("acme", 4)
+    assert node.put(*chain("a", 3)) == 3
+    node.settle(1)
+    assert node.put(*chain("a", 8, 3), parent="a02") == 1
+    assert node.held(*chain("a", 8)) == 4
+
+
+def test_a_lowered_quota_is_reached(two_tiers: Node) -> None:
+    """In both tiers, with the rows of what left deleted."""
+    two_tiers.put(*chain("a", 10))
+    two_tiers.settle()
+    assert two_tiers.quota("acme", 3, 5) is None
+    two_tiers.settle(1)
+    assert (two_tiers.used("acme"), two_tiers.used("acme", IN_NVME)) == (3, 5)
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 5
+
+
+def test_a_quota_on_nvme_displaces_there(two_tiers: Node) -> None:
+    """Writing down never takes more than the quota; a tier that has room for others keeps it."""
+    two_tiers.quota("acme", None, 4)
+    two_tiers.put(*chain("b", 6), space=2)
+    for number in range(12):
+        two_tiers.put(f"a{number}")
+        two_tiers.settle(1)
+        assert two_tiers.used("acme", IN_NVME) <= 4
+    assert two_tiers.used("beta", IN_NVME) == 6
+    assert two_tiers.used("acme", IN_NVME) == 4
+
+
+def test_what_its_quota_kept_from_nvme_says_so(two_tiers: Node) -> None:
+    """Evicted from DRAM, not on NVMe because the quota had no room there: the quota is the reason."""
+    two_tiers.put(*chain("a", 3))
+    two_tiers.settle()
+    two_tiers.pin("a02")
+    two_tiers.quota("acme", None, 3)
+    two_tiers.put("c0")
+    two_tiers.settle()
+    assert two_tiers.engine.residency(two_tiers.spaces[0], joined("c0")) == bytes([IN_DRAM])
+    flood(two_tiers, 20, space=2)
+    assert two_tiers.why("c0") == [outcomes.OVER_QUOTA]
+
+
+def test_loads_of_others_do_not_wait_behind_a_quota(two_tiers: Node) -> None:
+    """One tenant's loads that its quota holds up leave the others' alone."""
+    two_tiers.put(*chain("a", 3))
+    two_tiers.put(*chain("b", 3), space=2)
+    two_tiers.settle()
+    two_tiers.quota("acme", 1)
+    two_tiers.settle(1)
+    flood(two_tiers, 16, space=2)
+    answers: list[Acquired] = []
+    engine, spaces = two_tiers.engine, two_tiers.spaces
+    first = engine.acquire(two_tiers.session, spaces[0], joined(*chain("a", 3)), answers.append)
+    engine.acquire(two_tiers.session, spaces[2], joined(*chain("b", 3)), answers.append)
+    two_tiers.io.run()
+    assert len(answers) == 1 and None not in answers[0].slots
+    first.expire()
+    for answer in answers:
+        engine.release(two_tiers.session, answer.lease)
+
+
+def test_rows_of_a_displacement_in_vain_are_deleted(two_tiers: Node) -> None:
+    """Displaced for a block that could not be let in all the same: the row goes, and nothing is lost track of."""
+    two_tiers.put("a0")
+    two_tiers.put("a1")
+    two_tiers.settle()
+    answers: list[Acquired] = []
+    for name in ("a0", "a1"):
+        two_tiers.engine.acquire(two_tiers.session, two_tiers.spaces[0], joined(name), answers.append)
+    two_tiers.quota("acme", None, 1)
+    two_tiers.engine.release(two_tiers.session, answers[1].lease)
+    two_tiers.put("c0")
+    two_tiers.settle()
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 1
+    assert not two_tiers.engine.room.doomed and not two_tiers.engine.room.deleting
+    two_tiers.engine.release(two_tiers.session, answers[0].lease)
+
+
+def test_quotas_survive_a_kill(two_tiers: Node) -> None:
+    """Usage is counted anew from what is adopted, and the quota holds at once."""
+    two_tiers.quota("acme", 3, 6)
+    two_tiers.put(*chain("a", 3))
+    two_tiers.settle()
+    two_tiers.kill()
+    assert two_tiers.engine.check() == []
+    for number in range(8):
+        two_tiers.put(f"c{number}")
+        two_tiers.settle(1)
+        assert two_tiers.used("acme") <= 3 and two_tiers.used("acme", IN_NVME) <= 6
+
+
+def test_a_tenant_that_is_named_late_is_counted(node: Node) -> None:
+    """The names of namespaces were lost: usage moves to the tenant when an engine names it."""
+    node.put(*chain("a", 3))
+    (node.directory / "namespaces.json").unlink(missing_ok=True)
+    node.kill()
+    used = dict(node.engine.room.quotas.tenants(9))
+    assert used["acme"][IN_DRAM] == 3 * SLOT_BYTES
+    assert node.engine.check() == []
+
+
+# -- the file --
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[]", b'{"format": 9}', b'{"pins": [{"namespace": "zz", "block_hash": "", "since_s": 0}]}'],
+)
+def test_a_damaged_file_is_put_aside(node: Node, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The daemon starts without rules, says so, and keeps the file for whoever wants to look."""
+    node.put("a00")
+    node.pin("a00")
+    (node.directory / "retention.json").write_bytes(damage)
+    node.kill()
+    assert node.engine.retention.book.rules() == []
+    assert "pins, TTLs and quotas are lost" in caplog.text
+    assert (node.directory / "retention.unreadable").read_bytes() == damage
+    assert node.pin("a00") is None
+
+
+def test_damaged_times_are_put_aside(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks count as new then; nothing crashes."""
+    node.ttl(60)
+    node.put("a00")
+    node.settle()
+    node.arena.close()
+    for path in node.directory.glob("times.sqlite*"):
+        path.unlink()
+    (node.directory / "times.sqlite").write_bytes(b"not a database" * 100)
+    node.start()
+    assert "times of storing are lost" in caplog.text
+    assert node.held("a00") == 1
+    node.settle(60)
+    assert node.held("a00") == 0
+
+
+def test_what_cannot_be_saved_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the command is refused, and the rule is not in effect."""
+    monkeypatch.setattr(RuleFile, "write", lambda self, book: "no space left")
+    node.put("a00")
+    error = node.pin("a00")
+    assert error is not None and error.code == "not_saved"
+    assert not node.engine.room.guards
+    assert node.engine.retention.book.rules() == []
+
+
+def test_nothing_is_in_effect_before_it_is_on_disk(node: Node) -> None:
+    """A command is answered after the write, and commands of one moment all count."""
+    answers: list[RequestError | None] = []
+    for name in ("a00", "b00"):
+        node.engine.retention.pin(
+            node.selector(0), joined(name), True, lambda error, rules: answers.append(error)
+        )
+    assert not answers and not node.engine.room.guards
+    node.io.run()
+    assert answers == [None, None]
+    pins = RuleFile(node.directory / "retention.json").read().pins
+    assert [type(pin) for pin in pins] == [Pin, Pin]
+
+
+# -- everything at once --
+
+NAMES = [*chain("a", 8), *chain("b", 5)]
+
+
+class RetentionMachine(RuleBasedStateMachine):
+    """Random rules, stores, lookups, late writes, time, kills: the promises hold after every step."""
+
+    @initialize(nvme_slots=st.sampled_from([0, 6, 20]), policy=st.sampled_from(["lru", "kvstore"]))
+    def begin(self, nvme_slots: int, policy: str) -> None:
+        self.node = Node(nvme_slots, slabs=1, policy=policy)
+        self.stored_s: dict[tuple[int, str], float] = {}  # the latest a block can have been stored
+        self.ttls: dict[int, float] = {}
+        self.limits: dict[tuple[str, int], int] = {}
+
+    @rule(space=st.integers(0, 2), which=st.sampled_from("ab"), lo=st.integers(0, 5), n=st.integers(1, 4))
+    def put(self, space: int, which: str, lo: int, n: int) -> None:
+        names = [name for name in NAMES if name.startswith(which)][lo : lo + n]
+        if not names:
+            return
+        parent = f"{which}{lo - 1:02d}" if lo else ""
+        self.node.put(*names, parent=parent, space=space)
+        self.stored_s.update({(space, name): self.node.clock_s for name in names})
+
+    @rule(space=st.integers(0, 2), which=st.sampled_from("ab"))
+    def look(self, space: int, which: str) -> None:
+        names = [name for name in NAMES if name.startswith(which)]
+        hits = self.node.held(*names, space=space)
+        ttl_s = self.ttls.get(space)
+        for name in names[:hits]:
+            assert ttl_s is None or self.node.clock_s < self.stored_s[space, name] + ttl_s
+
+    @rule(space=st.integers(0, 2), name=st.sampled_from(NAMES), is_set=st.booleans())
+    def pin(self, space: int, name: str, is_set: bool) -> None:
+        error = self.node.pin(name, space, is_set)
+        assert error is None or isinstance(error, (LimitExceeded, NotFound))
+
+    @rule(space=st.integers(0, 2), ttl_s=st.sampled_from([None, 5.0, 30.0]))
+    def ttl(self, space: int, ttl_s: float | None) -> None:
+        self.node.ttl(ttl_s, space=space)
+        self.ttls.pop(space, None)
+        if ttl_s is not None:
+            self.ttls[space] = ttl_s
+        known = {key: self.node.clock_s for key in self.stored_s if key[0] == space}
+        self.stored_s.update(known)  # at the latest: its time may not have been noted before
+
+    @rule(
+        tenant=st.sampled_from(["acme", "beta"]),
+        dram=st.sampled_from([None, 2, 5]),
+        nvme=st.sampled_from([None, 3]),
+    )
+    def quota(self, tenant: str, dram: int | None, nvme: int | None) -> None:
+        self.node.quota(tenant, dram, nvme)
+        self.allow()
+
+    def allow(self) -> None:
+        """What is in use, pinned, or came back with a restart may be above a quota; it never becomes more."""
+        for tenant in ("acme", "beta"):
+            holder = self.node.engine.room.quotas.holder("", tenant)
+            for bit in (IN_DRAM, IN_NVME):
+                self.limits.pop((tenant, bit), None)
+                limit = holder.limits[bit]
+                if limit is not None:
+                    self.limits[tenant, bit] = max(limit, holder.used[bit])
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.node.settle(seconds)
+
+    @rule()
+    def one_step(self) -> None:
+        if self.node.io.waiting:
+            self.node.io.half_step()
+
+    @rule(space=st.integers(0, 2))
+    def read(self, space: int) -> None:
+        answers: list[Acquired] = []
+        asked = joined(*NAMES[:8])
+        self.node.engine.acquire(self.node.session, self.node.spaces[space], asked, answers.append).expire()
+        if answers[0].lease:
+            self.node.engine.release(self.node.session, answers[0].lease)
+
+    @rule(back_s=st.sampled_from([0.0, 1000.0]))
+    def daemon_is_killed(self, back_s: float) -> None:
+        self.node.wall_s -= back_s
+        self.node.kill()
+        self.allow()
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if not hasattr(self, "node"):
+            return
+        node = self.node
+        assert node.engine.check() == []
+        for (tenant, bit), limit in self.limits.items():
+            used = node.engine.room.quotas.holder("", tenant).used[bit]
+            assert node.used(tenant, bit) * SLOT_BYTES <= used <= limit
+        self.allow()
+        guards = node.engine.room.guards
+        for bit in (IN_DRAM, IN_NVME):
+            assert guards.guarded_bytes[bit] <= guards.limits[bit]
+
+    @rule(space=st.integers(0, 2))
+    def guarded_blocks_stay(self, space: int) -> None:
+        """Whatever others store, what is guarded now is held afterwards."""
+        room = self.node.engine.room
+        blocks = list(self.node.space(space).blocks.values())
+        guarded = [b for b in blocks if any(room.guards.guards(b, bit) for bit in (IN_DRAM, IN_NVME))]
+        if self.ttls:
+            return
+        for number in range(12):
+            self.node.put(f"x{number}", space=(space + 1) % 3)
+            self.stored_s[(space + 1) % 3, f"x{number}"] = self.node.clock_s
+        assert all(block.where for block in guarded)
+
+    def teardown(self) -> None:
+        if hasattr(self, "node"):
+            self.node.settle(60)
+            assert self.node.engine.check() == []
+            self.node.close()
+
+
+RetentionMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestRetention = RetentionMachine.TestCase
