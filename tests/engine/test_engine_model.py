@@ -291,10 +291,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Run everything that is under way, and what follows from it."""
+        quiet = 0  # ticks in a row that found nothing to do; the first may have come before a probe was due
         for _ in range(100):
             self.engine.tick()
             self.clock_s += 60.0
-            if not self.io.waiting:
+            quiet = 0 if self.io.waiting else quiet + 1
+            if quiet == 2:
                 return
             self.io.run()
         assert self.fault_rate, "there is always more to do"
