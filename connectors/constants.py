@@ -22,6 +22,7 @@ LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire
 LEASE_BYTES_MAX = 64 * MIB  # bytes of one reserve or acquire (at least one block)
 LOOKUP_HASHES_MAX = 65536  # blocks of one lookup; what lies behind them is computed
 LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
+TICKETS_OWED_MAX = 64  # lookups that were not answered in time, and not yet settled
 
 # ---- prefill speed ---------------------------------------------------------------------
 PREFILL_STEP_TOKENS_MIN = 64  # a step with fewer tokens is mostly overhead

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,6 +123,7 @@ class SchedulerHalf:
         self._requests: dict[str, Tracked] = {}
         self._pending: dict[int, Pending] = {}
         self._next_save = 0
+        self._owed: deque[tuple[int, int, Any, bytes]] = deque(maxlen=limits.TICKETS_OWED_MAX)
         self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
         self._new_loads: list[Load] = []
         self._new_draining: list[str] = []
@@ -248,6 +250,7 @@ class SchedulerHalf:
         if plan is None or not self._ready() or (tracked is not None and (tracked.failed or tracked.tainted)):
             self._tally.add("declined")
             return 0, False
+        self._pay()
         usable = request.num_tokens - 1 if self._sync else request.num_tokens
         self._tally.add("lookups")
         self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
@@ -259,11 +262,33 @@ class SchedulerHalf:
             "local_tokens": min(local_tokens, request.num_tokens),
             "prefill_tokens_per_s": self._prefill.tokens_per_s,
         }
-        held = self._held_tokens(plan, request.block_hashes, usable, asking)
+        try:
+            held = self._held_tokens(plan, request.block_hashes, usable, asking)
+        except Exception:
+            self._owe(plan, tracked, request.block_hashes, local_tokens)
+            raise
         for position, group in enumerate(plan.groups):
             tracked.offered[position] = group.blocks_in(held)
         tracked.hit = Hit(local_tokens, max(0, held - local_tokens))
         return tracked.hit.tokens, self._sync is False and tracked.hit.tokens > 0
+
+    def _owe(self, plan: Plan, tracked: Tracked, block_hashes: Sequence[bytes], local_tokens: int) -> None:
+        """A lookup was not answered in time, and may count in the daemon's accounts as if it had been."""
+        ticket, tracked.ticket = tracked.ticket, 0
+        if not plan.full:
+            return
+        group = plan.full[0]
+        first = local_tokens // group.block_tokens
+        hashes = plan.hashes(group, block_hashes, first, first + 1)
+        if hashes:
+            self._owed.append((ticket, local_tokens, self._spaces[group.index][0], hashes[0]))
+
+    def _pay(self) -> None:
+        """Tell the daemon, now that it may answer again, which lookups brought nothing."""
+        while self._owed:
+            ticket, tokens, space, missing = self._owed[0]
+            self._client.settle(ticket, tokens, space, missing)
+            self._owed.popleft()
 
     def _note_start(self, request: Any, local_tokens: int) -> None:
         """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""

@@ -297,6 +297,22 @@ def test_a_hook_that_breaks_harms_nobody(
         monkeypatch.setattr(vllm_link, "open_client", store.open)
 
 
+def test_a_lookup_that_was_not_answered_is_settled_later(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """The daemon may have counted hits that nobody heard of: the next request takes them back first."""
+    world = worlds()
+    store.away = True
+    lost = world.ask("a", prompt(1, 200))
+    settle(world)
+    assert store.settled == []
+    store.away = False
+    world.ask("b", prompt(2, 200))
+    settle(world)
+    assert [(tokens, missing) for _, tokens, missing in store.settled] == [(0, lost.block_hashes[0])]
+    assert store.settled[0][0] not in [asking["ticket"] for asking in store.asked]
+
+
 def test_sources_of_hits_are_told(worlds: Callable[..., World], store: FakeStore) -> None:
     """vLLM learns how many tokens came from memory and how many from disk, and disk blocks are fetched early."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
