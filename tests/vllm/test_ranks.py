@@ -35,8 +35,7 @@ def test_two_tensor_parallel_ranks(hosts: Callable[..., EngineHost], daemon: Dae
     """Each rank stores its own half; a second engine of two ranks loads both, one of a single rank loads neither."""
     ranks = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    patient = {"lookup_timeout_s": 2}  # two ranks that spin on two cores leave the daemon little time
-    ranks.start(daemon.socket, extra=patient, **options)
+    ranks.start(daemon.socket, **options)
     first = ranks.generate([PROMPT], timeout_s=120)
     deadline = time.monotonic() + 30
     while ranks.metrics().get("saved_blocks", 0) < 2 * BLOCKS:
