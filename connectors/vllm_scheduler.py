@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +42,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from connectors import constants as limits
 from connectors import vllm_link
+from connectors.vllm_debts import Debts
 from connectors.vllm_geometry import Group, Plan, Unsupported, plan_for
 from connectors.vllm_guard import Guard
 from connectors.vllm_messages import Load, Orders, Part, Rank, Report, Save, SpaceSpec
@@ -123,7 +123,7 @@ class SchedulerHalf:
         self._requests: dict[str, Tracked] = {}
         self._pending: dict[int, Pending] = {}
         self._next_save = 0
-        self._owed: deque[tuple[int, int, Any, bytes]] = deque(maxlen=limits.TICKETS_OWED_MAX)
+        self._debts = Debts(self._client)
         self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
         self._new_loads: list[Load] = []
         self._new_draining: list[str] = []
@@ -250,7 +250,7 @@ class SchedulerHalf:
         if plan is None or not self._ready() or (tracked is not None and (tracked.failed or tracked.tainted)):
             self._tally.add("declined")
             return 0, False
-        self._pay()
+        self._debts.pay()
         usable = request.num_tokens - 1 if self._sync else request.num_tokens
         self._tally.add("lookups")
         self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
@@ -281,14 +281,7 @@ class SchedulerHalf:
         first = local_tokens // group.block_tokens
         hashes = plan.hashes(group, block_hashes, first, first + 1)
         if hashes:
-            self._owed.append((ticket, local_tokens, self._spaces[group.index][0], hashes[0]))
-
-    def _pay(self) -> None:
-        """Tell the daemon, now that it may answer again, which lookups brought nothing."""
-        while self._owed:
-            ticket, tokens, space, missing = self._owed[0]
-            self._client.settle(ticket, tokens, space, missing)
-            self._owed.popleft()
+            self._debts.owe(ticket, local_tokens, self._spaces[group.index][0], hashes[0])
 
     def _note_start(self, request: Any, local_tokens: int) -> None:
         """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""

@@ -25,6 +25,7 @@ from typing import Any
 from connectors import constants as limits
 from connectors import vllm_link
 from connectors.device import BlockMover, blocks_of, mover_for
+from connectors.vllm_debts import Debts
 from connectors.vllm_geometry import Unsupported, plan_for
 from connectors.vllm_guard import Guard
 from connectors.vllm_messages import Load, Orders, Part, Rank, Report, Save, SpaceSpec
@@ -40,19 +41,22 @@ class Line:
 
     def __init__(self, settings: Settings, timeout_s: float, label: str, pin: bool) -> None:
         self._client = vllm_link.open_client(settings.kvstore_socket, timeout_s, label)
+        self._debts = Debts(self._client)
         self._handles: dict[bytes, Any] = {}
         self._pin = pin
         self._pinned: Any = None
         self._epoch: int | None = None
 
     def acquire(self, spec: SpaceSpec, hashes: Sequence[bytes], wait_s: float) -> Any:
+        self._debts.pay()
         return self._pinned_for(self._client.acquire(self._handle(spec), hashes, wait_s))
 
     def reserve(self, spec: SpaceSpec, hashes: Sequence[bytes], parent: bytes) -> Any:
         return self._pinned_for(self._client.reserve(self._handle(spec), hashes, parent))
 
     def settle(self, ticket: int, tokens: int, spec: SpaceSpec, missing: bytes) -> None:
-        self._client.settle(ticket, tokens, self._handle(spec), missing)
+        self._debts.owe(ticket, tokens, self._handle(spec), missing)
+        self._debts.pay()
 
     def close(self) -> None:
         if self._pinned is not None:
@@ -341,7 +345,7 @@ class WorkerHalf:
         missing = part.hashes[copied] if copied < len(part.hashes) else b""
         try:
             line.settle(task.load.ticket, (part.first + copied) * spec.block_tokens, spec, missing)
-        except Exception as error:  # noqa: BLE001 - the load has failed already; its account stays too good
+        except Exception as error:  # noqa: BLE001 - the load has failed already; this is told with the next one
             self.guard.note("settle", error)
 
     def _load_part(self, line: Line, task: LoadTask, part: Part) -> int:
