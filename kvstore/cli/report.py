@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import Figure, print_json, print_table, printable
+from kvstore.cli.output import Figure, is_terminal, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -206,7 +206,7 @@ def _print_prefixes(document: Document) -> None:
 
     rows = [
         [
-            p["block_hash"],
+            p["block_hash"][:10] if is_terminal() else p["block_hash"],  # whole, it would be folded
             printable(p["model"] or "(none)"),
             printable(p["tenant"] or "(none)"),
             Figure(saved(p)),
