@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from kvstore import outcomes
 from kvstore.blocks import IN_ANY, ROOTED, Block
-from kvstore.constants import TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
+from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
 from kvstore.departed import Departed
 from kvstore.index import split_hashes
 from kvstore.iopool import Io
@@ -68,13 +68,18 @@ class Found(NamedTuple):
 class Account:
     """One request's tokens, in prompt order, and the total they are part of."""
 
-    __slots__ = ("pieces", "prefill_tokens_per_s", "tokens", "total")
+    __slots__ = ("credited", "pieces", "prefill_tokens_per_s", "prefix", "tokens", "total")
 
     def __init__(self, total: Total, tokens: int, pieces: list[Piece], prefill_tokens_per_s: float) -> None:
         self.total = total
         self.tokens = tokens
         self.pieces = pieces
         self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.prefix: tuple[str, str] | None = None  # that has `credited` of our tokens as saved
+        self.credited = 0
+
+    def hit_tokens(self) -> int:
+        return sum(tokens for tokens, outcome in self.pieces if outcome in outcomes.HITS)
 
     def book(self, sign: int) -> None:
         """Add this account to its total, or take it out again."""
@@ -82,7 +87,7 @@ class Account:
         self.total.tokens_asked += sign * self.tokens
         for tokens, outcome in self.pieces:
             self.total.tokens[outcome] += sign * tokens
-            if outcome in outcomes.HITS and self.prefill_tokens_per_s:
+            if outcome in outcomes.HITS and self.prefill_tokens_per_s >= PREFILL_TOKENS_PER_S_MIN:
                 self.total.prefill_s_saved += sign * tokens / self.prefill_tokens_per_s
 
 
@@ -117,8 +122,11 @@ class Accounts:
         total = self.totals.of(first, now_s)
         account = Account(total, _tokens(first, hashes, asking), pieces, asking.prefill_tokens_per_s)
         account.book(1)
-        if found.usable and before is None:
-            self._note_prefix(first, hashes, found.usable, pieces, now_s)
+        if before is not None:
+            account.prefix, account.credited = before.prefix, before.credited
+            self._credit_no_more(account)
+        if found.usable and account.prefix is None:
+            self._note_prefix(account, first, hashes, found.usable, now_s)
         if asking.ticket:
             self._open[asking.ticket] = account
             if len(self._open) > TICKETS_OPEN_MAX:
@@ -219,14 +227,22 @@ class Accounts:
             at += tokens
 
     def _note_prefix(
-        self, namespace: Namespace, hashes: bytes, count: int, pieces: list[Piece], now_s: float
+        self, account: Account, namespace: Namespace, hashes: bytes, count: int, now_s: float
     ) -> None:
         """The longest hit of a lookup is a prefix worth knowing."""
         size = namespace.hash_bytes
-        saved = sum(tokens for tokens, outcome in pieces if outcome in outcomes.HITS)
+        saved = account.hit_tokens()
         if saved:
             tokens = count * max(1, namespace.spec.block_tokens)
-            self.totals.used(namespace, hashes[(count - 1) * size : count * size], tokens, saved, now_s)
+            last = hashes[(count - 1) * size : count * size]
+            account.prefix, account.credited = self.totals.used(namespace, last, tokens, saved, now_s), saved
+
+    def _credit_no_more(self, account: Account) -> None:
+        """A prefix has saved no token that was lost since."""
+        lost = account.credited - account.hit_tokens()
+        if account.prefix is not None and lost > 0:
+            account.credited -= lost
+            self.totals.unused(account.prefix, lost)
 
     def _take(self, account: Account, tokens: int, why: int) -> None:
         """Turn the hits behind the first `tokens` into misses."""
@@ -243,6 +259,7 @@ class Accounts:
             at += size
         account.pieces = changed
         account.book(1)
+        self._credit_no_more(account)
         self.totals.changed(account.total)
 
 

@@ -240,4 +240,6 @@ class Connection:
 
 
 def _reason(error: BaseException) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or f"{error}" or type(error).__name__

@@ -260,7 +260,10 @@ class DoorConnection(asyncio.BufferedProtocol):
     def _lookup(self, request: wire.Lookup) -> None:
         """Answered first and booked then: the engine need not wait for the books."""
         for namespace in request.namespaces:
-            self._count(namespace, request.hashes, wire.HASHES_MAX)
+            if request.hashes or not request.tokens:  # a prompt without a whole block is only counted
+                self._count(namespace, request.hashes, wire.HASHES_MAX)
+            elif namespace not in self._namespaces:
+                raise UnknownNamespace(f"namespace {namespace} was not registered on this connection")
         asking = Asking(
             request.ticket,
             request.more,

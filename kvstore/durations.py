@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86_400}
+_UNITS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -12,7 +12,7 @@ def parse_duration(text: str) -> float:
     """Seconds of "90", "90s", "15min", "36h" or "7d". Raises ValueError saying what is allowed."""
     match = _PATTERN.fullmatch(text)
     if match is None or match.group(2) not in _UNITS:
-        raise ValueError('not a time: allowed are seconds, or a number with s, min, h or d, like "36h"')
+        raise ValueError('not a time: allowed are seconds, or a number with s, min, h, d or w, like "36h"')
     return float(match.group(1)) * _UNITS[match.group(2)]
 
 

@@ -45,6 +45,10 @@ class Unclear(Exception):
     """It is not clear which namespace is meant; the message says what there is to choose from."""
 
 
+class NoneSuch(Unclear):
+    """No namespace is like that."""
+
+
 def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None) -> list[Space]:
     """The namespaces of the one engine that is meant. digest: begin of one, in hex; model: of its name.
 
@@ -60,7 +64,7 @@ def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None)
     exact = [space for space in found if space["fields"].get("model", "").lower() == model.lower()]
     found = exact if model and exact else found
     if not found:
-        raise Unclear(f"no namespace like that: {_told(spaces)}")
+        raise NoneSuch(f"no namespace like that; known: {_told(spaces)}")
     engines = [engine_of(space, spaces) for space in found]
     different = {frozenset(space["digest"] for space in engine) for engine in engines}
     if len(different) > 1:

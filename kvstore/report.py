@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvstore import outcomes
+from kvstore.durations import parse_duration
 from kvstore.totals import HOUR_S, MOVES
 
 Document = dict[str, Any]
@@ -29,7 +30,6 @@ GROUPINGS = ("tier", "reason", "model", "tenant", "hour")
 ENGINE = outcomes.NAMES[outcomes.ENGINE]
 TIERS = tuple(outcomes.NAMES[number] for number in outcomes.HITS)
 SINCE_S_MAX = 10 * 365 * 86_400  # longer than any total is kept
-_UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def since(text: str, now_s: float) -> float:
@@ -38,10 +38,12 @@ def since(text: str, now_s: float) -> float:
     Raises ValueError saying what is allowed.
     """
     allowed = "allowed are a time span (30m, 24h, 7d, 2w) or a time (2026-11-21, 2026-11-21T15:00)"
-    match = re.fullmatch(r"(\d{1,9})([mhdw])", text.strip())
-    if match:
-        ago_s = int(match[1]) * _UNITS_S[match[2]]
-        if not 0 < ago_s <= SINCE_S_MAX:
+    if re.fullmatch(r"[\d.]+\s*[A-Za-z]+", text.strip()):  # a bare number would be a year
+        try:
+            ago_s = parse_duration(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not 60 <= ago_s <= SINCE_S_MAX:
             raise ValueError("allowed are time spans of one minute to ten years")
         return max(0.0, now_s - ago_s)
     try:

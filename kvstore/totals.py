@@ -117,8 +117,13 @@ class Totals:
         """A row was changed: it is written with the next save."""
         self._changed.add((total.hour_s, total.region, total.model, total.tenant))
 
-    def used(self, namespace: Namespace, block_hash: bytes, tokens: int, saved: int, now_s: float) -> None:
-        """A lookup hit the prefix that ends with this block: `tokens` long, of which it saved `saved`."""
+    def used(
+        self, namespace: Namespace, block_hash: bytes, tokens: int, saved: int, now_s: float
+    ) -> tuple[str, str]:
+        """A lookup hit the prefix that ends with this block: `tokens` long, of which it saved `saved`.
+
+        Answers its name, for `unused`.
+        """
         key = (namespace.digest.hex(), block_hash.hex())
         prefix = self._prefixes.get(key)
         if prefix is None:
@@ -131,6 +136,14 @@ class Totals:
         prefix.tokens_saved += saved
         prefix.last_s = now_s
         self._prefixes_changed = True
+        return key
+
+    def unused(self, key: tuple[str, str], tokens: int) -> None:
+        """So many tokens of what `used` told did not come."""
+        prefix = self._prefixes.get(key)
+        if prefix is not None:
+            prefix.tokens_saved = max(prefix.error_tokens, prefix.tokens_saved - tokens)
+            self._prefixes_changed = True
 
     def _displace(self) -> int:
         """Give up the lightest prefix; answers what it had saved."""

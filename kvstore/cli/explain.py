@@ -75,7 +75,8 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
             client.status()["namespaces"], args.namespace.lower(), args.model, args.tenant
         )
     except explanation.Unclear as error:
-        raise CliError(f"explain: {printable(str(error))}", exit_code=NOT_FOUND) from error
+        code = NOT_FOUND if isinstance(error, explanation.NoneSuch) else USAGE
+        raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error
     full = [space for space in spaces if not explanation.is_windowed(space)] or spaces
     step = _hash_tokens(spaces)
     block_tokens = max(space["block_tokens"] for space in full)
@@ -208,7 +209,9 @@ def _ask_all(
 def _tokens(args: argparse.Namespace) -> list[int]:
     """The token ids of what was asked. Raises CliError."""
     if (args.prompt is None) == (args.tokens is None):
-        raise CliError("explain: give a PROMPT or --tokens (see kvstore explain --help)", exit_code=USAGE)
+        raise CliError(
+            "explain: give a PROMPT or --tokens, one of them (see kvstore explain --help)", exit_code=USAGE
+        )
     if args.tokens is not None:
         return _numbers(_read(args.tokens))
     text = _read(args.prompt)

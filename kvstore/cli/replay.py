@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     require_page(args.html, "replay")
     for path in args.trace:
         if not path.is_file():
-            raise CliError(f"replay: {path}: no such file", exit_code=NOT_FOUND)
+            what = "not a file" if path.exists() else "no such file"
+            raise CliError(f"replay: {path}: {what}", exit_code=NOT_FOUND)
     drop_tail = args.tail == "drop"
     try:
         requests = trace.read(args.trace, drop_tail)

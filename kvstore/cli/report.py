@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import Figure, print_json, print_table, printable
+from kvstore.cli.output import Figure, is_terminal, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.cli.status import ask
 
     require_page(args.html, "report")
+    _since(args.since, FAR_S)  # a wrong one is told before anybody is asked
     document = ask(socket_path(args), lambda client: fetch(client, args.since))
     if args.html is not None:
         from kvstore.pages.report import report_page
@@ -69,12 +70,17 @@ def fetch(client: Client, since: str) -> Document:
     """The document, with every grouping; its clock is the daemon's. Raises CliError for a wrong `since`."""
     from kvstore import report
 
-    now_s = client.report(FAR_S)["now_s"]
-    try:
-        since_s = report.since(since, now_s)
-    except ValueError as error:
-        raise CliError(f"report: --since {since}: {error}", exit_code=USAGE) from error
+    since_s = _since(since, client.report(FAR_S)["now_s"])
     return report.document(client.report(since_s), since_s)
+
+
+def _since(text: str, now_s: float) -> float:
+    from kvstore import report
+
+    try:
+        return report.since(text, now_s)
+    except ValueError as error:
+        raise CliError(f"report: --since {text}: {error}", exit_code=USAGE) from error
 
 
 def require_page(path: Path | None, command: str) -> None:
@@ -200,7 +206,7 @@ def _print_prefixes(document: Document) -> None:
 
     rows = [
         [
-            p["block_hash"][:10],
+            p["block_hash"][:10] if is_terminal() else p["block_hash"],  # whole, it would be folded
             printable(p["model"] or "(none)"),
             printable(p["tenant"] or "(none)"),
             Figure(saved(p)),
@@ -224,4 +230,4 @@ def _print_prefixes(document: Document) -> None:
             "last hit",
             "lives in",
         ]
-        print_table("prefixes that saved most, since they were first seen", columns, rows)
+        print_table("prefixes that saved most, since they were first seen (times are ago)", columns, rows)

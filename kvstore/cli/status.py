@@ -17,7 +17,14 @@ from typing import Any
 
 from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import is_terminal, print_json, print_table
+from kvstore.cli.output import Figure, is_terminal, print_json, print_table
+
+MEMORIES = (
+    "suspects",
+    "probe_targets",
+    "tickets",
+    "prompts",
+)  # the latest so many: full is as they should be
 
 Report = dict[str, Any]
 
@@ -87,6 +94,7 @@ def _print(report: Report, output: str) -> None:
 
 def _print_head(report: Report) -> None:
     from kvstore.sizes import short_size
+    from kvstore.wording import percent
 
     daemon, arena, health = report["daemon"], report["arena"], report["health"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
@@ -107,13 +115,14 @@ def _print_head(report: Report) -> None:
     print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
-    share = f"{hit / asked:.1%}" if asked else "nothing asked yet"
+    share = percent(hit / asked) if asked else "nothing asked yet"
     print(f"lookups     {counters['lookups']}: {hit} of {asked} blocks hit ({share})")
     print(flush=True)
 
 
 def _print_tiers(report: Report) -> None:
     from kvstore.sizes import short_size
+    from kvstore.wording import percent
 
     counters = report["counters"]
     rows = []
@@ -125,7 +134,7 @@ def _print_tiers(report: Report) -> None:
                 name,
                 short_size(tier["capacity_bytes"]),
                 short_size(tier["used_bytes"]),
-                f"{used:.1%}",
+                Figure(percent(used)),
                 tier["records"],
                 counters.get(f"acquired_{name}", 0),
                 counters.get(f"evicted_{name}", 0),
@@ -153,7 +162,7 @@ def _print_health(report: Report) -> None:
                 f"{breaker['trips']} trips, the last one: {breaker['reason']}"
             )
     for queue in report["queues"]:
-        if queue["length"] >= queue["limit"]:
+        if queue["length"] >= queue["limit"] and queue["name"] not in MEMORIES:
             print(f"queue full  {queue['name']}: {queue['length']}")
     print(flush=True)
 

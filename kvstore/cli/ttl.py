@@ -6,7 +6,7 @@
   kvstore ttl never 5f0c…e1               … which is exempt from the others
   kvstore ttl off --tenant acme           remove that rule
 
-TIME is a number of seconds, or one with s, min, h or d. From the first moment on expired blocks are
+TIME is a number of seconds, or one with s, min, h, d or w. From the first moment on expired blocks are
 misses ("expired"). What is held already counts from when it was stored if that is known, else from now.
 Exit code 2 for a bad time or name, 3 when there is no such namespace or rule.
 """

@@ -27,7 +27,7 @@ LEAD = (
 )
 POLICIES = {
     OURS: "Ours. Learns from the traffic how soon blocks of a kind come back, and gives up the block that promises the fewest hits for its place.",
-    "lru": "Least recently used, leaves of the prefix tree first: what was asked for longest ago goes. The default of the daemon.",
+    "lru": "Least recently used, leaves of the prefix tree first: what was asked for longest ago goes.",
     "arc": "Adaptive replacement cache: two lists, used once and used again, with a border between them that adapts.",
     "s3fifo": "Three queues: newcomers have to prove themselves in a small one before they may stay in the main one.",
     "sieve": "One queue in order of arrival, and a hand that passes over it and spares what was used since it last came by.",
@@ -230,7 +230,7 @@ def _ranked(ratios: Ratios, fraction: float) -> Html:
 
 def points(difference: float) -> str:
     """0.0123 -> "+1.2"."""
-    return f"{100 * difference:+.1f}"
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"  # + 0.0: no "-0.0"
 
 
 def _against(name: str, difference: float | None) -> str:

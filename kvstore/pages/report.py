@@ -371,7 +371,8 @@ def _prefixes(document: Document) -> Html:
     rows = [
         (
             Html(
-                f'<code title="{html.escape(prefix["block_hash"])}">{html.escape(prefix["block_hash"][:10])}</code>'
+                f'<code class="hash" title="{html.escape(prefix["block_hash"])}">'
+                f"{html.escape(prefix['block_hash'])}</code>"
             ),
             html.name(prefix["model"], "(no name)"),
             html.name(prefix["tenant"], "(no tenant)"),

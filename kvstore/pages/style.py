@@ -67,6 +67,7 @@ section{margin-top:40px}
 .means{color:var(--soft);font-size:13px;line-height:1.4;margin-top:2px}
 .scroll{overflow-x:auto}
 .narrow table{width:auto;min-width:50%}
+@media (max-width:640px){td .bar{width:84px}}
 .wide .bar{width:min(440px,40vw)}
 .tight .bar{width:84px}.tight td bdi{white-space:nowrap}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
@@ -78,6 +79,9 @@ th.right,td.right{text-align:right;white-space:nowrap}
 tr.marked td{background:var(--mark);font-weight:600}
 tr.marked td:first-child{box-shadow:inset 3px 0 var(--ours);padding-left:10px}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace}
+td:last-child:not(.right){min-width:9em}
+/* ten digits are shown, all are copied */
+.hash{display:inline-block;max-width:10ch;overflow:hidden;white-space:nowrap;vertical-align:bottom}
 .bar{display:flex;width:170px;height:12px;margin-top:5px;border-radius:3px;overflow:hidden;background:color-mix(in srgb,var(--line) 55%,transparent)}
 .bar i{display:block;height:100%}
 .whole .bar{width:100%;height:26px;border-radius:6px;margin:8px 0 2px}

@@ -249,7 +249,7 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
         (["--tokens", "99999999999"], 2, "is none"),
         (["--tokens", ""], 2, "there are none"),
         (["@/none"], 3, "/none: No such file"),
-        (["--tokens", "1", "--model", "gpt"], 3, "no namespace like that: 01010101 (model llama"),
+        (["--tokens", "1", "--model", "gpt"], 3, "no namespace like that; known: 01010101 (model llama"),
         (["--tokens", "1", "--hash-seed", "5"], 2, "--hash-seed 5 is not the engine's"),
     ],
 )

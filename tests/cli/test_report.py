@@ -158,7 +158,15 @@ def test_outcomes_of_a_newer_daemon_are_misses() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ago_s"),
-    [("24h", 86_400), ("30m", 1800), ("7d", 604_800), ("2w", 1_209_600), (" 1h ", 3600)],
+    [
+        ("24h", 86_400),
+        ("30m", 1800),
+        ("7d", 604_800),
+        ("2w", 1_209_600),
+        (" 1h ", 3600),
+        ("30min", 1800),
+        ("1.5h", 5400),
+    ],
 )
 def test_a_span_is_before_now(text: str, ago_s: int) -> None:
     """Spans end at the daemon's now."""

@@ -202,13 +202,15 @@ def test_what_the_daemon_does_not_know_is_one_line(place: Place, serve: Serve) -
 
 
 def test_times_are_read_and_written() -> None:
-    """Units are s, min, h and d; anything else says what is allowed."""
-    assert [parse_duration(text) for text in ("90", "90s", "1.5 h", "7d", "2min")] == [
+    """Units are s, min (or m), h, d and w; anything else says what is allowed."""
+    assert [parse_duration(text) for text in ("90", "90s", "1.5 h", "7d", "2min", "2m", "1w")] == [
         90,
         90,
         5400,
         604_800,
         120,
+        120,
+        604_800,
     ]
     assert [short_duration(s) for s in (90, 120, 5400, 86_400, 0.5)] == [
         "90 s",
@@ -217,6 +219,6 @@ def test_times_are_read_and_written() -> None:
         "1 d",
         "0.5 s",
     ]
-    for text in ("", "h", "-1", "1 week", "1m", "1e3"):
+    for text in ("", "h", "-1", "1 week", "1M", "1y", "1e3"):
         with pytest.raises(ValueError, match="allowed are seconds"):
             parse_duration(text)

@@ -135,6 +135,7 @@ def test_status_tells_of_a_sick_disk(capsys: pytest.CaptureFixture[str]) -> None
         "queues": [
             {"name": "loads", "length": 7, "limit": 7},
             {"name": "doomed", "length": 1, "limit": 7},
+            {"name": "tickets", "length": 7, "limit": 7},
         ],
     }
     _print_health(report)
@@ -142,3 +143,4 @@ def test_status_tells_of_a_sick_disk(capsys: pytest.CaptureFixture[str]) -> None
     assert "loads take 0.40 ms, then 3 GiB/s" in told
     assert "nvme loads: open, tried again in 4 s; 2 trips, the last one: hangs" in told
     assert "nvme stores" not in told and "queue full  loads: 7" in told and "doomed" not in told
+    assert "tickets" not in told  # what is remembered of the latest requests is always full

@@ -50,6 +50,11 @@ def test_lookup_needs_every_namespace(client: Client) -> None:
     assert client.lookup([first, second], hashes) == 3
 
 
+def test_a_prompt_without_a_whole_block_may_be_told(client: Client) -> None:
+    """There is nothing to look up; the daemon counts its tokens, and answers that nothing is held."""
+    assert client.lookup([space_of(client)], [], tokens=7) == 0
+
+
 def test_put_larger_than_one_lease(client: Client) -> None:
     """A put that no single lease may hold is split, and the parents stay right across the split."""
     space, hashes = space_of(client, record_bytes=MIB), hashes_of(10)

@@ -217,6 +217,22 @@ def test_a_request_that_asks_again_counts_once(node: Node) -> None:
     assert sum(row.lookups for row in node.totals.since(0)) == 1
 
 
+def test_a_prefix_saved_only_what_came(node: Node) -> None:
+    """What a settled load did not bring, and what asking again did not find, is not saved by a prefix."""
+    node.ask("a0", "a1", ticket=1)
+    assert node.totals.heaviest(9) == []
+    node.put("a0", "a1", "a2")
+    for _ in range(3):
+        node.ask("a0", "a1", "a2", ticket=1)
+    node.ask("a0", "a1", "a2", ticket=2)
+    assert [(p.uses, p.tokens_saved) for p in node.totals.heaviest(9)] == [(2, 96)]
+    node.engine.settle(1, 16, node.space, b"")
+    node.engine.settle(1, 32, node.space, b"")
+    node.ask("a0", "a1", "a2", ticket=2, local_tokens=32)
+    assert [(p.uses, p.tokens_saved) for p in node.totals.heaviest(9)] == [(2, 32)]
+    assert node.tokens() == {"engine": 32, "dram": 32, "unusable": 32}
+
+
 def test_further_namespaces_only_take_away(node: Node) -> None:
     """A second KV group holds one block less: that one is a miss, for the second group's reason."""
     other = node.register(b"b")
@@ -255,6 +271,19 @@ def test_prefill_seconds_saved_follow_the_hits(node: Node) -> None:
     assert node.totals.since(0)[0].prefill_s_saved == pytest.approx(0.32)
     node.engine.settle(1, 16, node.space, b"")
     assert node.totals.since(0)[0].prefill_s_saved == pytest.approx(0.16)
+
+
+def test_a_prefill_speed_that_cannot_be_is_none(node: Node) -> None:
+    """One absurd figure of one engine would stand in every sum of its hour."""
+    node.put("a0")
+    node.ask("a0", prefill_tokens_per_s=1e-300)
+    assert [row.prefill_s_saved for row in node.totals.since(0)] == [0.0]
+
+
+def test_a_prompt_without_a_whole_block_is_counted(node: Node) -> None:
+    """Nothing is asked for by name, and its tokens are in the account."""
+    assert node.ask(tokens=7, local_tokens=2) == 0
+    assert node.tokens() == {"engine": 2, "partial_block": 5}
 
 
 def test_bytes_are_counted_where_they_move(tmp_path: Path) -> None:
