@@ -14,7 +14,7 @@ Invariants (proven by `Index.check`):
 * a ghost has children; where there are several, they are counted by tier;
 * pins > 0 means that somebody uses the bytes: the block is in no policy's queue of victims.
 
-There are millions of these, so a block is 96 bytes: a struct without a garbage collector's
+There are millions of these, so a block is 80 bytes: a struct without a garbage collector's
 header, which collections do not walk either (a full one over millions of ordinary objects
 stops the daemon for seconds). The price is that circles of blocks are never found by the
 collector. `index.left` opens them when a block goes, `index.forget` when a namespace does.
@@ -49,9 +49,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
     where: int = 0  # IN_DRAM, IN_NVME, ROOTED; no tier, no ROOTED
     slot: int = NO_SLOT  # arena slot while in DRAM
     pins: int = 0
-    queued: int = 0  # tiers (bits as in `where`) whose policy has it queued as a victim
-    touched_s: float = 0.0
-    stretch: Stretch | None = None  # what the learning policy knows of its last use
+    stretch: Stretch | None = None  # its last use, which it shares with its neighbours
 
     @property
     def key(self) -> bytes:
@@ -60,6 +58,11 @@ class Block(msgspec.Struct, gc=False, eq=False):
     @property
     def parent_key(self) -> bytes:
         return self.parent.key if self.parent is not None else b""
+
+    @property
+    def touched_s(self) -> float:
+        """When it was used last; 0 if nobody has used it since it was adopted."""
+        return self.stretch.touched_s if self.stretch is not None else 0.0
 
     def has_child_in(self, bit: int) -> bool:
         """Whether a child is in that tier, so that this block is no leaf there."""

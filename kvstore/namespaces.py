@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,8 @@ from kvstore.constants import NAMESPACES_MAX
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from tiers.base import NAMESPACE_BYTES
 from tiers.slots import slot_bytes_for
+
+KEY_NAME_MASK = (1 << 56) - 1
 
 log = logging.getLogger("kvstore.namespaces")
 
@@ -56,6 +58,12 @@ class Namespace:
     @property
     def digest(self) -> bytes:
         return self.spec.digest
+
+    def names_of(self, hashes: Iterable[bytes]) -> list[int]:
+        """Short names of these blocks' keys, for tables of this process that may be wrong once in 2**56 times.
+        Python keeps the hash of bytes that were looked up."""
+        salt = self.salt
+        return [(hash(block_hash) ^ salt) & KEY_NAME_MASK for block_hash in hashes]
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether some tier has this block."""

@@ -113,8 +113,6 @@ class Room:
         if not run:
             return
         self._family.observe(run, prompt, now_s)
-        for block in run:
-            block.touched_s = now_s
         for bit in self._bits:
             here = [block for block in run if block.where & bit]
             if here:
@@ -122,8 +120,7 @@ class Room:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
-        for block_hash in hashes:
-            self.departed.note(namespace, block_hash, self._no_room)
+        self.departed.note(namespace, hashes, self._no_room)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, *run: Block) -> None:
@@ -273,7 +270,7 @@ class Room:
         if not block.where:
             if self.expiry:
                 self.expiry.gone(block)
-            self.departed.note(block.namespace, block.hash, why)
+            self.departed.note(block.namespace, (block.hash,), why)
             self._family.forgotten(block)
         if parent is not None and parent.where & bit and not parent.pins and not parent.has_child_in(bit):
             if not (self.guards and self.guards.guards(parent, bit)):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvstore.blocks import Block
 from kvstore.namespaces import Namespace
+from kvstore.policies.reuse import Stretch
 from kvstore.prompts import Prompt
 
 
@@ -65,7 +66,10 @@ class Policies:
         self.make = make
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
-        """A request used these blocks or has just brought them. Before `touched_s` changes."""
+        """A request used these blocks or has just brought them: gives them the stretch of this use."""
+        stretch = Stretch(touched_s=now_s)
+        for block in run:
+            block.stretch = stretch
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""

@@ -32,7 +32,7 @@ class Learned(Policies):
         super().__init__(lambda bit: Judged(bit, self))
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
-        used = self.reuse.observe(run, prompt, self.contest.below)
+        used = self.reuse.observe(run, prompt, now_s, self.contest.below)
         self.contest.saw(prompt, used, [], self.reuse.held)
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:

@@ -19,16 +19,17 @@ class LeafLru(Policy):
     def __init__(self, bit: int) -> None:
         self._bit = bit
         self._heap: list[tuple[float, int, Block]] = []
+        self._queued: set[Block] = set()  # those in the heap
         self._sequence = 0
 
     def may_leave(self, block: Block) -> None:
-        if not block.queued & self._bit:
+        if block not in self._queued:
             self._push(block)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while self._settle_top():
             block = heapq.heappop(self._heap)[2]
-            block.queued &= ~self._bit
+            self._queued.discard(block)
             yield block
 
     def coldest_s(self) -> float | None:
@@ -41,14 +42,14 @@ class LeafLru(Policy):
             if self._is_candidate(block) and block.touched_s == touched_s:
                 return True
             heapq.heappop(self._heap)
-            block.queued &= ~self._bit
+            self._queued.discard(block)
             if self._is_candidate(block):
                 self._push(block)
         return False
 
     def _push(self, block: Block) -> None:
         self._sequence += 1
-        block.queued |= self._bit
+        self._queued.add(block)
         heapq.heappush(self._heap, (block.touched_s, self._sequence, block))
 
     def _is_candidate(self, block: Block) -> bool:

@@ -30,9 +30,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from operator import add
 from zlib import crc32
+
+import msgspec
 
 from kvstore.blocks import Block
 from kvstore.constants import (
@@ -42,6 +46,7 @@ from kvstore.constants import (
     REUSE_EVIDENCE_BLOCKS_MAX,
     REUSE_GHOSTS_MIN,
     REUSE_GHOSTS_SHARE,
+    REUSE_GHOSTS_TRIMMED,
     REUSE_LEARN_EVERY,
     REUSE_PRIOR_CHANCE,
     REUSE_PRIOR_FIRST_AGE,
@@ -123,18 +128,16 @@ def fingerprint(key: bytes) -> int:
     return crc32(key[NAMESPACE_BYTES:])
 
 
-class Stretch:
+class Stretch(msgspec.Struct, gc=False, eq=False):
     """Blocks of one request that are alike. `alive`: those not used since, held or ghosts."""
 
-    __slots__ = ("alive", "asked_turn", "kind", "touched", "turn", "uses")
-
-    def __init__(self, touched: int, kind: int, uses: float, turn: int, asked_turn: int) -> None:
-        self.touched = touched
-        self.kind = kind
-        self.uses = uses
-        self.turn = turn  # of the request that brought the blocks
-        self.asked_turn = asked_turn  # of the request that used them last
-        self.alive = 0
+    touched: int = 0  # clock of `Reuse`
+    kind: int = 0
+    uses: float = 1.0
+    turn: int = 1  # of the request that brought the blocks
+    asked_turn: int = 1  # of the request that used them last
+    touched_s: float = 0.0  # the engine's clock
+    alive: int = 0
 
     def next_turn(self) -> int:
         """The turn of a request that goes on behind these blocks."""
@@ -146,9 +149,12 @@ Use = tuple[bytes, Stretch]  # key of a block, and what its use was
 
 class Tally:
     """Of one kind: how many blocks reached each age, how many were used in it. hits: the chance that
-    one is ever used again, as long as ages are counted."""
+    one is ever used again, as long as ages are counted.
 
-    __slots__ = ("density", "hits", "risk", "used")
+    What follows from the counts is worked out when somebody asks: of most ages nobody does.
+    """
+
+    __slots__ = ("_chance", "_density", "hits", "risk", "used")
 
     def __init__(self) -> None:
         self.risk = [0.0] * AGES
@@ -157,8 +163,16 @@ class Tally:
 
     def learn(self, chance: Sequence[float]) -> None:
         """What follows from the chance of use within each age."""
-        self.density = _densities(chance)
-        self.hits = 1.0 - math.prod(1.0 - now for now in chance)
+        self._chance = chance
+        self._density = [-1.0] * AGES  # not worked out
+        self.hits = 1.0 - math.prod([1.0 - now for now in chance])
+
+    def density(self, age: int) -> float:
+        """Hits to be expected, for the time it takes, of keeping a block of that age."""
+        density = self._density[age]
+        if density < 0.0:
+            density = self._density[age] = _density(self._chance, age)
+        return density
 
     def halve_if_full(self) -> None:
         if self.risk[0] > REUSE_EVIDENCE_BLOCKS_MAX:
@@ -173,33 +187,60 @@ def chances(
 
     `prior` counts as much as the evidence of `weight` blocks.
     """
-    answer = []
-    last = AGES - 1
-    for age in range(AGES):
-        low, high = max(age - 1, 0), min(age + 1, last)
-        hits = used[age] + (used[low] + used[high]) / 2
-        seen = risk[age] + (risk[low] + risk[high]) / 2
-        chance = (hits + weight * prior[age]) / (seen + weight)
-        answer.append(min(chance, 1.0))
-    return answer
+    chance = [
+        (hits + (hits_before + hits_behind) / 2 + weight * before)
+        / (seen + (seen_before + seen_behind) / 2 + weight)
+        for hits, hits_before, hits_behind, seen, seen_before, seen_behind, before in zip(
+            used, _earlier(used), _later(used), risk, _earlier(risk), _later(risk), prior, strict=True
+        )
+    ]
+    return [min(now, 1.0) for now in chance] if max(chance) > 1.0 else chance
 
 
-def _densities(chance: Sequence[float]) -> list[float]:
-    """For each age: the best ratio of hits to time, over all times to keep the block from here on."""
-    answer = []
-    for start in range(AGES):
-        left, hits, time, best = 1.0, 0.0, 0.0, 0.0
-        for age in range(start, AGES):
-            now = left * chance[age]
-            hits += now
-            time += (left - now / 2) * (_WIDTHS[age] / 2 if age == start else _WIDTHS[age])
-            left -= now
-            if hits > best * time:
-                best = hits / time
-            elif left < best * time - hits:  # even sure hits at once would not make it better
-                break
-        answer.append(best)
-    return answer
+def _earlier(counts: Sequence[float]) -> list[float]:
+    """For each age the count of the age before; the first one's own."""
+    return [counts[0], *counts[:-1]]
+
+
+def _later(counts: Sequence[float]) -> list[float]:
+    return [*counts[1:], counts[-1]]
+
+
+def _density(chance: Sequence[float], start: int) -> float:
+    """For one age: the best ratio of hits to time, over all times to keep the block from here on."""
+    hits = now = chance[start]
+    time = (1.0 - now / 2) * (_WIDTHS[start] / 2)
+    left = 1.0 - now
+    best = hits / time if hits > 0.0 else 0.0
+    if left < best * time - hits:
+        return best
+    for now_if_left, width in zip(chance[start + 1 :], _WIDTHS[start + 1 :], strict=True):
+        now = left * now_if_left
+        hits += now
+        time += (left - now / 2) * width
+        left -= now
+        if hits > best * time:
+            best = hits / time
+        elif left < best * time - hits:  # even sure hits at once would not make it better
+            break
+    return best
+
+
+def _pieces(
+    hashes: Sequence[bytes], olds: Sequence[Stretch | None], prompt: Prompt
+) -> Iterator[tuple[int, int]]:
+    """Where neighbours of the same history begin and end; the last block of a prompt begins anew."""
+    starts = [0, *(at for at, (before, old) in enumerate(pairwise(olds), 1) if old is not before)]
+    if prompt.last in hashes:
+        starts = sorted({*starts, hashes.index(prompt.last)})
+    return pairwise([*starts, len(hashes)])
+
+
+def _sampled(hashes: Sequence[bytes], below: int) -> Iterable[int]:
+    """Positions of the blocks whose fingerprints are smaller; see `fingerprint`."""
+    if below == EVERY_HASH:
+        return range(len(hashes))
+    return [at for at, crc in enumerate(map(crc32, hashes)) if crc < below]
 
 
 class Reuse:
@@ -209,7 +250,8 @@ class Reuse:
         self.now = 0  # the clock: blocks asked for so far
         self.held = 0  # blocks with a stretch that are no ghosts
         self._tallies = [Tally() for _ in range(KINDS)]
-        self._ghosts: OrderedDict[bytes, Stretch] = OrderedDict()
+        self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
+        self._oldest: Iterator[tuple[int, Stretch]] = iter(())  # the next to be forgotten
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
@@ -218,49 +260,38 @@ class Reuse:
 
     # -- what happens --
 
-    def observe(self, run: Sequence[Block], prompt: Prompt, below: int) -> list[Use]:
-        """A request used these blocks, or has just brought them. Answers the uses of a sample."""
+    def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float, below: int) -> list[Use]:
+        """A request used these blocks of one namespace, or has just brought them. Answers the uses of a sample."""
         self._begin(len(run))
-        olds = [block.stretch or self._ghosts.pop(block.key, None) for block in run]
+        hashes = [block.hash for block in run]
+        olds = [block.stretch for block in run]
+        if not all(olds):
+            names, pop = run[0].namespace.names_of(hashes), self._ghosts.pop
+            olds = [old or pop(name, None) for old, name in zip(olds, names, strict=True)]
         prompt.turn = self._turn_of(run[0], olds, prompt)
-        sample: list[Use] = []
-        before: Stretch | None = None
-        current: Stretch | None = None
-        count = 0  # blocks of this stretch so far
-        for block, old in zip(run, olds, strict=True):
-            if current is None or old is not before or block.hash == prompt.last:
-                self._count(before, current, count)
-                before, count = old, 0
-                current = self._stretch(old, prompt.turn, prompt, block.hash == prompt.last)
-            count += 1
-            self.held += block.stretch is None
-            block.stretch = current
-            if crc32(block.hash) < below:
-                sample.append((block.key, current))
-        self._count(before, current, count)
-        return sample
+        for start, end in _pieces(hashes, olds, prompt):
+            old = olds[start]
+            stretch = self._stretch(old, prompt.turn, prompt, hashes[start] == prompt.last, now_s)
+            self._count(old, stretch, end - start)
+            for block in run[start:end]:
+                self.held += block.stretch is None
+                block.stretch = stretch
+        sample = ((run[at], run[at].stretch) for at in _sampled(hashes, below))
+        return [(block.key, stretch) for block, stretch in sample if stretch is not None]
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, below: int) -> list[Use]:
         """A request brought these blocks and they were not let in: ghosts from the start."""
         self._begin(len(hashes))
-        sample: list[Use] = []
-        before: Stretch | None = None
-        current: Stretch | None = None
-        count = 0
-        for block_hash in hashes:
-            key = namespace.digest + block_hash
-            old = self._ghosts.pop(key, None)
+        names, ghosts = namespace.names_of(hashes), self._ghosts
+        olds = [ghosts.pop(name, None) for name in names]
+        for start, end in _pieces(hashes, olds, prompt):
+            old = olds[start]
             if old is not None:
                 prompt.turn = old.next_turn()
-            if current is None or old is not before or block_hash == prompt.last:
-                self._count(before, current, count)
-                before, count = old, 0
-                current = self._stretch(old, prompt.turn or 1, prompt, block_hash == prompt.last)
-            count += 1
-            self._ghosts[key] = current
-            if crc32(block_hash) < below:
-                sample.append((key, current))
-        self._count(before, current, count)
+            stretch = self._stretch(old, prompt.turn or 1, prompt, hashes[start] == prompt.last)
+            self._count(old, stretch, end - start)
+            ghosts.update(dict.fromkeys(names[start:end], stretch))
+        sample = [(namespace.digest + hashes[at], ghosts[names[at]]) for at in _sampled(hashes, below)]
         self._trim_ghosts()
         return sample
 
@@ -270,18 +301,26 @@ class Reuse:
         if stretch is None:
             return
         self.held -= 1
-        self._ghosts[block.key] = stretch
+        self._ghosts[block.namespace.names_of((block.hash,))[0]] = stretch
         self._trim_ghosts()
 
     def _trim_ghosts(self) -> None:
-        while len(self._ghosts) > max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE):
-            self._ghosts.popitem(last=False)[1].alive -= 1
+        ghosts = self._ghosts
+        excess = len(ghosts) - max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE)
+        while excess > 0:
+            name, stretch = next(self._oldest, (-1, None))
+            if stretch is None:  # many at once: a dict finds its first entry slowly when many left before it
+                self._oldest = iter(list(islice(ghosts.items(), REUSE_GHOSTS_TRIMMED)))
+            elif ghosts.get(name) is stretch:  # else it was used again
+                del ghosts[name]
+                stretch.alive -= 1
+                excess -= 1
 
     # -- what is expected --
 
     def density(self, kind: int, touched: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of this kind."""
-        return self._tallies[kind].density[bisect_right(AGE_STARTS, self.now - touched)]
+        return self._tallies[kind].density(bisect_right(AGE_STARTS, self.now - touched))
 
     def hits(self, kind: int) -> float:
         """The chance that a block of this kind, just used, is ever used again."""
@@ -289,7 +328,7 @@ class Reuse:
 
     def kind_of_new(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> int:
         """The kind that a block would have which is not here yet."""
-        ghost = self._ghosts.get(namespace.digest + block_hash)
+        ghost = self._ghosts.get(namespace.names_of((block_hash,))[0])
         uses = self._uses_after(ghost)
         if block_hash == prompt.last:
             return kind_of_last(uses)
@@ -317,10 +356,12 @@ class Reuse:
         parent = first.parent
         return parent.stretch.asked_turn if parent is not None and parent.stretch is not None else 1
 
-    def _stretch(self, old: Stretch | None, turn: int, prompt: Prompt, is_last: bool) -> Stretch:
+    def _stretch(
+        self, old: Stretch | None, turn: int, prompt: Prompt, is_last: bool, now_s: float = 0.0
+    ) -> Stretch:
         uses = self._uses_after(old)
         kind = kind_of_last(uses) if is_last else kind_of(uses, turn, prompt.blocks)
-        stretch = Stretch(self.now, kind, uses, old.turn if old is not None else turn, turn)
+        stretch = Stretch(self.now, kind, uses, old.turn if old is not None else turn, turn, now_s)
         self._stretches += 1
         self._aging[0].append(stretch)
         return stretch
@@ -332,10 +373,8 @@ class Reuse:
         turnover = REUSE_USES_FADE * max(self.held, REUSE_USES_HELD_MIN)
         return min(1.0 + old.uses * math.exp2((old.touched - self.now) / turnover), USES_COUNTED_MAX)
 
-    def _count(self, old: Stretch | None, new: Stretch | None, blocks: int) -> None:
+    def _count(self, old: Stretch | None, new: Stretch, blocks: int) -> None:
         """So many blocks of one stretch were used and belong to another one now."""
-        if new is None:
-            return
         new.alive += blocks
         self._tallies[new.kind].risk[0] += blocks
         if old is not None:
@@ -344,14 +383,18 @@ class Reuse:
 
     def _grow_older(self) -> None:
         """Move stretches that reached the next age there."""
+        tallies = self._tallies
         for age in range(AGES - 2, -1, -1):
-            queue, older = self._aging[age], self._aging[age + 1]
+            queue = self._aging[age]
             born_until = self.now - AGE_STARTS[age]
+            if not queue or queue[0].touched > born_until:
+                continue
+            older, take = self._aging[age + 1].append, queue.popleft
             while queue and queue[0].touched <= born_until:
-                stretch = queue.popleft()
+                stretch = take()
                 if stretch.alive:
-                    self._tallies[stretch.kind].risk[age + 1] += stretch.alive
-                    older.append(stretch)
+                    tallies[stretch.kind].risk[age + 1] += stretch.alive
+                    older(stretch)
         oldest = self._aging[-1]
         while oldest and not oldest[0].alive:
             oldest.popleft()
@@ -379,12 +422,11 @@ class Reuse:
         groups = [([0.0] * AGES, [0.0] * AGES) for _ in range(RELATIVES)]
         for kind, tally in enumerate(self._tallies):
             if tally.risk[0]:
-                used, risk = groups[RELATIVES_OF[kind]]
-                for age in range(AGES):
-                    used[age] += tally.used[age]
-                    risk[age] += tally.risk[age]
-        every_used = [sum(used[age] for used, _ in groups) for age in range(AGES)]
-        every_risk = [sum(risk[age] for _, risk in groups) for age in range(AGES)]
+                group = RELATIVES_OF[kind]
+                used, risk = groups[group]
+                groups[group] = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
+        every_used = [sum(of_age) for of_age in zip(*(used for used, _ in groups), strict=True)]
+        every_risk = [sum(of_age) for of_age in zip(*(risk for _, risk in groups), strict=True)]
         weight = self._weight()
         common = chances(every_used, every_risk, _PRIOR, weight)
         self._priors = [chances(used, risk, common, weight) for used, risk in groups]

@@ -33,11 +33,11 @@ def watched(block: Block) -> weakref.ref[Mark]:
     return weakref.ref(mark)
 
 
-def test_a_block_costs_96_bytes_that_no_collection_walks() -> None:
+def test_a_block_costs_80_bytes_that_no_collection_walks() -> None:
     """Millions of blocks must neither fill the memory nor stop the daemon for a full collection."""
     space = a_namespace()
     block = index.arrived(space, NAMES[0], b"", IN_DRAM)
-    assert sys.getsizeof(block) <= 96
+    assert sys.getsizeof(block) <= 80
     assert not gc.is_tracked(block)
     assert not gc.is_tracked(space.blocks)
 
