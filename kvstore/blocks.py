@@ -66,12 +66,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     def has_child_in(self, bit: int) -> bool:
         """Whether a child is in that tier, so that this block is no leaf there."""
-        children = self.children
-        if children is None:
-            return False
-        if isinstance(children, Block):
-            return children.where & bit != 0
-        return children.held[bit] > 0
+        return self.children is not None and self.children.where & bit != 0
 
     def each_child(self) -> Iterator[Block]:
         if self.children is None:
@@ -100,24 +95,32 @@ class Block(msgspec.Struct, gc=False, eq=False):
     def count_child(self, bit: int, change: int) -> None:
         """A child came to that tier (1), or left it (-1). One child alone is asked itself."""
         if isinstance(self.children, Children):
-            self.children.held[bit] += change
+            self.children.count(bit, change)
 
     def __repr__(self) -> str:
         return f"<Block {self.hash[:4].hex()} where={self.where} pins={self.pins}>"
 
 
 class Children:
-    """Several children of one block. `held[bit]`: how many of them are in the tier of that bit."""
+    """Several children of one block. `held[bit]`: how many of them are in the tier of that bit; `where`: the
+    tiers of all of them together."""
 
-    __slots__ = ("blocks", "held")
+    __slots__ = ("blocks", "held", "where")
 
     def __init__(self, *blocks: Block) -> None:
         self.blocks: set[Block] = set()
         self.held = [0] * (IN_NVME + 1)
+        self.where = 0
         for block in blocks:
             self.add(block)
 
     def add(self, block: Block) -> None:
         self.blocks.add(block)
         for bit in (IN_DRAM, IN_NVME):
-            self.held[bit] += block.where & bit != 0
+            if block.where & bit:
+                self.count(bit, 1)
+
+    def count(self, bit: int, change: int) -> None:
+        """A child came to that tier (1), or left it (-1)."""
+        self.held[bit] += change
+        self.where = self.where | bit if self.held[bit] else self.where & ~bit

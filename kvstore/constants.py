@@ -114,7 +114,7 @@ PROBE_GAIN = 1.2  # times as fast as before: a tier recovers, and is measured ag
 PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a real load
 
 # ---- accounts (kvstore/accounts.py, totals.py, departed.py) ------------------------------
-DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 8 bytes each
+DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 4 bytes each
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change
 TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it they are counted together
 TOTALS_TOLD = 4000  # rows of one answer: it must fit a frame

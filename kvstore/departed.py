@@ -1,11 +1,12 @@
 """Departed keys: why a block is not held any more, remembered compactly.
 
-    key ──▶ 56-bit name ──▶ bucket of 2 words, newest first │ 56 bits of name │ 8 bits: why │
+    key ──▶ 56-bit name ──▶ bucket of 2 words, newest first │ 27 bits of name │ 5 bits: why │
 
-Tells "evicted" from "never seen" for the last million keys or so, at 8 bytes each: a table
-of fixed size in which a newer key takes the place of the older one of its bucket. A wrong
-answer needs two keys with the same name; it would cost a wrong word in a report. Larger
-buckets would forget a little later, and cost more: this is told of every block that leaves.
+Tells "evicted" from "never seen" for the last million keys or so, at 4 bytes each: a table
+of fixed size in which a newer key takes the place of the older one of its bucket. Of ten
+million keys that never were here, less than one is mistaken for another: that costs a wrong
+word in a report. Larger buckets would forget a little later, and cost more time: this is
+told of every block that leaves.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 
-from kvstore.constants import DEPARTED_KEYS_MAX
+from kvstore import outcomes
+from kvstore.constants import DEPARTED_KEYS_MAX, require
 from kvstore.namespaces import Namespace
 
 WAYS = 2
+_WHY_BITS = 5
+_WHY_MASK = (1 << _WHY_BITS) - 1
+_NAME_SHIFT = 56 - (32 - _WHY_BITS)  # the low bits choose the bucket
+
+require(outcomes.OUTCOMES <= _WHY_MASK + 1, "every outcome fits a word of departed keys")
 
 
 class Departed:
@@ -24,23 +31,24 @@ class Departed:
 
     def __init__(self, keys_max: int = DEPARTED_KEYS_MAX) -> None:
         self._buckets = max(1, keys_max // WAYS)
-        self._words = memoryview(mmap.mmap(-1, 8 * WAYS * self._buckets)).cast("Q")  # memory as it is used
+        self._words = memoryview(mmap.mmap(-1, 4 * WAYS * self._buckets)).cast("I")  # memory as it is used
 
     def note(self, namespace: Namespace, hashes: Iterable[bytes], why: int) -> None:
         """These blocks are gone; `why` is the outcome of a later lookup (`kvstore.outcomes`)."""
         words, buckets = self._words, self._buckets
         for name in namespace.names_of(hashes):
             at = name % buckets * WAYS
+            kept = name >> _NAME_SHIFT
             latest = words[at]
-            if latest >> 8 != name:
+            if latest >> _WHY_BITS != kept:
                 words[at + 1] = latest
-            words[at] = name << 8 | why
+            words[at] = kept << _WHY_BITS | why
 
     def why(self, namespace: Namespace, block_hash: bytes) -> int | None:
         """What was noted of this key last; None if nothing is remembered."""
         name = namespace.names_of((block_hash,))[0]
         at = name % self._buckets * WAYS
         for word in self._words[at : at + WAYS]:
-            if word >> 8 == name and word:
-                return word & 0xFF
+            if word >> _WHY_BITS == name >> _NAME_SHIFT and word:
+                return word & _WHY_MASK
         return None

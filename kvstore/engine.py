@@ -239,13 +239,14 @@ class Engine:
         if run:
             self.room.touched(run, self._prompt(number, run[-1].hash, len(asked)), self._clock())
             self.room.offer_again(run)
-        is_ready = self.promoter.is_ready
+        unverified, blocks, tiers = self.room.unverified, lease.blocks, lease.tiers
         for position, block in enumerate(found):
             if block is None or not block.where:
                 continue
-            lease.tiers[position] = IN_DRAM if block.where & IN_DRAM else IN_NVME
-            if is_ready(block):
-                lease.hold(position, block)
+            tiers[position] = tier = IN_DRAM if block.where & IN_DRAM else IN_NVME
+            if tier == IN_DRAM and block not in unverified:  # as `Promoter.is_ready` and `ReadLease.hold`
+                block.pins += 1
+                blocks[position] = block
             else:
                 lease.outstanding += 1
                 self.promoter.want(block, LeaseWaiter(lease, position))
@@ -327,12 +328,13 @@ class Engine:
         now_s = self._clock()
         run: list[Block] = []
         namespace, hashes = lease.namespace, lease.hashes
+        take, ready, arrived = lease.slots.pop, self.arena.commit, self.room.arrived_in_dram
         for at, position in enumerate(indexes):
-            slot = lease.slots.pop(position)
-            self.arena.commit(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
-            namespace.writing.discard(hashes[position])
-            block = self.room.arrived_in_dram(namespace, hashes[position], lease.before(position), slot)
-            run.append(block)
+            slot = take(position)
+            ready(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
+            before = hashes[position - 1] if position else lease.parent
+            run.append(arrived(namespace, hashes[position], before, slot))
+        namespace.writing.difference_update(block.hash for block in run)
         self.room.touched(run, lease.prompt, now_s)
         self.room.queue_demotion(*run)
         self.room.settle(*run)
@@ -465,32 +467,27 @@ class Engine:
         return self.prompts.recall(number, block_hash) or Prompt(blocks, b"")
 
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
-        slots: list[ReadSlot | None] = []
-        loaded_bytes = 0
         place = self.arena.place
-        for position, block in enumerate(lease.blocks):
-            if block is None:
-                self.counters.acquire_missed += 1
-                slots.append(None)
-                continue
-            tier = lease.tiers[position]
-            if tier == IN_DRAM:
-                self.counters.acquired_dram += 1
-            else:
-                self.counters.acquired_nvme += 1
-            slots.append(ReadSlot(*place(block.slot), tier))
-            loaded_bytes += lease.namespace.record_bytes
-        if loaded_bytes:
-            self.accounts.moved(lease.namespace, LOADED, loaded_bytes)
+        slots = [
+            ReadSlot(*place(block.slot), tier) if block is not None else None
+            for block, tier in zip(lease.blocks, lease.tiers, strict=True)
+        ]
+        tiers = [slot.tier for slot in slots if slot is not None]
+        in_dram = tiers.count(IN_DRAM)
+        self.counters.acquired_dram += in_dram
+        self.counters.acquired_nvme += len(tiers) - in_dram
+        self.counters.acquire_missed += len(slots) - len(tiers)
+        if tiers:
+            self.accounts.moved(lease.namespace, LOADED, len(tiers) * lease.namespace.record_bytes)
+        else:
+            session.leases.pop(lease.number, None)
         pending = lease.outstanding > 0
         self.counters.expired_acquires += pending
-        if not any(slots):
-            session.leases.pop(lease.number, None)
-        on_ready(Acquired(lease.number if any(slots) else 0, slots, pending))
+        on_ready(Acquired(lease.number if tiers else 0, slots, pending))
 
     def _let_go(self, lease: ReadLease) -> None:
         lease.finished = True
-        self.room.unpin(*(block for block in lease.blocks if block is not None))
+        self.room.unpin(*[block for block in lease.blocks if block is not None])
 
     def _drop_write_lease(self, session: Session, lease: WriteLease) -> None:
         session.leases.pop(lease.number, None)

@@ -177,6 +177,6 @@ def check(namespace: Namespace) -> list[str]:
         if isinstance(block.children, Children):
             for bit in (IN_DRAM, IN_NVME):
                 held = sum(child.where & bit != 0 for child in block.children.blocks)
-                if block.children.held[bit] != held:
+                if block.children.held[bit] != held or bool(block.children.where & bit) != bool(held):
                     problems.append(f"{name}: counts of children are wrong")
     return problems

@@ -76,10 +76,6 @@ class WriteLease:
     prompt: Prompt
     slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
 
-    def before(self, position: int) -> bytes:
-        """The hash before this one."""
-        return self.hashes[position - 1] if position else self.parent
-
 
 class ReadLease:
     """Blocks pinned for one client; `settle` is called once for each that was not ready."""

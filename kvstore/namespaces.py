@@ -44,20 +44,30 @@ class NamespaceSpec(msgspec.Struct, frozen=True):
 class Namespace:
     """A registered namespace and the blocks this node knows of it."""
 
-    __slots__ = ("blocks", "id", "registered", "salt", "slot_bytes", "spec", "writing")
+    __slots__ = (
+        "blocks",
+        "digest",
+        "hash_bytes",
+        "id",
+        "record_bytes",
+        "registered",
+        "salt",
+        "slot_bytes",
+        "spec",
+        "writing",
+    )
 
     def __init__(self, number: int, spec: NamespaceSpec) -> None:
         self.id = number
         self.registered = False  # by a client, in this daemon's life
         self.salt = int.from_bytes(spec.digest[:8], "little")  # tells equal hashes of two namespaces apart
         self.spec = spec
+        self.digest = spec.digest
+        self.hash_bytes = spec.hash_bytes
+        self.record_bytes = spec.record_bytes
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks: dict[bytes, Block] = {}
         self.writing: set[bytes] = set()  # reserved and not yet committed
-
-    @property
-    def digest(self) -> bytes:
-        return self.spec.digest
 
     def names_of(self, hashes: Iterable[bytes]) -> list[int]:
         """Short names of these blocks' keys, for tables of this process that may be wrong once in 2**56 times.
@@ -69,14 +79,6 @@ class Namespace:
         """Whether some tier has this block."""
         block = self.blocks.get(block_hash)
         return block is not None and block.where != 0
-
-    @property
-    def hash_bytes(self) -> int:
-        return self.spec.hash_bytes
-
-    @property
-    def record_bytes(self) -> int:
-        return self.spec.record_bytes
 
 
 class NamespaceRegistry:

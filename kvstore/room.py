@@ -128,7 +128,8 @@ class Room:
         for bit in self._bits if run else ():
             may_leave = self.policy(bit, run[0].namespace).may_leave
             for block in run:
-                if block.where & bit and not block.pins and not block.has_child_in(bit):
+                children = block.children
+                if block.where & bit and not block.pins and (children is None or not children.where & bit):
                     if not (self.guards and self.guards.guards(block, bit)):
                         may_leave(block)
         if self.quotas:

@@ -265,7 +265,8 @@ class Reuse:
         self._begin(len(run))
         hashes = [block.hash for block in run]
         olds = [block.stretch for block in run]
-        if not all(olds):
+        were_held = all(olds)
+        if not were_held:
             names, pop = run[0].namespace.names_of(hashes), self._ghosts.pop
             olds = [old or pop(name, None) for old, name in zip(olds, names, strict=True)]
         prompt.turn = self._turn_of(run[0], olds, prompt)
@@ -273,8 +274,10 @@ class Reuse:
             old = olds[start]
             stretch = self._stretch(old, prompt.turn, prompt, hashes[start] == prompt.last, now_s)
             self._count(old, stretch, end - start)
-            for block in run[start:end]:
-                self.held += block.stretch is None
+            piece = run[start:end]
+            if not were_held:
+                self.held += sum(block.stretch is None for block in piece)
+            for block in piece:
                 block.stretch = stretch
         sample = ((run[at], run[at].stretch) for at in _sampled(hashes, below))
         return [(block.key, stretch) for block, stretch in sample if stretch is not None]
@@ -386,7 +389,7 @@ class Reuse:
         tallies = self._tallies
         for age in range(AGES - 2, -1, -1):
             queue = self._aging[age]
-            born_until = self.now - AGE_STARTS[age]
+            born_until = math.floor(self.now - AGE_STARTS[age])
             if not queue or queue[0].touched > born_until:
                 continue
             older, take = self._aging[age + 1].append, queue.popleft
