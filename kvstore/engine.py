@@ -167,11 +167,7 @@ class Engine:
 
     def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
         """The same for a client that is told about: `book` the answer when it is on its way."""
-        if not namespaces:
-            raise BadRequest("lookup: at least one namespace is required")
-        spaces = [self.namespaces.get(number) for number in namespaces]
-        for namespace in spaces:
-            asked = self._count(namespace, hashes)
+        spaces, asked = self._asked(namespaces, hashes)
         found = self._find(spaces, hashes, asking)
         self.watch.note(spaces, hashes, found, asking)
         for namespace in spaces:
@@ -194,8 +190,8 @@ class Engine:
 
     def explain(self, namespaces: list[int], hashes: bytes) -> tuple[list[bytes], list[int]]:
         """Where each block is in each namespace, and the outcome it would have now. Counts nothing."""
-        places = [self.residency(number, hashes) for number in namespaces]
-        spaces = [self.namespaces.get(number) for number in namespaces]
+        spaces, _ = self._asked(namespaces, hashes)
+        places = [index.residency(namespace, hashes) for namespace in spaces]
         found = self._find(spaces, hashes, NOBODY_IN_PARTICULAR)
         return places, self.accounts.judge(spaces, hashes, found)
 
@@ -206,7 +202,7 @@ class Engine:
         return {
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
-            "rows_left": len(rows) - skip - len(told),
+            "rows_left": max(0, len(rows) - skip - len(told)),
             "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)],
         }
 
@@ -432,6 +428,17 @@ class Engine:
         return check(self)
 
     # -- helpers --
+
+    def _asked(self, numbers: list[int], hashes: bytes) -> tuple[list[Namespace], int]:
+        """The namespaces of a lookup, and of how many blocks. Raises UnknownNamespace, BadRequest."""
+        if not numbers:
+            raise BadRequest("lookup: at least one namespace is required")
+        spaces = [self.namespaces.get(number) for number in numbers]
+        if len({namespace.hash_bytes for namespace in spaces}) > 1:
+            raise BadRequest(
+                "lookup: namespaces with block hashes of different sizes have no block in common"
+            )
+        return spaces, [self._count(namespace, hashes) for namespace in spaces][0]
 
     def _find(self, namespaces: list[Namespace], hashes: bytes, asking: Asking) -> Found:
         count = len(hashes) // namespaces[0].hash_bytes

@@ -12,6 +12,7 @@ from kvstore import outcomes
 from kvstore.accounts import Asking
 from kvstore.departed import Departed
 from kvstore.engine import Engine
+from kvstore.errors import BadRequest
 from kvstore.leases import Acquired
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.totals import HOUR_S, Totals
@@ -403,3 +404,22 @@ def test_departed_keys_are_remembered_compactly() -> None:
     assert departed.why(first, (5).to_bytes(8, "big")) is None
     assert departed.why(second, (99_999).to_bytes(8, "big")) is None
     assert len(departed._words) == 4096
+
+
+def test_namespaces_with_other_hashes_are_not_looked_up_together(node: Node) -> None:
+    """One run of bytes is no chain of both: the question is refused, and nothing is booked."""
+    longer = node.engine.register(NamespaceSpec(b"c" * 16, RECORD_BYTES, 16, BLOCK_TOKENS, FIELDS))
+    node.put("a0", "a1")
+    node.put("a0", "a1", space=longer)
+    with pytest.raises(BadRequest, match="different sizes"):
+        node.ask("a0", "a1", spaces=(node.space, longer))
+    with pytest.raises(BadRequest, match="different sizes"):
+        node.engine.explain([node.space, longer], hashes("a0", "a1"))
+    assert node.tokens() == {}
+
+
+def test_a_page_behind_the_last_row_is_empty(node: Node) -> None:
+    """However many rows are skipped, none are left, and not less than none."""
+    node.ask("a0")
+    report = node.engine.report(0.0, skip=1 << 62)
+    assert (report["rows"], report["rows_left"]) == ([], 0)
