@@ -269,21 +269,36 @@ class Expiry:
 
     # -- saving --
 
-    def changes(self, is_counting: bool, is_last: bool = False) -> Changes | None:
+    def changes(
+        self, is_counting: bool, has_row: Callable[[bytes], bool], is_last: bool = False
+    ) -> Changes | None:
         """What is to be written now, a bounded number of rows unless they are the last; None if there is nothing.
 
         is_counting: there are TTLs, so that the file says now and then until when it is complete.
+        has_row: whether the record of a key that left is still on NVMe. Its time stays until it is not: a
+        start would find the record, and must know that it has expired.
         """
         now_s = self.now_s()
         is_due = is_counting and (is_last or now_s - self._saving_s >= TOTALS_SAVE_INTERVAL_S)
         if not is_due and not self._unsaved and not self._forgotten:
             return None
         keys = list(self._unsaved if is_last else islice(self._unsaved, EXPIRY_ROWS_PER_SAVE))
-        rows: list[Row] = [(digest, h, self._unsaved.pop((digest, h))) for digest, h in keys]
+        rows: list[Row] = []
+        later: dict[tuple[bytes, bytes], int | None] = {}
+        for key in keys:
+            stored_s = self._unsaved.pop(key)
+            if stored_s is None and has_row(key[0] + key[1]):
+                later[key] = None
+            else:
+                rows.append((*key, stored_s))
         forgotten = [digest for digest in self._forgotten if digest not in self._spaces]
         self._forgotten.clear()
-        if self._unsaved:
+        is_all = not self._unsaved  # but for times of what is gone
+        self._unsaved.update(later)
+        if not is_all:
             return Changes(rows, forgotten, None)
+        if not is_due and not rows and not forgotten:
+            return None
         self._saving_s = now_s
         return Changes(rows, forgotten, int(now_s))
 

@@ -449,6 +449,10 @@ class Room:
             self.left_dram(block, why)
         return True
 
+    def has_row_to_delete(self, key: bytes) -> bool:
+        """Whether this record was given up and is on NVMe still."""
+        return key in self.doomed or key in self.deleting
+
     def rows_to_delete(self, count: int) -> list[bytes]:
         """Doomed rows to delete now; `deleted` must be told. None while the rows are being read at the start."""
         if not self.nvme_ready:

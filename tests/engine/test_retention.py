@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore import adoption, outcomes
+from kvstore import adoption, expiry, outcomes, retention, room
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.engine import Engine
 from kvstore.errors import LimitExceeded, NotFound, RequestError
@@ -640,6 +640,47 @@ def test_nothing_is_in_effect_before_it_is_on_disk(node: Node) -> None:
     assert answers == [None, None]
     pins = RuleFile(node.directory / "retention.json").read().pins
     assert [type(pin) for pin in pins] == [Pin, Pin]
+
+
+def test_a_kill_before_rows_are_deleted_does_not_make_them_young(two_tiers: Node) -> None:
+    """What was dropped, and lies on NVMe still when the daemon is killed, is expired after the start, too."""
+    two_tiers.ttl(60)
+    two_tiers.put(*chain("a", 6))
+    two_tiers.settle(10)
+    two_tiers.clock_s += 60
+    two_tiers.engine.tick()
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 6
+    rows = dict(two_tiers.nvme.rows)
+    two_tiers.io.step(len(two_tiers.io.waiting) - 1)  # the times are written, the rows are not deleted
+    two_tiers.kill()
+    assert two_tiers.nvme.rows == rows
+    assert two_tiers.held(*chain("a", 6)) == 0
+    assert two_tiers.why("a00") == [outcomes.EXPIRED]
+    two_tiers.settle(1)
+    two_tiers.settle(1)
+    assert not two_tiers.nvme.rows
+
+
+def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow NVMe deletes, no row of what was dropped is forgotten there."""
+    monkeypatch.setattr(room, "DOOMED_MAX", 12)
+    monkeypatch.setattr(retention, "RETENTION_ROWS_BEHIND_MAX", 6)
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_TICK", 4)
+    node = Node(nvme_slots=60)
+    node.ttl(60)
+    for first in range(0, 40, 8):
+        node.put(*chain("a", first + 8, first), parent=f"a{first - 1:02d}" if first else "")
+        node.settle(1)
+    node.clock_s += 100
+    for _ in range(20):
+        node.engine.tick()
+        assert len(node.engine.room.doomed) <= 12
+    for _ in range(20):
+        node.settle(1)
+    assert node.nvme is not None and not node.nvme.rows
+    assert node.engine.counters.dooms_dropped == 0
+    assert node.engine.check() == []
+    node.close()
 
 
 # -- everything at once --
