@@ -196,6 +196,7 @@ class Demoter:
         self._room.demoting.pop(block, None)
         if result is Put.STORED:
             self._counters.demoted += 1
+            self._room.wrote(block)
             self._accounts.moved(block.namespace, DEMOTED, block.namespace.record_bytes)
             self._room.arrived_in_nvme(block)
         else:
@@ -209,7 +210,6 @@ class Demoter:
     def _put_off(self, block: Block) -> None:
         """Its quota has no room for it on NVMe now: it stays in DRAM, and may be evicted there."""
         self._writing.discard(block)
-        self._room.demoting.pop(block, None)
-        self._room.put_off([block])
+        self._room.over_quota(block)
         self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

@@ -73,6 +73,7 @@ class Room:
         self._by_namespace: dict[int, dict[int, Policy]] = {bit: {} for bit in self._bits}  # found faster
         self._counters = counters
         self._evictions = 0
+        self._promised: set[Block] = set()  # of the budget of `endurance`, to be written or given back
         self.departed = Departed()
         self.endurance = endurance
 
@@ -188,6 +189,8 @@ class Room:
                 continue
             if self.endurance.admits(self._family.worth(block), block.namespace.slot_bytes):
                 queue[block] = None
+                if self.endurance.limited:
+                    self._promised.add(block)
             else:
                 self._counters.demote_not_admitted += 1
         self._shorten()
@@ -197,6 +200,7 @@ class Room:
         for queue in (self.demoting, self.undemoted):
             for block in [block for block in queue if block.where & IN_NVME]:
                 del queue[block]
+                self._waive(block)
                 self.settle(block)
 
     def offer_again(self, run: Sequence[Block]) -> None:
@@ -223,17 +227,40 @@ class Room:
         """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""
         while len(self.demoting) > DEMOTING_MAX:
             block, _ = self.demoting.popitem(last=False)
+            self._waive(block)
             self._counters.demotions_dropped += 1
             self.settle(block)
         while len(self.undemoted) > UNDEMOTED_MAX:
-            self.undemoted.popitem(last=False)
+            block, _ = self.undemoted.popitem(last=False)
+            self._waive(block)
             self._counters.demotions_dropped += 1
+
+    def over_quota(self, block: Block) -> None:
+        """The quotas of this block do not let it in to NVMe: it may leave DRAM. It is offered again, later; where
+        writes have a budget, which others can use now, when it is used again."""
+        self.demoting.pop(block, None)
+        if self.endurance.limited:
+            self._waive(block)
+            self.settle(block)
+        else:
+            self.put_off([block])
+
+    def wrote(self, block: Block) -> None:
+        """The block is on NVMe: what was promised of the budget is spent."""
+        self.endurance.wrote(block.namespace.slot_bytes, block in self._promised)
+        self._promised.discard(block)
+
+    def _waive(self, block: Block) -> None:
+        if block in self._promised:
+            self._promised.discard(block)
+            self.endurance.waive(block.namespace.slot_bytes)
 
     def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
         """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
         for waiting in (self.demoting, self.undemoted, self.unverified):
             if waiting:
                 waiting.pop(block, None)
+        self._waive(block)
         slot, block.slot = block.slot, NO_SLOT
         self.arena.free(slot)
         self._left(block, IN_DRAM, why)
@@ -344,10 +371,9 @@ class Room:
         why = outcomes.EVICTED_DRAM
         if not block.where & IN_NVME and self.nvme is not None:
             self._counters.lost_before_demote += 1
-            if block in self.undemoted:
-                if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
-                    why = outcomes.OVER_QUOTA
-            elif self.endurance.limited:
+            if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
+                why = outcomes.OVER_QUOTA
+            elif self.endurance.limited and block not in self.undemoted:
                 why = outcomes.NOT_ADMITTED
         self.left_dram(block, why)
 
