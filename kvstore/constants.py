@@ -116,7 +116,8 @@ PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a rea
 # ---- accounts (kvstore/accounts.py, totals.py, departed.py) ------------------------------
 DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 4 bytes each
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change
-TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it they are counted together
+TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it the oldest hours become one row each …
+TOTALS_PUT_TOGETHER = 8  # … until one in so many of all rows is free
 TOTALS_TOLD = 4000  # rows of one answer: it must fit a frame
 TOTALS_KEPT_DAYS = 90
 TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import outcomes
+from kvstore import totals as totals_module
 from kvstore.accounts import Asking
 from kvstore.departed import Departed
 from kvstore.engine import Engine
@@ -423,3 +424,31 @@ def test_a_page_behind_the_last_row_is_empty(node: Node) -> None:
     node.ask("a0")
     report = node.engine.report(0.0, skip=1 << 62)
     assert (report["rows"], report["rows_left"]) == ([], 0)
+
+
+def test_new_hours_are_told_apart_however_many_rows_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the limit the oldest hours become one row each; sums stay, also in the file."""
+    monkeypatch.setattr(totals_module, "TOTALS_ROWS_MAX", 16)
+    path = tmp_path / "totals.sqlite"
+    node = Node(tmp_path / "arena", totals=Totals("na", path))
+    tenants = [
+        node.engine.register(
+            NamespaceSpec(bytes([n]) * 16, RECORD_BYTES, 8, BLOCK_TOKENS, {"tenant": f"t{n}"})
+        )
+        for n in range(4)
+    ]
+    for _ in range(10):
+        for number in tenants:
+            node.ask("a0", spaces=(number,))
+        node.engine.tick()
+        node.io.run()
+        node.now_s += HOUR_S
+    for totals in (node.totals, Totals("na", path)):
+        rows = totals.since(0)
+        assert len(rows) <= 16 and totals.check() == []
+        assert sum(row.tokens_asked for row in rows) == 10 * 4 * BLOCK_TOKENS
+        newest = [row.tenant for row in rows if row.hour_s == rows[-1].hour_s]
+        assert newest == ["t0", "t1", "t2", "t3"]
+    node.arena.close(unlink=True)
