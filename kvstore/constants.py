@@ -146,6 +146,7 @@ EXPIRY_ROWS_PER_SAVE = 20_000  # times written by one job
 RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
 RETENTION_ROWS_BEHIND_MAX = DOOMED_MAX // 2  # rows still to be deleted: beyond it nothing more is dropped
 QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
+QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
 QUOTA_TRIM_BLOCKS = 1000  # blocks that leave in one tick after a quota was lowered
 QUOTA_SLICE_BLOCKS = 20_000  # blocks put in order in one tick after a quota was set
 QUOTA_STALE_ENTRIES_MIN = 256  # outdated entries of a heap that are not worth a clean-up

@@ -25,6 +25,7 @@ from kvstore.constants import (
     DOOMED_MAX,
     GONE_MAX,
     QUOTA_LOOKS_MAX,
+    QUOTA_REQUEUE_BLOCKS,
     QUOTA_TRIM_BLOCKS,
     SLAB_TAKEOVER_EVERY,
     UNDEMOTED_MAX,
@@ -218,10 +219,25 @@ class Room:
             self.settle(block)
 
     def requeue(self) -> None:
-        """Queue again what NVMe refused, or could not be offered."""
-        self.demoting.update(self.undemoted)
-        self.undemoted.clear()
+        """Queue again what NVMe refused, or could not be offered; under a quota, that may refuse them all, some."""
+        if not self.quotas:
+            self.demoting.update(self.undemoted)
+            self.undemoted.clear()
+        else:
+            self._requeue_under_quotas()
         self._shorten()
+
+    def _requeue_under_quotas(self) -> None:
+        left = QUOTA_REQUEUE_BLOCKS
+        limited: dict[Namespace, bool] = {}
+        for block in list(self.undemoted):
+            space = block.namespace
+            if space not in limited:
+                limited[space] = any(h.limits[IN_NVME] is not None for h in self.quotas.holders(space))
+            left -= limited[space]
+            if left >= 0 or not limited[space]:
+                del self.undemoted[block]
+                self.demoting[block] = None
 
     def _shorten(self) -> None:
         """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""

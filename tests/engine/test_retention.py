@@ -683,6 +683,45 @@ def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) ->
     node.close()
 
 
+def test_blocks_that_a_quota_keeps_from_nvme_do_not_keep_a_probe_away(two_tiers: Node) -> None:
+    """Stores fail for a while; the only block that may be written is behind many that may not, and is found."""
+    assert two_tiers.nvme is not None
+    two_tiers.quota("acme", None, 0)
+    two_tiers.nvme.fault_rate = 1.0
+    for number in range(4):
+        two_tiers.put(f"b{number}", space=2)
+        two_tiers.io.run()
+    two_tiers.put(*chain("a", 8))
+    assert not two_tiers.engine.watch.stores.closed
+    two_tiers.nvme.fault_rate = 0.0
+    for number in range(4):
+        two_tiers.command("ttl", two_tiers.selector(2), joined(f"b{number}"), None, 0.5, True)
+    two_tiers.settle(5.0)  # those that could have been tried are gone
+    two_tiers.put("c0", space=2)
+    for _ in range(2):
+        two_tiers.settle(3.0)
+    assert two_tiers.engine.watch.stores.closed
+    assert len(two_tiers.nvme.rows) == 1
+
+
+def test_few_blocks_under_a_quota_are_offered_again_at_once(
+    two_tiers: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota may refuse all of them, every time: the others are not held up."""
+    monkeypatch.setattr(room, "QUOTA_REQUEUE_BLOCKS", 3)
+    two_tiers.quota("acme", None, 0)
+    two_tiers.put(*chain("a", 8))
+    two_tiers.io.run()
+    undemoted = two_tiers.engine.room.undemoted
+    assert len(undemoted) == 8
+    first = list(undemoted)[:3]
+    two_tiers.settle(60.0)
+    assert list(undemoted)[-3:] == first
+    two_tiers.quota("acme", None, None)
+    two_tiers.settle(60.0)
+    assert not undemoted and two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 8
+
+
 # -- everything at once --
 
 NAMES = [*chain("a", 8), *chain("b", 5)]
