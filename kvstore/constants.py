@@ -142,6 +142,7 @@ TENANTS_TOLD = 256  # those that hold most
 PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
 PINNED_SHARE_DEFAULT = 0.5  # of a tier's capacity
 EXPIRY_LOOKS_PER_TICK = 2000  # blocks looked at, and dropped at most, in one tick: about 20 ms
+EXPIRY_NOTE_BLOCKS = 20_000  # blocks whose time is noted in one tick, after the first TTL of a namespace
 EXPIRY_ROWS_PER_SAVE = 20_000  # times written by one job
 RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
 RETENTION_ROWS_BEHIND_MAX = DOOMED_MAX // 2  # rows still to be deleted: beyond it nothing more is dropped

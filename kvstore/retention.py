@@ -201,6 +201,7 @@ class Retention:
     def tick(self) -> None:
         """Upkeep, in bounded slices."""
         room = self._room
+        room.expiry.step()
         if room.expiry and not self._is_behind():
             for block in reversed(
                 room.expiry.due(self._by_digest())

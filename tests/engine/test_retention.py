@@ -722,6 +722,44 @@ def test_few_blocks_under_a_quota_are_offered_again_at_once(
     assert not undemoted and two_tiers.nvme is not None and len(two_tiers.nvme.rows) == 8
 
 
+def test_a_ttl_holds_while_rows_are_read_at_a_start(two_tiers: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose time was not saved before the kill expires in time, however long the start takes."""
+    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", 1)
+    two_tiers.ttl(60)
+    two_tiers.put(*chain("a", 4))
+    two_tiers.io.run()
+    two_tiers.kill(wait=False)
+    assert two_tiers.held(*chain("a", 4)) == 4
+    two_tiers.clock_s += 60
+    assert not two_tiers.engine.adoption.done
+    assert two_tiers.held(*chain("a", 4)) == 0
+    while two_tiers.engine.adoption.step():
+        pass
+    assert two_tiers.held(*chain("a", 4)) == 0
+
+
+def test_a_ttl_of_a_large_namespace_is_noted_in_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds from the command on; blocks that come, go or are read meanwhile have the right times."""
+    monkeypatch.setattr(expiry, "EXPIRY_NOTE_BLOCKS", 2)
+    node.put(*chain("a", 9))
+    assert node.ttl(60) is None
+    space = node.engine.room.expiry._spaces[node.space(0).digest]
+    assert len(space.noted) == 2 and not space.times
+    node.clock_s += 30
+    node.put("b00")
+    flood(node, 3)
+    assert node.held(*chain("a", 9)) == 9
+    node.clock_s += 28
+    assert node.held(*chain("a", 9)) == 0 and node.held("b00") == 1
+    node.settle()
+    node.settle()
+    assert node.engine.check() == [] and not space.noted and list(space.times) == [b"b00".ljust(8)]
+    node.kill()
+    assert node.held("b00") == 1
+    node.settle(40)
+    assert node.held("b00") == 0
+
+
 # -- everything at once --
 
 NAMES = [*chain("a", 8), *chain("b", 5)]
