@@ -103,6 +103,8 @@ class Demoter:
                 self._room.demoting[block] = None
                 if self._start(self._hold([block]), 1, probe=True):
                     return
+        if not self._room.undemoted:
+            self._watch.stores.close()  # there is nothing to try: the next block will show
 
     def pump(self) -> None:
         """Start as many writes as may be under way."""

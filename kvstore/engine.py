@@ -301,6 +301,7 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
+        held = [block for block in held if block.where]  # what came after it may have taken its place
         if self.room.expiry:
             for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
                 self.room.expiry.stored(block)
