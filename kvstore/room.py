@@ -186,8 +186,6 @@ class Room:
                 continue
             if block in self.demoting or block in self.undemoted:
                 continue
-            if self.deleting and block.key in self.deleting:  # the late delete would take the new row
-                continue
             if self.endurance.admits(self._family.worth(block), block.namespace.slot_bytes):
                 queue[block] = None
                 if self.endurance.limited:

@@ -308,3 +308,23 @@ def test_a_breaker_of_stores_with_nothing_to_store_closes(two_tiers: Node) -> No
     two_tiers.clock_s += 10
     two_tiers.engine.tick()
     assert two_tiers.engine.watch.stores.closed
+
+
+def test_what_is_stored_again_while_its_row_is_deleted_is_written_after_that(two_tiers: Node) -> None:
+    """A block that was evicted from NVMe, and comes back before its old row is gone, is not forgotten."""
+    tier = two_tiers.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    two_tiers.put("a0")
+    two_tiers.io.run()
+    room = two_tiers.engine.room
+    block = room.block_of(b"a" * 16 + b"a0".ljust(8))
+    assert block is not None
+    room.drop(block, outcomes.EXPIRED)
+    two_tiers.engine.retention.tick()
+    assert room.deleting
+    two_tiers.put("a0")
+    assert two_tiers.where("a0") == [IN_DRAM] and room.deleting
+    two_tiers.io.run()
+    two_tiers.engine.tick()
+    two_tiers.io.run()
+    assert two_tiers.where("a0") == [IN_DRAM | IN_NVME]
