@@ -439,7 +439,8 @@ class Engine:
             raise BadRequest(
                 "lookup: namespaces with block hashes of different sizes have no block in common"
             )
-        return spaces, [self._count(namespace, hashes) for namespace in spaces][0]
+        counts = [self._count(namespace, hashes) for namespace in spaces]
+        return spaces, counts[0]
 
     def _find(self, namespaces: list[Namespace], hashes: bytes, asking: Asking) -> Found:
         count = len(hashes) // namespaces[0].hash_bytes
