@@ -209,7 +209,9 @@ class Expiry:
             self._unsaved[digest, block.hash] = stored_s
 
     def gone(self, block: Block) -> None:
-        """No tier has the block any more."""
+        """No tier has the block any more. While rows are read at a start, one that is still to come may be its."""
+        if self._is_adopting:
+            return
         digest = block.namespace.spec.digest
         space = self._spaces.get(digest)
         if space is not None:

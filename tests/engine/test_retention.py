@@ -738,6 +738,26 @@ def test_a_ttl_holds_while_rows_are_read_at_a_start(two_tiers: Node, monkeypatch
     assert two_tiers.held(*chain("a", 4)) == 0
 
 
+def test_what_leaves_dram_while_rows_are_read_does_not_become_young(
+    two_tiers: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is found later, and has the time at which it was stored."""
+    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", 1)
+    two_tiers.ttl(60)
+    two_tiers.put(*chain("a", 4))
+    for _ in range(4):
+        two_tiers.settle(10)  # the times are saved, and until when
+    two_tiers.kill(wait=False)
+    flood(two_tiers, 20)
+    two_tiers.clock_s += 1
+    two_tiers.engine.tick()
+    while two_tiers.engine.adoption.step():
+        pass
+    assert two_tiers.held(*chain("a", 4)) == 0 or two_tiers.clock_s < 60
+    two_tiers.clock_s = 60
+    assert two_tiers.held(*chain("a", 4)) == 0
+
+
 def test_a_ttl_of_a_large_namespace_is_noted_in_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds from the command on; blocks that come, go or are read meanwhile have the right times."""
     monkeypatch.setattr(expiry, "EXPIRY_NOTE_BLOCKS", 2)
