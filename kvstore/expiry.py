@@ -346,10 +346,10 @@ class Expiry:
                 rows.append((*key, stored_s))
         forgotten = [digest for digest in self._forgotten if digest not in self._spaces]
         self._forgotten.clear()
-        is_all = not self._unsaved and not self._noting  # but for times of what is gone
+        is_all = not (self._unsaved or self._noting or self._is_adopting)  # but for times of what is gone
         self._unsaved.update(later)
         if not is_all:
-            return Changes(rows, forgotten, None)
+            return Changes(rows, forgotten, None) if rows or forgotten else None
         if not is_due and not rows and not forgotten:
             return None
         self._saving_s = now_s
