@@ -416,13 +416,14 @@ class Room:
         return self.arena.has_room(namespace.record_bytes)
 
     def _must_spare(self, bit: int, slab: Sequence[Block | None], namespace: Namespace) -> bool:
-        """Whether a pin guards some of this slab. Not for a record size without a slab of its own: it would
-        find no room for ever, and pins must not stop all new blocks."""
+        """Whether a pin guards some of this slab. Not for a record size without a slab of its own, or with
+        pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
         if not self.guards or not any(b is not None and self.guards.guards(b, bit) for b in slab):
             return False
         tier = self.arena if bit == IN_DRAM else self.nvme
         size = self.slot_bytes(namespace, bit)
-        return tier is not None and any(c.slot_bytes == size and c.total for c in tier.stats().classes)
+        own = self.guards.records(namespace, bit)
+        return tier is not None and any(c.slot_bytes == size and c.total > own for c in tier.stats().classes)
 
     def block_of(self, key: bytes) -> Block | None:
         """The block of a key that a tier named."""

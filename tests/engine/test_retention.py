@@ -300,6 +300,21 @@ def test_another_record_size_finds_room(node: Node) -> None:
     assert node.engine.counters.evicted_pinned > 0
 
 
+def test_a_record_size_with_pinned_blocks_only_finds_room() -> None:
+    """Its own slab is all pinned, and there are pins in every other: new blocks come all the same."""
+    node = Node(share=0.75)
+    other = node.engine.register(NamespaceSpec(b"o" * 16, MIB, 8))
+    node.spaces.append(other)
+    node.put(*chain("a", 8))
+    answer = node.engine.reserve(node.session, other, joined("x0", "x1"), b"")
+    sums = b"".join(digest(node.arena.mapping[s.offset : s.offset + MIB]) for s in answer.slots)
+    assert node.engine.commit(node.session, answer.lease, [0, 1], sums) == 2
+    assert node.pin("a02") is None and node.pin("x1", space=3) is None
+    assert len(node.engine.reserve(node.session, other, joined("y"), b"").slots) == 1
+    assert node.engine.check() == []
+    node.close()
+
+
 # -- TTLs --
 
 
