@@ -260,7 +260,9 @@ class Room:
             self.put_off([block])
 
     def wrote(self, block: Block) -> None:
-        """The block is on NVMe: what was promised of the budget is spent."""
+        """The block is on NVMe: it waits in no queue, and what was promised of the budget is spent."""
+        self.demoting.pop(block, None)
+        self.undemoted.pop(block, None)  # dropped from the other one during its write, and offered again
         self.endurance.wrote(block.namespace.slot_bytes, block in self._promised)
         self._promised.discard(block)
 

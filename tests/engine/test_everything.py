@@ -113,6 +113,8 @@ class World:
             endurance=Endurance(self.budget, lambda: self.clock_s, spent),
             rules=(RuleFile(self.directory / "rules.json"), StoredTimes(self.directory / "times.sqlite")),
         )
+        for part in (self.engine.watch, self.engine.watch.loads, self.engine.watch.stores):
+            part._chance = random.Random(self.draw.random())
         self.engine.adopt(wait=self.draw.random() < 0.3)
         self.ids = [
             self.engine.register(
