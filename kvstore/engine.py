@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from heapq import nlargest
+from itertools import accumulate
 
 from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
@@ -36,7 +37,9 @@ from kvstore.constants import (
     PREFIXES_TOLD,
     STALL_S,
     STATUS_NAMESPACES_MAX,
+    TOTALS_ROW_BYTES,
     TOTALS_TOLD,
+    TOTALS_TOLD_BYTES,
 )
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
@@ -65,7 +68,7 @@ from kvstore.retention import Retention
 from kvstore.room import Room
 from kvstore.rules import RuleFile
 from kvstore.stored_times import StoredTimes
-from kvstore.totals import LOADED, STORED, Prefix, Totals
+from kvstore.totals import LOADED, STORED, Prefix, Total, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
 
@@ -198,7 +201,7 @@ class Engine:
     def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
         """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.totals`."""
         rows = self.accounts.totals.since(since_s)
-        told = rows[skip : skip + TOTALS_TOLD]
+        told = _fitting(rows[skip : skip + TOTALS_TOLD])
         return {
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
@@ -525,6 +528,12 @@ class Engine:
     def _next_lease(self) -> int:
         self._lease_number += 1
         return self._lease_number
+
+
+def _fitting(rows: list[Total]) -> list[Total]:
+    """As many of these rows as fit an answer, one at least."""
+    ends = accumulate(TOTALS_ROW_BYTES + 4 * (len(row.model) + len(row.tenant)) for row in rows)
+    return rows[: max(1, sum(end <= TOTALS_TOLD_BYTES for end in ends))]
 
 
 def _tier_status(stats: TierStats) -> dict[str, object]:

@@ -6,17 +6,20 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore import outcomes
 from kvstore import totals as totals_module
-from kvstore.accounts import Asking
+from kvstore.accounts import Asking, Found
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.departed import Departed
 from kvstore.engine import Engine
 from kvstore.errors import BadRequest
 from kvstore.leases import Acquired
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.totals import HOUR_S, Totals
+from kvstore.wire import FRAME_BYTES_MAX
 from tests.engine.fakes import FaultyTier, SteppedIo
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -452,3 +455,37 @@ def test_new_hours_are_told_apart_however_many_rows_there_are(
         newest = [row.tenant for row in rows if row.hour_s == rows[-1].hour_s]
         assert newest == ["t0", "t1", "t2", "t3"]
     node.arena.close(unlink=True)
+
+
+def test_a_report_with_the_longest_names_fits_a_frame(node: Node) -> None:
+    """Fewer rows are told at once then; all of them in several answers."""
+    for number in range(700):
+        name = f"{number:04d}".ljust(1024, "\N{EURO SIGN}")
+        spec = NamespaceSpec(number.to_bytes(16, "big"), RECORD_BYTES, 8, 16, {"model": name, "tenant": name})
+        node.ask("a0", spaces=(node.engine.register(spec),))
+    told: list[str] = []
+    while True:
+        report = node.engine.report(0.0, len(told))
+        assert len(msgspec.msgpack.encode(report)) < FRAME_BYTES_MAX
+        told += [row["tenant"][:4] for row in report["rows"]]  # type: ignore[attr-defined]
+        if not report["rows_left"]:
+            break
+    assert told == [f"{number:04d}" for number in range(700)]
+
+
+def test_what_is_measured_is_what_a_lookup_was_refused_for(two_tiers: Node) -> None:
+    """Of two namespaces only the second needs NVMe: its record is the one to probe with."""
+    other = two_tiers.register(b"b")
+    two_tiers.put("a0", space=other)
+    two_tiers.io.run()
+    two_tiers.put("b0", "b1", "b2", space=other)
+    two_tiers.io.run()
+    assert isinstance(two_tiers.engine.nvme, FaultyTier)
+    two_tiers.engine.nvme.slots = 0
+    two_tiers.put("a0")
+    found = Found(0, 1, outcomes.SLOWER)
+    spaces = [two_tiers.engine.namespaces.get(number) for number in (two_tiers.space, other)]
+    assert [space.blocks[hashes("a0")].where & IN_ANY for space in spaces] == [IN_DRAM, IN_NVME]
+    two_tiers.engine.watch.note(spaces, hashes("a0"), found, Asking())
+    two_tiers.engine.watch.look()
+    assert two_tiers.engine.counters.nvme_probes == 1
