@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import adoption, expiry, outcomes, retention, room
+from kvstore import adoption, expiry, outcomes, room
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.engine import Engine
 from kvstore.errors import LimitExceeded, NotFound, RequestError
@@ -295,21 +295,6 @@ def test_another_record_size_finds_room(node: Node) -> None:
     other = node.engine.register(NamespaceSpec(b"o" * 16, MIB, 8))
     assert len(node.engine.reserve(node.session, other, joined("x"), b"").slots) == 1
     assert node.engine.counters.evicted_pinned > 0
-
-
-def test_a_record_size_with_pinned_blocks_only_finds_room() -> None:
-    """Its own slab is all pinned, and there are pins in every other: new blocks come all the same."""
-    node = Node(share=0.75)
-    other = node.engine.register(NamespaceSpec(b"o" * 16, MIB, 8))
-    node.spaces.append(other)
-    node.put(*chain("a", 8))
-    answer = node.engine.reserve(node.session, other, joined("x0", "x1"), b"")
-    sums = b"".join(digest(node.arena.mapping[s.offset : s.offset + MIB]) for s in answer.slots)
-    assert node.engine.commit(node.session, answer.lease, [0, 1], sums) == 2
-    assert node.pin("a02") is None and node.pin("x1", space=3) is None
-    assert len(node.engine.reserve(node.session, other, joined("y"), b"").slots) == 1
-    assert node.engine.check() == []
-    node.close()
 
 
 # -- TTLs --
@@ -671,28 +656,6 @@ def test_a_kill_before_rows_are_deleted_does_not_make_them_young(two_tiers: Node
     two_tiers.settle(1)
     two_tiers.settle(1)
     assert not two_tiers.nvme.rows
-
-
-def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow NVMe deletes, no row of what was dropped is forgotten there."""
-    monkeypatch.setattr(room, "DOOMED_MAX", 12)
-    monkeypatch.setattr(retention, "RETENTION_ROWS_BEHIND_MAX", 6)
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_TICK", 4)
-    node = Node(nvme_slots=60)
-    node.ttl(60)
-    for first in range(0, 40, 8):
-        node.put(*chain("a", first + 8, first), parent=f"a{first - 1:02d}" if first else "")
-        node.settle(1)
-    node.clock_s += 100
-    for _ in range(20):
-        node.engine.tick()
-        assert len(node.engine.room.doomed) <= 12
-    for _ in range(20):
-        node.settle(1)
-    assert node.nvme is not None and not node.nvme.rows
-    assert node.engine.counters.dooms_dropped == 0
-    assert node.engine.check() == []
-    node.close()
 
 
 def test_blocks_that_a_quota_keeps_from_nvme_do_not_keep_a_probe_away(two_tiers: Node) -> None:
