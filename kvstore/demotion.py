@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import islice
 
 from kvstore.accounts import Accounts
 from kvstore.blocks import IN_NVME, Block
@@ -28,6 +29,7 @@ from kvstore.constants import (
     DEMOTE_RETRY_S,
     EVICT_AHEAD_RECORDS,
     EVICT_AHEAD_SHARE,
+    QUOTA_LOOKS_MAX,
 )
 from kvstore.counters import Counters
 from kvstore.iopool import Io
@@ -95,12 +97,14 @@ class Demoter:
         """One store, to see whether they work again."""
         if not (self._room.nvme_ready and self._watch.loads.closed and self._watch.stores.may_probe()):
             return
-        for block in self._room.undemoted:
+        for block in list(islice(self._room.undemoted, QUOTA_LOOKS_MAX)):  # a quota may refuse some
             if block not in self._writing and block.key not in self._room.deleting:
                 del self._room.undemoted[block]
                 self._room.demoting[block] = None
-                self._start(self._hold([block]), 1, probe=True)
-                return
+                if self._start(self._hold([block]), 1, probe=True):
+                    return
+        if not self._room.undemoted:
+            self._watch.stores.close()  # there is nothing to try: the next block will show
 
     def pump(self) -> None:
         """Start as many writes as may be under way."""
@@ -110,18 +114,19 @@ class Demoter:
                 return
             self._start(batch, DEMOTE_ATTEMPTS_MAX)
 
-    def _start(self, batch: list[Block], attempts: int, probe: bool = False) -> None:
-        """Write those of these blocks that their quotas let in."""
+    def _start(self, batch: list[Block], attempts: int, probe: bool = False) -> bool:
+        """Write those of these blocks that their quotas let in; False if none."""
         admitted, victims = self._room.admit_to_nvme(batch)
         for block in batch[admitted:]:
             self._put_off(block)
         if not admitted:
             self._room.not_deleted(victims)
-            return
+            return False
         for block in batch[:admitted]:
             self._room.doomed.pop(block.key, None)  # its row is about to be replaced
         self._jobs += 1
         self._submit(batch[:admitted], victims, attempts, probe)
+        return True
 
     def _allowed(self) -> int:
         return 1 if self._watch.pressing else self._jobs_max
@@ -196,6 +201,7 @@ class Demoter:
         self._room.demoting.pop(block, None)
         if result is Put.STORED:
             self._counters.demoted += 1
+            self._room.wrote(block)
             self._accounts.moved(block.namespace, DEMOTED, block.namespace.record_bytes)
             self._room.arrived_in_nvme(block)
         else:
@@ -209,7 +215,6 @@ class Demoter:
     def _put_off(self, block: Block) -> None:
         """Its quota has no room for it on NVMe now: it stays in DRAM, and may be evicted there."""
         self._writing.discard(block)
-        self._room.demoting.pop(block, None)
-        self._room.put_off([block])
+        self._room.over_quota(block)
         self._retry_at_s = self._clock() + DEMOTE_RETRY_S
         self._room.unpin(block)

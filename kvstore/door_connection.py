@@ -269,7 +269,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             request.more,
             request.tokens,
             request.local_tokens,
-            request.prefill_tokens_per_s,
+            rate if (rate := request.prefill_tokens_per_s) >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = self._engine.find(request.namespaces, request.hashes, asking)
         self._send(wire.Count(found.usable))
@@ -287,11 +287,17 @@ class DoorConnection(asyncio.BufferedProtocol):
     def _explain(self, request: wire.Explain) -> wire.Answer:
         """By digest, and for anybody of this uid: who asks has no namespaces of its own."""
         numbers = []
+        count_max = min(wire.HASHES_MAX, wire.FRAME_BYTES_MAX // (len(request.digests) + 2))  # one byte each
         for digest in request.digests:
             namespace = self._engine.namespaces.of_key(digest)
             if namespace is None:
                 raise UnknownNamespace(
                     f"namespace {digest.hex()}: not known here; `kvstore status` lists them"
+                )
+            count = len(request.hashes) // namespace.hash_bytes
+            if count > count_max:
+                raise LimitExceeded(
+                    f"{count} hashes for {len(request.digests)} namespaces: at most {count_max} are allowed"
                 )
             numbers.append(namespace.id)
         places, outcomes = self._engine.explain(numbers, request.hashes)

@@ -1,7 +1,8 @@
 """Endurance: what may be written to NVMe, within so many bytes a day.
 
-    offered ──▶ worth ≥ threshold? ──▶ allowance left? ──▶ write
-                    ▲                      ▲ fills at the budget's rate, holds ENDURANCE_BURST_S of it
+    offered ──▶ worth ≥ threshold? ──▶ allowance left? ──▶ promised ──▶ written: spent
+                    ▲                      ▲                  └──▶ never written: given back
+                    │                      └ fills at the budget's rate, holds ENDURANCE_BURST_S of it
                     └ so that what is let in is about what the budget pays for
 
 Flash wears out by writing. Most blocks are used once (three of four, on recorded
@@ -10,6 +11,9 @@ worth says the policy (`Policies.worth`); where the line is drawn follows from t
 the worths offered lately are kept in a histogram, and the threshold is the worth above which
 just as many bytes are offered as the budget pays for. A fixed rule, such as "on second
 sight", helps one trace and ruins another.
+
+Between its admission and its write a block waits, for long while a breaker is open; it may leave
+before. So bytes are promised first, and spent when they are written.
 
 A block that is refused stays in DRAM and is offered again when it is used again.
 
@@ -51,6 +55,7 @@ class Endurance:
         self._allowance_bytes = self._burst_bytes
         self._spent = deque(sorted(spent))  # by the hour, oldest first
         self._spent_bytes = sum(size_bytes for _, size_bytes in spent)
+        self._promised_bytes = 0  # let in and not written yet
         self._offered = [0.0] * ENDURANCE_WORTHS  # bytes by worth, fading with ENDURANCE_MEMORY_S
         self._threshold = 0  # worths from this step on are let in …
         self._share = 1.0  # … and of those one step below, this share
@@ -62,7 +67,7 @@ class Endurance:
         return self.bytes_per_day > 0
 
     def admits(self, worth: float, size_bytes: int) -> bool:
-        """Whether this block is to be written now; its bytes are spent then."""
+        """Whether this block is to be written; its bytes are promised then: `wrote` or `waive` must follow."""
         if not self.limited:
             return True
         now_s = self._clock()
@@ -74,14 +79,27 @@ class Endurance:
         if self.allowance_bytes(now_s) < size_bytes or not self._is_above(step):
             self.refused_blocks += 1
             return False
-        self._spend(size_bytes, now_s)
+        self._promised_bytes += size_bytes
         return True
 
+    def waive(self, size_bytes: int) -> None:
+        """So many promised bytes will not be written."""
+        self._promised_bytes -= size_bytes
+
+    def wrote(self, size_bytes: int, was_promised: bool = True) -> None:
+        """So many bytes are on NVMe now."""
+        if self.limited:
+            self._promised_bytes -= size_bytes * was_promised
+            now_s = self._clock()
+            self._refill(now_s)
+            self._spend(size_bytes, now_s)
+
     def allowance_bytes(self, now_s: float) -> float:
-        """What may be written now."""
+        """What may be promised now."""
         while self._spent and self._spent[0][0] <= now_s - DAY_S:
             self._spent_bytes -= self._spent.popleft()[1]
-        return min(self._allowance_bytes, self.bytes_per_day - self._spent_bytes)
+        left_bytes = min(self._allowance_bytes, self.bytes_per_day - self._spent_bytes)
+        return left_bytes - self._promised_bytes
 
     @property
     def spent_bytes(self) -> int:
@@ -122,7 +140,8 @@ class Endurance:
         fade = math.exp(-elapsed_s / ENDURANCE_MEMORY_S)
         self._offered = [offered * fade for offered in self._offered]
         # A full allowance is spent faster than it fills, an empty one more slowly.
-        eager = ENDURANCE_CATCH_UP * self._allowance_bytes / self._burst_bytes
+        unused_bytes = max(0.0, self._allowance_bytes - self._promised_bytes)
+        eager = ENDURANCE_CATCH_UP * unused_bytes / self._burst_bytes
         left = self._rate * eager * ENDURANCE_MEMORY_S
         self._threshold, self._share = 0, 1.0
         for step in range(ENDURANCE_WORTHS - 1, -1, -1):

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from heapq import nlargest
+from itertools import accumulate
 
 from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
@@ -36,7 +37,9 @@ from kvstore.constants import (
     PREFIXES_TOLD,
     STALL_S,
     STATUS_NAMESPACES_MAX,
+    TOTALS_ROW_BYTES,
     TOTALS_TOLD,
+    TOTALS_TOLD_BYTES,
 )
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
@@ -65,7 +68,7 @@ from kvstore.retention import Retention
 from kvstore.room import Room
 from kvstore.rules import RuleFile
 from kvstore.stored_times import StoredTimes
-from kvstore.totals import LOADED, STORED, Prefix, Totals
+from kvstore.totals import LOADED, STORED, Prefix, Total, Totals
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, Tier, TierStats
 from tiers.constants import OWNER_DAEMON
 
@@ -167,11 +170,7 @@ class Engine:
 
     def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
         """The same for a client that is told about: `book` the answer when it is on its way."""
-        if not namespaces:
-            raise BadRequest("lookup: at least one namespace is required")
-        spaces = [self.namespaces.get(number) for number in namespaces]
-        for namespace in spaces:
-            asked = self._count(namespace, hashes)
+        spaces, asked = self._asked(namespaces, hashes)
         found = self._find(spaces, hashes, asking)
         self.watch.note(spaces, hashes, found, asking)
         for namespace in spaces:
@@ -194,19 +193,19 @@ class Engine:
 
     def explain(self, namespaces: list[int], hashes: bytes) -> tuple[list[bytes], list[int]]:
         """Where each block is in each namespace, and the outcome it would have now. Counts nothing."""
-        places = [self.residency(number, hashes) for number in namespaces]
-        spaces = [self.namespaces.get(number) for number in namespaces]
+        spaces, _ = self._asked(namespaces, hashes)
+        places = [index.residency(namespace, hashes) for namespace in spaces]
         found = self._find(spaces, hashes, NOBODY_IN_PARTICULAR)
         return places, self.accounts.judge(spaces, hashes, found)
 
     def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
         """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.totals`."""
         rows = self.accounts.totals.since(since_s)
-        told = rows[skip : skip + TOTALS_TOLD]
+        told = _fitting(rows[skip : skip + TOTALS_TOLD])
         return {
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
-            "rows_left": len(rows) - skip - len(told),
+            "rows_left": max(0, len(rows) - skip - len(told)),
             "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)],
         }
 
@@ -305,6 +304,7 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
+        held = [block for block in held if block.where]  # what came after it may have taken its place
         if self.room.expiry:
             for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
                 self.room.expiry.stored(block)
@@ -433,6 +433,18 @@ class Engine:
 
     # -- helpers --
 
+    def _asked(self, numbers: list[int], hashes: bytes) -> tuple[list[Namespace], int]:
+        """The namespaces of a lookup, and of how many blocks. Raises UnknownNamespace, BadRequest."""
+        if not numbers:
+            raise BadRequest("lookup: at least one namespace is required")
+        spaces = [self.namespaces.get(number) for number in numbers]
+        if len({namespace.hash_bytes for namespace in spaces}) > 1:
+            raise BadRequest(
+                "lookup: namespaces with block hashes of different sizes have no block in common"
+            )
+        counts = [self._count(namespace, hashes) for namespace in spaces]
+        return spaces, counts[0]
+
     def _find(self, namespaces: list[Namespace], hashes: bytes, asking: Asking) -> Found:
         count = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
@@ -516,6 +528,12 @@ class Engine:
     def _next_lease(self) -> int:
         self._lease_number += 1
         return self._lease_number
+
+
+def _fitting(rows: list[Total]) -> list[Total]:
+    """As many of these rows as fit an answer, one at least."""
+    ends = accumulate(TOTALS_ROW_BYTES + 4 * (len(row.model) + len(row.tenant)) for row in rows)
+    return rows[: max(1, sum(end <= TOTALS_TOLD_BYTES for end in ends))]
 
 
 def _tier_status(stats: TierStats) -> dict[str, object]:

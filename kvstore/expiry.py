@@ -17,11 +17,17 @@ wall clock), and starts where the last daemon had got to if the wall clock is be
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
-from kvstore.constants import EXPIRY_LOOKS_PER_TICK, EXPIRY_ROWS_PER_SAVE, TOTALS_SAVE_INTERVAL_S
+from kvstore.constants import (
+    EXPIRY_LOOKS_PER_TICK,
+    EXPIRY_NOTE_BLOCKS,
+    EXPIRY_ROWS_PER_SAVE,
+    TOTALS_SAVE_INTERVAL_S,
+)
 from kvstore.index import split_hashes
 from kvstore.namespaces import Namespace
 from kvstore.stored_times import Changes, Row
@@ -33,13 +39,18 @@ _HELD = IN_DRAM | IN_NVME
 class Lifetimes:
     """The TTLs and times of one namespace. ttl_s: of blocks that no prefix of `prefixes` covers."""
 
-    __slots__ = ("candidates", "least_s", "oldest_s", "prefixes", "since_s", "times", "ttl_s")
+    __slots__ = (
+        *("assumed_s", "candidates", "least_s", "noted", "oldest_s"),
+        *("prefixes", "since_s", "times", "ttl_s"),
+    )
 
     def __init__(self) -> None:
         self.ttl_s = NEVER
         self.prefixes: dict[bytes, float] = {}
         self.least_s = NEVER  # the shortest of these
         self.times: dict[bytes, int] = {}
+        self.assumed_s = NEVER  # the time of blocks whose time is still to be noted
+        self.noted: dict[bytes, int] = {}  # times to be put before the others, when all are noted
         self.since_s = NEVER  # when the oldest of these rules was set
         self.oldest_s = NEVER  # no block here was stored before this
         self.candidates: Iterator[bytes] = iter(())  # those still to be looked at in this round
@@ -52,7 +63,7 @@ class Lifetimes:
     def refresh(self) -> None:
         """Once a tick and when rules change: a dict finds its first entry slowly when many left before it."""
         self.least_s = min(self.ttl_s, NEVER, *self.prefixes.values())
-        self.oldest_s = next(iter(self.times.values()), NEVER)
+        self.oldest_s = min(next(iter(self.times.values()), NEVER), self.assumed_s)
 
 
 class Expiry:
@@ -65,6 +76,7 @@ class Expiry:
         self._saved_s = 0.0  # of the file, when this daemon started
         self._saving_s = -NEVER
         self._is_adopting = True
+        self._noting: deque[Iterator[None]] = deque()
         self._unnamed: set[bytes] = set()  # namespaces with adopted blocks whose tenant is not known yet
         self._clock: Callable[[], float] = lambda: 0.0
 
@@ -86,7 +98,6 @@ class Expiry:
         for digest, known in times.items():
             space = self._space(digest)
             space.times = known
-            space.refresh()
 
     def now_s(self) -> float:
         """Unix seconds that do not go backwards."""
@@ -126,14 +137,48 @@ class Expiry:
     def _changed(self, digest: bytes, space: Lifetimes, namespace: Namespace | None, had_rules: bool) -> None:
         space.candidates = iter(())
         if not self._has_rules(space):
-            if not self._is_adopting and digest not in self._unnamed:
+            is_named = digest not in self._unnamed or (namespace is not None and namespace.registered)
+            if not self._is_adopting and is_named:
+                self._unnamed.discard(digest)
                 self._forget(digest)
             return
-        if not had_rules and namespace is not None and not self._is_adopting:
-            was_unnamed = digest in self._unnamed
-            self._note_unknown(space, namespace, self._unknown_s(space) if was_unnamed else self.now_s())
+        if self._is_adopting:
+            space.assumed_s = self._unknown_s(space)
+        elif not had_rules and namespace is not None:
+            if digest in self._unnamed or space.times:
+                self._note_unknown(space, namespace, self._unknown_s(space))
+            else:
+                self._begin_noting(space, namespace)
             self._unnamed.discard(digest)
         space.refresh()
+
+    def _begin_noting(self, space: Lifetimes, namespace: Namespace) -> None:
+        """The first rule of a namespace: all blocks that it holds have the time of now."""
+        space.assumed_s = int(self.now_s())
+        work = self._note_all(space, namespace)
+        if next(work, work) is None:
+            self._noting.append(work)
+
+    def _note_all(self, space: Lifetimes, namespace: Namespace) -> Iterator[None]:
+        """In slices. Until it is through, `assumed_s` says the same."""
+        stored_s = int(space.assumed_s)
+        for at, block in enumerate(list(namespace.blocks.values()), 1):
+            if block.where & _HELD and block.hash not in space.times:
+                space.noted[block.hash] = stored_s
+                self._unsaved[namespace.digest, block.hash] = stored_s
+            if at % EXPIRY_NOTE_BLOCKS == 0:
+                yield
+                if self._spaces.get(namespace.digest) is not space:
+                    return  # the rules are gone
+        space.noted.update(space.times)
+        space.times, space.noted = space.noted, {}
+        space.assumed_s = NEVER
+        space.candidates = iter(())
+
+    def step(self) -> None:
+        """Once a tick: a slice of noting what a new rule is about."""
+        if self._noting and next(self._noting[0], self) is self:
+            self._noting.popleft()
 
     def _unknown_s(self, space: Lifetimes) -> float:
         """The latest that a block can have been stored which an earlier daemon did not note."""
@@ -158,16 +203,21 @@ class Expiry:
         if space is not None:
             stored_s = int(self.now_s())
             space.times.pop(block.hash, None)
+            space.noted.pop(block.hash, None)
             space.times[block.hash] = stored_s
             space.oldest_s = min(space.oldest_s, stored_s)
             self._unsaved[digest, block.hash] = stored_s
 
     def gone(self, block: Block) -> None:
-        """No tier has the block any more."""
+        """No tier has the block any more. While rows are read at a start, one that is still to come may be its."""
+        if self._is_adopting:
+            return
         digest = block.namespace.spec.digest
         space = self._spaces.get(digest)
-        if space is not None and space.times.pop(block.hash, None) is not None:
-            self._unsaved[digest, block.hash] = None
+        if space is not None:
+            noted_s = space.noted.pop(block.hash, None)
+            if space.times.pop(block.hash, noted_s) is not None:
+                self._unsaved[digest, block.hash] = None
 
     def adopted(self, namespaces: Iterable[Namespace]) -> None:
         """Everything that tiers hold is in the index: times and blocks are made to agree."""
@@ -185,6 +235,7 @@ class Expiry:
                 if block is None or not block.where & _HELD:
                     del space.times[block_hash]
                     self._unsaved[namespace.digest, block_hash] = None
+            space.assumed_s = NEVER
             if self._has_rules(space):
                 self._note_unknown(space, namespace, self._unknown_s(space))
                 space.refresh()
@@ -204,14 +255,14 @@ class Expiry:
         now_s = self.now_s()
         if now_s < space.due_s:
             return count
-        times, prefixes, ttl_s = space.times.get, space.prefixes, space.ttl_s
+        times, prefixes, ttl_s, assumed_s = space.times.get, space.prefixes, space.ttl_s, space.assumed_s
         asked = split_hashes(hashes[: count * namespace.hash_bytes], namespace.hash_bytes)
         if not prefixes:
             oldest_s = now_s - ttl_s
-            return next((at for at, h in enumerate(asked) if times(h, NEVER) <= oldest_s), count)
+            return next((at for at, h in enumerate(asked) if times(h, assumed_s) <= oldest_s), count)
         for at, block_hash in enumerate(asked):
             ttl_s = prefixes.get(block_hash, ttl_s)
-            if times(block_hash, NEVER) + ttl_s <= now_s:
+            if times(block_hash, assumed_s) + ttl_s <= now_s:
                 return at
         return count
 
@@ -247,8 +298,8 @@ class Expiry:
         return found
 
     def _is_over(self, space: Lifetimes, block: Block, now_s: float, known: dict[bytes, float]) -> bool:
-        stored_s = space.times.get(block.hash)
-        return stored_s is not None and stored_s + self._ttl_s(space, block, known) <= now_s
+        stored_s = space.times.get(block.hash, space.assumed_s)
+        return stored_s + self._ttl_s(space, block, known) <= now_s
 
     def _ttl_s(self, space: Lifetimes, block: Block, known: dict[bytes, float]) -> float:
         """`known`: answers for blocks passed on the way up, which neighbours share."""
@@ -269,21 +320,38 @@ class Expiry:
 
     # -- saving --
 
-    def changes(self, is_counting: bool, is_last: bool = False) -> Changes | None:
+    def changes(
+        self, is_counting: bool, has_row: Callable[[bytes], bool], is_last: bool = False
+    ) -> Changes | None:
         """What is to be written now, a bounded number of rows unless they are the last; None if there is nothing.
 
         is_counting: there are TTLs, so that the file says now and then until when it is complete.
+        has_row: whether the record of a key that left is still on NVMe. Its time stays until it is not: a
+        start would find the record, and must know that it has expired.
         """
+        while is_last and self._noting:
+            self.step()
         now_s = self.now_s()
         is_due = is_counting and (is_last or now_s - self._saving_s >= TOTALS_SAVE_INTERVAL_S)
         if not is_due and not self._unsaved and not self._forgotten:
             return None
         keys = list(self._unsaved if is_last else islice(self._unsaved, EXPIRY_ROWS_PER_SAVE))
-        rows: list[Row] = [(digest, h, self._unsaved.pop((digest, h))) for digest, h in keys]
+        rows: list[Row] = []
+        later: dict[tuple[bytes, bytes], int | None] = {}
+        for key in keys:
+            stored_s = self._unsaved.pop(key)
+            if stored_s is None and has_row(key[0] + key[1]):
+                later[key] = None
+            else:
+                rows.append((*key, stored_s))
         forgotten = [digest for digest in self._forgotten if digest not in self._spaces]
         self._forgotten.clear()
-        if self._unsaved:
-            return Changes(rows, forgotten, None)
+        is_all = not (self._unsaved or self._noting or self._is_adopting)  # but for times of what is gone
+        self._unsaved.update(later)
+        if not is_all:
+            return Changes(rows, forgotten, None) if rows or forgotten else None
+        if not is_due and not rows and not forgotten:
+            return None
         self._saving_s = now_s
         return Changes(rows, forgotten, int(now_s))
 
@@ -303,8 +371,8 @@ class Expiry:
                 if namespace is not None
                 else set()
             )
-            if not self._has_rules(space):
-                continue  # times wait for the name of their tenant
+            if not self._has_rules(space) or space.assumed_s != NEVER:
+                continue  # times wait for the name of their tenant, or to be noted
             if namespace is not None and held != set(space.times):
                 problems.append(f"ttl: namespace {digest.hex()}: times and held blocks disagree")
             ages = list(space.times.values())

@@ -46,6 +46,7 @@ class Guards:
     def __init__(self, slot_bytes: Callable[[Namespace, int], int], settle: Callable[[Block], None]) -> None:
         self.limits = {IN_DRAM: 0, IN_NVME: 0}  # bytes, by tier
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
+        self._records: Counter[tuple[int, int]] = Counter()  # guarded, by tier and slot size
         self._slot_bytes = slot_bytes
         self._settle = settle
         self._spaces: dict[bytes, _Space] = {}
@@ -60,6 +61,10 @@ class Guards:
             return False
         space = self._spaces.get(block.namespace.spec.digest)
         return space is not None and space.guarded.get(block.hash) == bit
+
+    def records(self, namespace: Namespace, bit: int) -> int:
+        """How many blocks of this namespace's slot size are guarded in a tier."""
+        return self._records[bit, self._slot_bytes(namespace, bit)]
 
     def unguarded_bytes(self, namespace: Namespace, block_hash: bytes) -> dict[int, int]:
         """By tier: the bytes that this prefix, as it is held now, has and no pin guards yet."""
@@ -139,6 +144,7 @@ class Guards:
         before = {digest: space.guarded for digest, space in self._spaces.items()}
         self._spaces.clear()
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
+        self._records.clear()
         for waiting in self._waiting.values():
             waiting.clear()
         for pinned in pins:
@@ -174,6 +180,8 @@ class Guards:
                     continue
                 sums[bit] += self._slot_bytes(namespace, bit)
         for bit, total in sums.items():
+            if total != sum(size * n for (tier, size), n in self._records.items() if tier == bit):
+                problems.append(f"pins: records guarded in tier {bit} are miscounted")
             if total != self.guarded_bytes[bit] or total > self.limits[bit]:
                 counted = self.guarded_bytes[bit]
                 problems.append(
@@ -182,6 +190,11 @@ class Guards:
         return problems
 
     # -- helpers --
+
+    def _count(self, namespace: Namespace, bit: int, change: int) -> None:
+        size = self._slot_bytes(namespace, bit)
+        self.guarded_bytes[bit] += change * size
+        self._records[bit, size] += change
 
     def _mark(self, space: _Space, block_hash: bytes, block: Block | None) -> None:
         space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
@@ -211,7 +224,7 @@ class Guards:
             bit = space.guarded.pop(block.hash, 0)
             if bit:
                 before.append((block, bit))
-                self.guarded_bytes[bit] -= self._slot_bytes(namespace, bit)
+                self._count(namespace, bit, -1)
             for waiting in self._waiting.values():
                 waiting.pop(block, None)
         for block in blocks:
@@ -236,10 +249,10 @@ class Guards:
         size = self._slot_bytes(block.namespace, bit or before)
         if before:
             del space.guarded[block.hash]
-            self.guarded_bytes[before] -= self._slot_bytes(block.namespace, before)
+            self._count(block.namespace, before, -1)
         if bit and self.guarded_bytes[bit] + size <= self.limits[bit]:
             space.guarded[block.hash] = bit
-            self.guarded_bytes[bit] += size
+            self._count(block.namespace, bit, 1)
         elif bit:
             self._waiting[bit][block] = None
 
@@ -254,7 +267,7 @@ class Guards:
                     if self.guarded_bytes[bit] + size > self.limits[bit]:
                         break
                     space.guarded[block.hash] = bit
-                    self.guarded_bytes[bit] += size
+                    self._count(block.namespace, bit, 1)
                 del waiting[block]
 
 

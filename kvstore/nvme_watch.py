@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from kvstore import outcomes
 from kvstore.accounts import Asking, Found
-from kvstore.blocks import IN_NVME, Block
+from kvstore.blocks import IN_DRAM, IN_NVME, Block
 from kvstore.breaker import Breaker, Job
 from kvstore.breakeven import BreakEven, slow_blocks
 from kvstore.constants import (
@@ -103,7 +103,9 @@ class NvmeWatch:
         else:
             self._counters.refused_unavailable += 1
         size = namespaces[0].hash_bytes
-        self.remember(namespaces[0].digest + hashes[found.usable * size : (found.usable + 1) * size])
+        wanted = hashes[found.usable * size : (found.usable + 1) * size]
+        slow = (n for n in namespaces if (b := n.blocks.get(wanted)) is not None and not b.where & IN_DRAM)
+        self.remember(next(slow, namespaces[0]).digest + wanted)
 
     def remember(self, key: bytes) -> None:
         """A record that somebody wants from NVMe: one to probe with."""

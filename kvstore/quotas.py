@@ -182,6 +182,12 @@ class Quotas:
             for digest, holder in self._namespaces.items()
             if id(holder) in linked_to or any(limit is not None for limit in holder.limits)
         }
+        linked_to = {id(linked[2]) for linked in self._holders.values()}
+        self._tenants = {
+            name: holder
+            for name, holder in self._tenants.items()
+            if id(holder) in linked_to or any(limit is not None for limit in holder.limits)
+        }
 
     def may_leave(self, block: Block) -> None:
         """The block may have become displaceable; see `Room.settle`."""

@@ -26,6 +26,7 @@ from kvstore.constants import (
     DEMOTE_RETRY_S,
     PINNED_BLOCKS_TOLD,
     RETENTION_DELETE_ROWS,
+    RETENTION_ROWS_BEHIND_MAX,
     TENANT_CHARS_MAX,
     TENANTS_TOLD,
     TTL_S_MAX,
@@ -200,7 +201,8 @@ class Retention:
     def tick(self) -> None:
         """Upkeep, in bounded slices."""
         room = self._room
-        if room.expiry:
+        room.expiry.step()
+        if room.expiry and not self._is_behind():
             for block in reversed(
                 room.expiry.due(self._by_digest())
             ):  # stored last first: leaves before parents
@@ -209,10 +211,15 @@ class Retention:
             room.quotas.step()
             for bit, _ in TIERS:
                 for holder in room.quotas.over(bit):
-                    room.trim(holder, bit)
+                    if not self._is_behind():
+                        room.trim(holder, bit)
         room.quotas.prune(self._namespaces)
         self._delete_rows()
         self._save_times()
+
+    def _is_behind(self) -> bool:
+        """Whether so many rows are to be deleted that some could be forgotten, and come back with a start."""
+        return len(self._room.doomed) + len(self._room.deleting) > RETENTION_ROWS_BEHIND_MAX
 
     def check(self) -> list[str]:
         """One line per violated invariant of pins and TTLs; those of quotas are in `kvstore.books`."""
@@ -221,7 +228,7 @@ class Retention:
 
     def last_changes(self) -> Callable[[], bool] | None:
         """At the end of the daemon: what writes the times not written yet, to be called in any thread."""
-        changes = self._room.expiry.changes(bool(self.book.ttls), is_last=True)
+        changes = self._room.expiry.changes(bool(self.book.ttls), self._room.has_row_to_delete, is_last=True)
         return (lambda: self._times.write(changes)) if changes is not None else None
 
     # -- saving --
@@ -266,7 +273,7 @@ class Retention:
     def _save_times(self) -> None:
         if self._saving_times:
             return
-        changes = self._room.expiry.changes(bool(self.book.ttls))
+        changes = self._room.expiry.changes(bool(self.book.ttls), self._room.has_row_to_delete)
         if changes is None:
             return
         self._saving_times = True
@@ -298,6 +305,7 @@ class Retention:
         if not done:
             self._room.dropped_rows = True
             self._delete_at_s = self._clock() + DEMOTE_RETRY_S
+        self._delete_rows()
 
     # -- taking effect --
 

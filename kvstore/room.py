@@ -25,6 +25,7 @@ from kvstore.constants import (
     DOOMED_MAX,
     GONE_MAX,
     QUOTA_LOOKS_MAX,
+    QUOTA_REQUEUE_BLOCKS,
     QUOTA_TRIM_BLOCKS,
     SLAB_TAKEOVER_EVERY,
     UNDEMOTED_MAX,
@@ -73,6 +74,7 @@ class Room:
         self._by_namespace: dict[int, dict[int, Policy]] = {bit: {} for bit in self._bits}  # found faster
         self._counters = counters
         self._evictions = 0
+        self._promised: set[Block] = set()  # of the budget of `endurance`, to be written or given back
         self.departed = Departed()
         self.endurance = endurance
 
@@ -184,10 +186,10 @@ class Room:
                 continue
             if block in self.demoting or block in self.undemoted:
                 continue
-            if self.deleting and block.key in self.deleting:  # the late delete would take the new row
-                continue
             if self.endurance.admits(self._family.worth(block), block.namespace.slot_bytes):
                 queue[block] = None
+                if self.endurance.limited:
+                    self._promised.add(block)
             else:
                 self._counters.demote_not_admitted += 1
         self._shorten()
@@ -197,6 +199,7 @@ class Room:
         for queue in (self.demoting, self.undemoted):
             for block in [block for block in queue if block.where & IN_NVME]:
                 del queue[block]
+                self._waive(block)
                 self.settle(block)
 
     def offer_again(self, run: Sequence[Block]) -> None:
@@ -214,26 +217,66 @@ class Room:
             self.settle(block)
 
     def requeue(self) -> None:
-        """Queue again what NVMe refused, or could not be offered."""
-        self.demoting.update(self.undemoted)
-        self.undemoted.clear()
+        """Queue again what NVMe refused, or could not be offered; under a quota, that may refuse them all, some."""
+        if not self.quotas:
+            self.demoting.update(self.undemoted)
+            self.undemoted.clear()
+        else:
+            self._requeue_under_quotas()
         self._shorten()
+
+    def _requeue_under_quotas(self) -> None:
+        left = QUOTA_REQUEUE_BLOCKS
+        limited: dict[Namespace, bool] = {}
+        for block in list(self.undemoted):
+            space = block.namespace
+            if space not in limited:
+                limited[space] = any(h.limits[IN_NVME] is not None for h in self.quotas.holders(space))
+            left -= limited[space]
+            if left >= 0 or not limited[space]:
+                del self.undemoted[block]
+                self.demoting[block] = None
 
     def _shorten(self) -> None:
         """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""
         while len(self.demoting) > DEMOTING_MAX:
             block, _ = self.demoting.popitem(last=False)
+            self._waive(block)
             self._counters.demotions_dropped += 1
             self.settle(block)
         while len(self.undemoted) > UNDEMOTED_MAX:
-            self.undemoted.popitem(last=False)
+            block, _ = self.undemoted.popitem(last=False)
+            self._waive(block)
             self._counters.demotions_dropped += 1
+
+    def over_quota(self, block: Block) -> None:
+        """The quotas of this block do not let it in to NVMe: it may leave DRAM. It is offered again, later; where
+        writes have a budget, which others can use now, when it is used again."""
+        self.demoting.pop(block, None)
+        if self.endurance.limited:
+            self._waive(block)
+            self.settle(block)
+        else:
+            self.put_off([block])
+
+    def wrote(self, block: Block) -> None:
+        """The block is on NVMe: it waits in no queue, and what was promised of the budget is spent."""
+        self.demoting.pop(block, None)
+        self.undemoted.pop(block, None)  # dropped from the other one during its write, and offered again
+        self.endurance.wrote(block.namespace.slot_bytes, block in self._promised)
+        self._promised.discard(block)
+
+    def _waive(self, block: Block) -> None:
+        if block in self._promised:
+            self._promised.discard(block)
+            self.endurance.waive(block.namespace.slot_bytes)
 
     def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
         """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
         for waiting in (self.demoting, self.undemoted, self.unverified):
             if waiting:
                 waiting.pop(block, None)
+        self._waive(block)
         slot, block.slot = block.slot, NO_SLOT
         self.arena.free(slot)
         self._left(block, IN_DRAM, why)
@@ -344,10 +387,9 @@ class Room:
         why = outcomes.EVICTED_DRAM
         if not block.where & IN_NVME and self.nvme is not None:
             self._counters.lost_before_demote += 1
-            if block in self.undemoted:
-                if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
-                    why = outcomes.OVER_QUOTA
-            elif self.endurance.limited:
+            if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
+                why = outcomes.OVER_QUOTA
+            elif self.endurance.limited and block not in self.undemoted:
                 why = outcomes.NOT_ADMITTED
         self.left_dram(block, why)
 
@@ -376,13 +418,14 @@ class Room:
         return self.arena.has_room(namespace.record_bytes)
 
     def _must_spare(self, bit: int, slab: Sequence[Block | None], namespace: Namespace) -> bool:
-        """Whether a pin guards some of this slab. Not for a record size without a slab of its own: it would
-        find no room for ever, and pins must not stop all new blocks."""
+        """Whether a pin guards some of this slab. Not for a record size without a slab of its own, or with
+        pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
         if not self.guards or not any(b is not None and self.guards.guards(b, bit) for b in slab):
             return False
         tier = self.arena if bit == IN_DRAM else self.nvme
         size = self.slot_bytes(namespace, bit)
-        return tier is not None and any(c.slot_bytes == size and c.total for c in tier.stats().classes)
+        own = self.guards.records(namespace, bit)
+        return tier is not None and any(c.slot_bytes == size and c.total > own for c in tier.stats().classes)
 
     def block_of(self, key: bytes) -> Block | None:
         """The block of a key that a tier named."""
@@ -448,6 +491,10 @@ class Room:
         if block.where & IN_DRAM:
             self.left_dram(block, why)
         return True
+
+    def has_row_to_delete(self, key: bytes) -> bool:
+        """Whether this record was given up and is on NVMe still."""
+        return key in self.doomed or key in self.deleting
 
     def rows_to_delete(self, count: int) -> list[bytes]:
         """Doomed rows to delete now; `deleted` must be told. None while the rows are being read at the start."""

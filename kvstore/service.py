@@ -86,6 +86,7 @@ class Service:
             self._save_names()
             self._save_totals()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
+            self._save_totals()  # what that wrote is part of the budget of the next daemon
             watching.cancel()
             adopting.cancel()
         finally:

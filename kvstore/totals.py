@@ -24,7 +24,13 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore import outcomes
-from kvstore.constants import PREFIXES_KEPT, TOTALS_BUSY_TIMEOUT_S, TOTALS_KEPT_DAYS, TOTALS_ROWS_MAX
+from kvstore.constants import (
+    PREFIXES_KEPT,
+    TOTALS_BUSY_TIMEOUT_S,
+    TOTALS_KEPT_DAYS,
+    TOTALS_PUT_TOGETHER,
+    TOTALS_ROWS_MAX,
+)
 from kvstore.namespaces import Namespace
 
 log = logging.getLogger("kvstore.totals")
@@ -50,6 +56,16 @@ class Total:
     tokens: list[int] = field(default_factory=lambda: [0] * outcomes.OUTCOMES)
     bytes_moved: list[int] = field(default_factory=lambda: [0] * len(MOVES))
     prefill_s_saved: float = 0.0
+
+    def add(self, other: Total) -> None:
+        """All that is in another row."""
+        self.lookups += other.lookups
+        self.tokens_asked += other.tokens_asked
+        self.tokens = [mine + more for mine, more in zip(self.tokens, other.tokens, strict=True)]
+        self.bytes_moved = [
+            mine + more for mine, more in zip(self.bytes_moved, other.bytes_moved, strict=True)
+        ]
+        self.prefill_s_saved += other.prefill_s_saved
 
     def as_dict(self) -> dict[str, object]:
         """As it is in answers; the fields are documented in docs/cli.md."""
@@ -91,6 +107,7 @@ class Totals:
         self._rows: dict[Key, Total] = {}
         self._prefixes: dict[tuple[str, str], Prefix] = {}  # by namespace and hash, in hex
         self._changed: set[Key] = set()
+        self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
         self._prefixes_changed = False
         self._newest: dict[int, Total] = {}  # of the current hour, by namespace
         self._newest_hour_s = 0
@@ -155,9 +172,24 @@ class Totals:
         total = self._rows.get(key)
         if total is None:
             if len(self._rows) >= TOTALS_ROWS_MAX:
+                self._put_together(key[0])
+            if len(self._rows) >= TOTALS_ROWS_MAX:  # all of this hour
                 key = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
             total = self._rows.setdefault(key, Total(*key))
+            self._gone.discard(key)
         return total
+
+    def _put_together(self, hour_s: int) -> None:
+        """Make one row of each of the oldest hours, so that those to come can be told apart."""
+        rows_max = TOTALS_ROWS_MAX - TOTALS_ROWS_MAX // TOTALS_PUT_TOGETHER
+        for key in sorted(self._rows):
+            if len(self._rows) < rows_max or key[0] >= hour_s:
+                return
+            others = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
+            if key != others:
+                self._rows.setdefault(others, Total(*others)).add(self._rows.pop(key))
+                self._gone.add(key)
+                self._changed.add(others)
 
     # -- reading --
 
@@ -188,16 +220,20 @@ class Totals:
             del self._rows[key]
         if self._path is None or not (self._changed or self._prefixes_changed):
             self._changed.clear()
+            self._gone.clear()
             return None
         rows = [(*key, msgspec.json.encode(self._rows[key])) for key in self._changed if key in self._rows]
+        gone = list(self._gone)
+        self._gone.clear()
         prefixes = msgspec.json.encode(list(self._prefixes.values())) if self._prefixes_changed else None
         self._changed.clear()
         self._prefixes_changed = False
-        return Snapshot(rows, prefixes, oldest_s)
+        return Snapshot(rows, prefixes, oldest_s, gone)
 
     def unsaved(self, snapshot: Snapshot) -> None:
         """A snapshot could not be saved: its rows are part of the next one."""
         self._changed.update(row[:4] for row in snapshot.rows)
+        self._gone.update(key for key in snapshot.gone if key not in self._rows)
         self._prefixes_changed |= snapshot.prefixes is not None
 
     def save(self, snapshot: Snapshot) -> bool:
@@ -207,6 +243,9 @@ class Totals:
             with closing(_open(self._path)) as base, base:
                 base.executemany("REPLACE INTO totals VALUES (?, ?, ?, ?, ?)", snapshot.rows)
                 base.execute("DELETE FROM totals WHERE hour_s < ?", (snapshot.oldest_s,))
+                base.executemany(
+                    "DELETE FROM totals WHERE (hour_s, region, model, tenant) = (?, ?, ?, ?)", snapshot.gone
+                )
                 if snapshot.prefixes is not None:
                     base.execute("REPLACE INTO kept VALUES ('prefixes', ?)", (snapshot.prefixes,))
             return True
@@ -239,6 +278,7 @@ class Snapshot(NamedTuple):
     rows: list[tuple[int, str, str, str, bytes]]
     prefixes: bytes | None
     oldest_s: int
+    gone: list[Key]
 
 
 def _open(path: Path) -> sqlite3.Connection:

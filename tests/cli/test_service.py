@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client, Namespace
+from kvstore.totals import DEMOTED, Totals
 from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 
 Serve = Callable[..., Daemon]
@@ -90,6 +91,8 @@ def test_a_stop_flushes_to_nvme(place: Place, serve: Serve) -> None:
     put(place.socket)
     assert daemon.stop() == 0
     assert '"blocks_not_on_nvme": 0' in daemon.log()
+    told = Totals("", place.data_dir / "totals.sqlite").since(0)
+    assert sum(row.bytes_moved[DEMOTED] for row in told) == len(HASHES) * RECORD_BYTES  # part of the budget
     place.arena().unlink()
     serve(place, *place.with_nvme())
     assert hits(place.socket) == len(HASHES)

@@ -255,3 +255,19 @@ def test_import_is_light() -> None:
         "kvstore",
         "xxhash",
     }
+
+
+def test_a_prompt_of_less_than_a_block_counts(daemon: Daemon, client: Client) -> None:
+    """It has no whole block to look up; its tokens are in the accounts all the same."""
+    assert client.lookup([space_of(client)], [], ticket=7, tokens=5) == 0
+    (row,) = client.report(0)["rows"]
+    assert row["lookups"] == 1 and row["tokens"]["partial_block"] == 5
+
+
+def test_a_silly_prefill_rate_does_not_make_totals_infinite(daemon: Daemon, client: Client) -> None:
+    """Seconds saved stay a finite number, so that the totals of all other days can be read again."""
+    space = space_of(client)
+    client.put(space, hashes_of(2), b"", records_of(2))
+    assert client.lookup([space], hashes_of(2), tokens=64, prefill_tokens_per_s=1e-320) == 2
+    (row,) = client.report(0)["rows"]
+    assert row["tokens"]["dram"] == 32 and row["prefill_s_saved"] == 0.0

@@ -49,7 +49,7 @@ class SteppedIo:
         except Hanging:
             self.waiting.append((work, done, failed))
             return False
-        except ValueError:
+        except (ValueError, TierError):
             result = failed
         self.waiting.append((None, done, result))
         return True

@@ -6,15 +6,20 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore import outcomes
-from kvstore.accounts import Asking
+from kvstore import totals as totals_module
+from kvstore.accounts import Asking, Found
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.departed import Departed
 from kvstore.engine import Engine
+from kvstore.errors import BadRequest
 from kvstore.leases import Acquired
 from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
 from kvstore.totals import HOUR_S, Totals
+from kvstore.wire import FRAME_BYTES_MAX
 from tests.engine.fakes import FaultyTier, SteppedIo
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -403,3 +408,84 @@ def test_departed_keys_are_remembered_compactly() -> None:
     assert departed.why(first, (5).to_bytes(8, "big")) is None
     assert departed.why(second, (99_999).to_bytes(8, "big")) is None
     assert len(departed._words) == 4096
+
+
+def test_namespaces_with_other_hashes_are_not_looked_up_together(node: Node) -> None:
+    """One run of bytes is no chain of both: the question is refused, and nothing is booked."""
+    longer = node.engine.register(NamespaceSpec(b"c" * 16, RECORD_BYTES, 16, BLOCK_TOKENS, FIELDS))
+    node.put("a0", "a1")
+    node.put("a0", "a1", space=longer)
+    with pytest.raises(BadRequest, match="different sizes"):
+        node.ask("a0", "a1", spaces=(node.space, longer))
+    with pytest.raises(BadRequest, match="different sizes"):
+        node.engine.explain([node.space, longer], hashes("a0", "a1"))
+    assert node.tokens() == {}
+
+
+def test_a_page_behind_the_last_row_is_empty(node: Node) -> None:
+    """However many rows are skipped, none are left, and not less than none."""
+    node.ask("a0")
+    report = node.engine.report(0.0, skip=1 << 62)
+    assert (report["rows"], report["rows_left"]) == ([], 0)
+
+
+def test_new_hours_are_told_apart_however_many_rows_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the limit the oldest hours become one row each; sums stay, also in the file."""
+    monkeypatch.setattr(totals_module, "TOTALS_ROWS_MAX", 16)
+    path = tmp_path / "totals.sqlite"
+    node = Node(tmp_path / "arena", totals=Totals("na", path))
+    tenants = [
+        node.engine.register(
+            NamespaceSpec(bytes([n]) * 16, RECORD_BYTES, 8, BLOCK_TOKENS, {"tenant": f"t{n}"})
+        )
+        for n in range(4)
+    ]
+    for _ in range(10):
+        for number in tenants:
+            node.ask("a0", spaces=(number,))
+        node.engine.tick()
+        node.io.run()
+        node.now_s += HOUR_S
+    for totals in (node.totals, Totals("na", path)):
+        rows = totals.since(0)
+        assert len(rows) <= 16 and totals.check() == []
+        assert sum(row.tokens_asked for row in rows) == 10 * 4 * BLOCK_TOKENS
+        newest = [row.tenant for row in rows if row.hour_s == rows[-1].hour_s]
+        assert newest == ["t0", "t1", "t2", "t3"]
+    node.arena.close(unlink=True)
+
+
+def test_a_report_with_the_longest_names_fits_a_frame(node: Node) -> None:
+    """Fewer rows are told at once then; all of them in several answers."""
+    for number in range(700):
+        name = f"{number:04d}".ljust(1024, "\N{EURO SIGN}")
+        spec = NamespaceSpec(number.to_bytes(16, "big"), RECORD_BYTES, 8, 16, {"model": name, "tenant": name})
+        node.ask("a0", spaces=(node.engine.register(spec),))
+    told: list[str] = []
+    while True:
+        report = node.engine.report(0.0, len(told))
+        assert len(msgspec.msgpack.encode(report)) < FRAME_BYTES_MAX
+        told += [row["tenant"][:4] for row in report["rows"]]  # type: ignore[attr-defined]
+        if not report["rows_left"]:
+            break
+    assert told == [f"{number:04d}" for number in range(700)]
+
+
+def test_what_is_measured_is_what_a_lookup_was_refused_for(two_tiers: Node) -> None:
+    """Of two namespaces only the second needs NVMe: its record is the one to probe with."""
+    other = two_tiers.register(b"b")
+    two_tiers.put("a0", space=other)
+    two_tiers.io.run()
+    two_tiers.put("b0", "b1", "b2", space=other)
+    two_tiers.io.run()
+    assert isinstance(two_tiers.engine.nvme, FaultyTier)
+    two_tiers.engine.nvme.slots = 0
+    two_tiers.put("a0")
+    found = Found(0, 1, outcomes.SLOWER)
+    spaces = [two_tiers.engine.namespaces.get(number) for number in (two_tiers.space, other)]
+    assert [space.blocks[hashes("a0")].where & IN_ANY for space in spaces] == [IN_DRAM, IN_NVME]
+    two_tiers.engine.watch.note(spaces, hashes("a0"), found, Asking())
+    two_tiers.engine.watch.look()
+    assert two_tiers.engine.counters.nvme_probes == 1

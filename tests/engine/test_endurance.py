@@ -45,6 +45,7 @@ class Disk:
     def offer(self, worth: float, size_bytes: int = BLOCK_BYTES) -> bool:
         admitted = self.endurance.admits(worth, size_bytes)
         if admitted:
+            self.endurance.wrote(size_bytes)
             self.written.append((self.now_s, size_bytes))
         return admitted
 
@@ -195,4 +196,59 @@ def test_what_is_used_again_is_offered_again(tmp_path: Path) -> None:
     node.now_s += HOUR_S
     node.use(1, 2, 3, 4)
     assert node.where(3, 4) == [3, 3]
+    node.arena.close(unlink=True)
+
+
+def test_what_is_never_written_costs_nothing(tmp_path: Path) -> None:
+    """While NVMe fails, blocks are let in and leave DRAM again: the budget is there when it works."""
+    node = Places(tmp_path / "arena", 3)
+    assert isinstance(node.engine.nvme, FaultyTier)
+    node.engine.nvme.fault_rate = 1.0
+    for number in range(0, 40, 4):
+        node.put(*range(number, number + 4))
+    assert node.engine.endurance.spent_bytes == 0
+    node.engine.nvme.fault_rate = 0.0
+    for _ in range(3):
+        node.now_s += 15
+        node.engine.tick()
+        node.io.run()
+    node.put(91, 92, 93)
+    assert node.engine.counters.demoted == 3
+    assert node.engine.endurance.spent_bytes == 3 * RECORD_BYTES
+    node.arena.close(unlink=True)
+
+
+def test_who_may_not_use_nvme_does_not_use_up_the_budget(tmp_path: Path) -> None:
+    """A tenant without a place on NVMe is refused there; the budget is for the others."""
+    node = Places(tmp_path / "arena", 3)
+    other = node.engine.register(NamespaceSpec(b"b" * 16, RECORD_BYTES, 8, 16, {"tenant": "b"}))
+    node.engine.retention.quota("", "b", None, 0, lambda error, rules: None)
+    node.io.run()
+    mine, node.space = node.space, other
+    node.put(1, 2, 3, 4, 5)
+    node.space = mine
+    node.put(6, 7, 8)
+    assert node.where(6, 7, 8) == [3, 3, 3]
+    node.arena.close(unlink=True)
+
+
+def test_a_long_pause_is_not_followed_by_more_than_a_day(tmp_path: Path) -> None:
+    """Bytes are spent when they are written: what waited for two days counts in the day of its write."""
+    node = Places(tmp_path / "arena", 4)
+    tier = node.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    tier.fault_rate = 1.0
+    node.put(1, 2, 3, 4)
+    node.now_s += 30 * HOUR_S
+    node.engine.tick()
+    node.io.run()
+    tier.fault_rate = 0.0
+    node.now_s += 100
+    for _ in range(3):
+        node.engine.tick()
+        node.now_s += 100
+        node.io.run()
+    assert node.where(1, 2, 3, 4) == [3, 3, 3, 3]
+    node.engine.status()
+    assert node.engine.endurance.spent_bytes == 4 * RECORD_BYTES
     node.arena.close(unlink=True)

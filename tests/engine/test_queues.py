@@ -154,3 +154,32 @@ def test_no_queue_exceeds_its_limit_under_pressure(node: Node, monkeypatch: pyte
         answers.clear()
     node.engine.close_session(node.session)
     tier.fault_rate = 0.0
+
+
+def test_a_block_that_is_offered_again_during_its_write_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropped from the full queue while it is written, offered again behind an open breaker: no second copy."""
+    tier = FaultyTier(40)
+    node = Node(tmp_path / "other", 3, tier)
+    monkeypatch.setattr(room, "DEMOTING_MAX", 2)
+    tier.hangs = True
+    node.put("x00")
+    block = node.engine.room.block_of(b"a" * 16 + b"x00".ljust(8))
+    assert block is not None and block in node.engine.demoter.blocks_underway()
+    node.put("y00", "y01")
+    assert block not in node.engine.room.demoting
+    node.io.run()
+    node.clock_s += 10
+    node.engine.watch.look()
+    assert not node.engine.room.storing
+    node.engine.room.queue_demotion(block)
+    node.put("z00")
+    tier.hangs = False
+    for _ in range(3):
+        node.io.run()
+        node.clock_s += 70
+        node.engine.tick()
+        assert node.engine.check() == []
+    assert node.engine.counters.demoted == len(tier.rows) == 4
+    node.arena.close(unlink=True)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import outcomes
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.engine import Engine
 from kvstore.errors import BadRequest
 from kvstore.iopool import IoPool
 from kvstore.leases import Acquired, Session
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.policies.base import Policies
+from kvstore.policies.learned import Learned
 from tests.engine.fakes import FaultyTier, SteppedIo
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -25,11 +28,13 @@ RECORD_BYTES = MIB // 2  # four slots a slab of 2 MiB
 class Node:
     """An engine of `slabs` × 4 slots with one attached client."""
 
-    def __init__(self, path: Path, slabs: int, nvme: FaultyTier | None) -> None:
+    def __init__(
+        self, path: Path, slabs: int, nvme: FaultyTier | None, policies: Policies | None = None
+    ) -> None:
         self.arena = open_arena(path, slabs * 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.clock_s = 0.0
-        self.engine = Engine(self.arena, nvme, NamespaceRegistry(), self.io, clock=self.tick)
+        self.engine = Engine(self.arena, nvme, NamespaceRegistry(), self.io, policies, clock=self.tick)
         self.engine.adopt()
         self.session: Session = self.engine.open_session(0)
         self.space = self.engine.register(NamespaceSpec(b"a" * 16, RECORD_BYTES, 8))
@@ -272,3 +277,54 @@ def test_a_pool_answers_for_work_that_raises() -> None:
     posted.get(timeout=5)()
     pool.close()
     assert heard == ["failed"]
+
+
+def test_a_reserve_that_takes_the_place_of_its_own_blocks(tmp_path: Path) -> None:
+    """Held blocks that leave for the others of their run are not used any more: no policy counts them."""
+    node = Node(tmp_path / "arena", 1, None, Learned())
+    family = node.engine.room._family
+    assert isinstance(family, Learned)
+    node.put("a0", "a1", "a2", "a3")
+    for number in range(20):
+        node.put("a0", "a1", "a2", "a3", f"b{number}", f"c{number}")
+        blocks = node.engine.namespaces.get(node.space).blocks.values()
+        assert family.reuse.held == sum(block.stretch is not None for block in blocks)
+    assert node.engine.check() == []
+    node.arena.close(unlink=True)
+
+
+def test_a_breaker_of_stores_with_nothing_to_store_closes(two_tiers: Node) -> None:
+    """What could be tried has left DRAM: the disk is not called sick for ever."""
+    tier = two_tiers.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    tier.fault_rate = 1.0
+    for name in ("a0", "b0", "c0"):
+        two_tiers.put(name)
+        two_tiers.io.run()
+    assert not two_tiers.engine.watch.stores.closed
+    tier.fault_rate = 0.0
+    for block in list(two_tiers.engine.room.undemoted):
+        two_tiers.engine.room.drop(block, outcomes.EXPIRED)
+    two_tiers.clock_s += 10
+    two_tiers.engine.tick()
+    assert two_tiers.engine.watch.stores.closed
+
+
+def test_what_is_stored_again_while_its_row_is_deleted_is_written_after_that(two_tiers: Node) -> None:
+    """A block that was evicted from NVMe, and comes back before its old row is gone, is not forgotten."""
+    tier = two_tiers.engine.nvme
+    assert isinstance(tier, FaultyTier)
+    two_tiers.put("a0")
+    two_tiers.io.run()
+    room = two_tiers.engine.room
+    block = room.block_of(b"a" * 16 + b"a0".ljust(8))
+    assert block is not None
+    room.drop(block, outcomes.EXPIRED)
+    two_tiers.engine.retention.tick()
+    assert room.deleting
+    two_tiers.put("a0")
+    assert two_tiers.where("a0") == [IN_DRAM] and room.deleting
+    two_tiers.io.run()
+    two_tiers.engine.tick()
+    two_tiers.io.run()
+    assert two_tiers.where("a0") == [IN_DRAM | IN_NVME]

@@ -1,0 +1,414 @@
+"""Everything at once, at random: two tiers with faults and hangs, a write budget, rules, restarts.
+
+One `World` is one seed: three hundred random operations on four namespaces of two tenants and
+two record sizes. After each of them the books balance; at the end, with all faults and rules
+gone, whatever waited is done and there is room again. `python -m tests.engine.test_everything
+FIRST LAST` runs more seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from kvstore import accounts, adoption, demotion, expiry, promotion, retention, room, totals
+from kvstore.accounts import Asking
+from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.constants import DAY_S, HOUR_S
+from kvstore.endurance import Endurance
+from kvstore.engine import Engine
+from kvstore.errors import LimitExceeded, NotFound, RequestError
+from kvstore.leases import Acquired, Reserved, Session
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.policies.learned import Learned
+from kvstore.policies.names import POLICIES
+from kvstore.rules import RuleFile
+from kvstore.stored_times import StoredTimes
+from kvstore.totals import DEMOTED, Totals
+from tests.engine.fakes import FaultyTier, SteppedIo
+from tiers.arena import open_arena
+from tiers.checksum import digest
+
+MIB = 1 << 20
+SPACES = (("acme", 100_000), ("acme", 400_000), ("beta", 100_000), ("beta", 400_000))
+CHAINS, DEPTH, BLOCK_TOKENS = 4, 10, 16
+START_S = 1_700_000_000.0
+STEPS = 300
+
+# Every limit within reach of a few hundred operations.
+TIGHT = {
+    (room, "DEMOTING_MAX"): 12,
+    (room, "UNDEMOTED_MAX"): 12,
+    (room, "DOOMED_MAX"): 16,
+    (room, "GONE_MAX"): 40,
+    (room, "QUOTA_TRIM_BLOCKS"): 3,
+    (room, "QUOTA_LOOKS_MAX"): 4,
+    (room, "QUOTA_REQUEUE_BLOCKS"): 3,
+    (retention, "RETENTION_ROWS_BEHIND_MAX"): 6,
+    (retention, "RETENTION_DELETE_ROWS"): 3,
+    (promotion, "SUSPECTS_MAX"): 2,
+    (promotion, "LOADS_WAITING_MAX"): 12,
+    (promotion, "LOAD_WAITERS_MAX"): 20,
+    (accounts, "TICKETS_OPEN_MAX"): 3,
+    (totals, "TOTALS_ROWS_MAX"): 16,
+    (expiry, "EXPIRY_LOOKS_PER_TICK"): 4,
+    (expiry, "EXPIRY_ROWS_PER_SAVE"): 5,
+    (expiry, "EXPIRY_NOTE_BLOCKS"): 3,
+}
+
+
+def name_of(chain: int, depth: int) -> bytes:
+    """Chains share their first three blocks."""
+    return f"{0 if depth < 3 else chain:04d}-{depth:03d}".encode()
+
+
+class World:
+    """One daemon after the other over the same disk, and what must be true of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = random.Random(seed)
+        self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        self.slots = draw.choice([12, 40, 1000])
+        self.tier = FaultyTier(self.slots, seed)
+        self.policy = draw.choice(["lru", "kvstore"])
+        self.budget = draw.choice([0, 0, 20_000_000, 200_000_000])
+        self.slabs = draw.choice([2, 4])
+        self.clock_s = 0.0
+        self.totals = Totals()
+        self.spent: deque[tuple[float, int]] = deque()
+        self.stored_s: dict[tuple[int, bytes], float] = {}  # the latest that a block can have been stored
+        self.ttls: dict[int, float] = {}
+        self.limits: dict[tuple[str, int], int] = {}
+        self.leaves_nvme = self.slots < 1000  # for another reason than its time
+        self.boot()
+
+    # -- daemons --
+
+    def boot(self) -> None:
+        self.arena = open_arena(self.directory / "arena", self.slabs * 2 * MIB, 2 * MIB, 16384)
+        self.io = SteppedIo()
+        self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
+        wall_s = START_S + self.clock_s
+        spent = [
+            (self.clock_s - max(0.0, wall_s - row.hour_s - HOUR_S), row.bytes_moved[DEMOTED])
+            for row in self.totals.since(wall_s - DAY_S)
+        ]
+        self.family = POLICIES[self.policy]()
+        self.engine = Engine(
+            self.arena,
+            self.tier,
+            self.namespaces,
+            self.io,
+            self.family,
+            clock=lambda: self.clock_s,
+            totals=self.totals,
+            wall_clock=lambda: START_S + self.clock_s,
+            endurance=Endurance(self.budget, lambda: self.clock_s, spent),
+            rules=(RuleFile(self.directory / "rules.json"), StoredTimes(self.directory / "times.sqlite")),
+        )
+        for part in (self.engine.watch, self.engine.watch.loads, self.engine.watch.stores):
+            part._chance = random.Random(self.draw.random())
+        self.engine.adopt(wait=self.draw.random() < 0.3)
+        self.ids = [
+            self.engine.register(
+                NamespaceSpec(bytes([n + 1]) * 16, size, 8, BLOCK_TOKENS, {"tenant": tenant})
+            )
+            for n, (tenant, size) in enumerate(SPACES)
+        ]
+        self.sessions: list[Session] = [self.engine.open_session(0) for _ in range(2)]
+        self.writes: list[tuple[Session, int, list[bytes], Reserved]] = []
+        self.reads: list[tuple[Session, int]] = []
+        self.allow()
+
+    def kill(self) -> None:
+        self.arena.close()
+        self.boot()
+
+    def content(self, space: int, hashed: bytes) -> bytes:
+        return digest(memoryview(bytes([space]) + hashed)) * (SPACES[space][1] // 16)
+
+    def prompt(self) -> tuple[int, list[bytes]]:
+        chain, count = self.draw.randrange(CHAINS), self.draw.randint(1, DEPTH)
+        return self.draw.randrange(len(SPACES)), [name_of(chain, depth) for depth in range(count)]
+
+    # -- clients --
+
+    def reserve(self) -> None:
+        space, hashes = self.prompt()
+        first = self.draw.choice([0, 0, self.draw.randrange(len(hashes))])
+        parent = hashes[first - 1] if first else b""
+        session = self.draw.choice(self.sessions)
+        answer = self.engine.reserve(session, self.ids[space], b"".join(hashes[first:]), parent)
+        for slot in answer.slots:
+            data = self.content(space, hashes[first + slot.position])
+            self.arena.mapping[slot.offset : slot.offset + len(data)] = data
+        now = {(space, hashed): self.clock_s for hashed in hashes}
+        self.stored_s.update(now)  # expired ones that are held are offered again
+        if answer.slots:
+            self.writes.append((session, space, hashes[first:], answer))
+
+    def commit(self) -> None:
+        if self.writes:
+            session, space, hashes, answer = self.writes.pop(self.draw.randrange(len(self.writes)))
+            chosen = [slot.position for slot in answer.slots if self.draw.random() < 0.9]
+            sums = b"".join(digest(memoryview(self.content(space, hashes[at]))) for at in chosen)
+            self.engine.commit(session, answer.lease, chosen, sums)
+            self.stored_s.update({(space, hashes[at]): self.clock_s for at in chosen})
+
+    def store(self) -> None:
+        self.reserve()
+        self.commit()
+
+    def acquire(self) -> None:
+        space, hashes = self.prompt()
+        session = self.draw.choice(self.sessions)
+        answers: list[Acquired] = []
+        lease = self.engine.acquire(session, self.ids[space], b"".join(hashes), answers.append)
+        if not answers and self.draw.random() < 0.7:
+            self.io.run()
+        lease.expire()
+        assert len(answers) == 1
+        for hashed, slot in zip(hashes, answers[0].slots, strict=True):
+            if slot is not None:
+                data = self.content(space, hashed)
+                assert self.arena.mapping[slot.offset : slot.offset + len(data)] == data
+        if answers[0].lease:
+            self.reads.append((session, answers[0].lease))
+
+    def release(self) -> None:
+        if self.reads:
+            self.engine.release(*self.reads.pop(self.draw.randrange(len(self.reads))))
+
+    def ask(self) -> None:
+        space, hashes = self.prompt()
+        spaces = sorted({space, self.draw.choice([space, space ^ 1])})
+        rate = self.draw.choice([0.0, 100.0, 1e6])
+        asking = Asking(
+            self.draw.randrange(6), self.draw.random() < 0.3, 0, self.draw.choice([0, 0, 24]), rate
+        )
+        numbers = [self.ids[n] for n in spaces]
+        found = self.engine.find(numbers, b"".join(hashes), asking)
+        self.engine.book(numbers, b"".join(hashes), found, asking)
+        for n in spaces:
+            ttl_s = self.ttls.get(n)
+            for hashed in hashes[: found.held]:
+                assert ttl_s is None or self.clock_s < self.stored_s[n, hashed] + ttl_s, "expired, and a hit"
+        if self.draw.random() < 0.3:
+            self.engine.settle(asking.ticket, 16 * self.draw.randrange(4), self.ids[space], hashes[-1])
+
+    def prefetch(self) -> None:
+        space, hashes = self.prompt()
+        self.engine.prefetch(self.ids[space], b"".join(hashes))
+
+    def client_dies(self) -> None:
+        at = self.draw.randrange(2)
+        gone = self.sessions[at]
+        self.engine.close_session(gone)
+        self.writes = [write for write in self.writes if write[0] is not gone]
+        self.reads = [read for read in self.reads if read[0] is not gone]
+        self.sessions[at] = self.engine.open_session(0)
+
+    # -- the machine --
+
+    def step(self) -> None:
+        for _ in range(self.draw.randint(1, 4)):
+            if self.io.waiting:
+                work = self.io.half_step if self.draw.random() < 0.5 else self.io.step
+                work(self.draw.randrange(len(self.io.waiting)))
+
+    def run(self) -> None:
+        self.io.run()
+
+    def tick(self) -> None:
+        self.clock_s += self.draw.choice([0.3, 1.0, 1.0, 15.0])
+        self.engine.tick()
+
+    def time_passes(self) -> None:
+        self.clock_s += self.draw.choice([5.0, 60.0, HOUR_S])
+
+    def load_rows(self) -> None:
+        self.engine.adoption.step()
+
+    def disk_changes(self) -> None:
+        how = self.draw.choice(["well", "well", "well", "some", "fails", "hangs"])
+        self.tier.fault_rate = {"some": 0.2, "fails": 1.0}.get(how, 0.0)
+        self.tier.hangs = how == "hangs"
+
+    def corrupt(self) -> None:
+        if self.tier.rows:
+            self.leaves_nvme = True
+            self.tier.flip(self.draw.choice(sorted(self.tier.rows)))
+
+    # -- rules --
+
+    def command(self, name: str, *arguments: object) -> bool:
+        """Whether it took effect, by now or soon."""
+        answers: list[RequestError | None] = []
+        try:
+            getattr(self.engine.retention, name)(*arguments, lambda error, rules: answers.append(error))
+        except (LimitExceeded, NotFound):
+            return False
+        return not answers or answers[0] is None
+
+    def selector(self, space: int) -> str:
+        return self.namespaces.get(self.ids[space]).digest.hex()
+
+    def pin(self) -> None:
+        space, hashes = self.prompt()
+        self.command("pin", self.selector(space), hashes[-1], self.draw.random() < 0.6)
+
+    def ttl(self) -> None:
+        space = self.draw.randrange(len(SPACES))
+        self.ttls.pop(space, None)
+        ttl_s = self.draw.choice([None, 20.0, 300.0])
+        is_set = self.command("ttl", self.selector(space), b"", None, ttl_s, True)
+        self.io.run()
+        if is_set and ttl_s is not None and not self.engine.retention._saving:
+            self.ttls[space] = ttl_s
+            self.stored_s.update({key: self.clock_s for key in self.stored_s if key[0] == space})
+
+    def prefix_ttl(self) -> None:
+        """Shorter than any other, or a removal: what is known of the namespace stays true."""
+        space, hashes = self.prompt()
+        is_set = self.draw.random() < 0.6
+        self.command("ttl", self.selector(space), hashes[-1], None, 10.0 if is_set else None, is_set)
+        self.io.run()
+
+    def quota(self) -> None:
+        self.leaves_nvme = True
+        sizes = [self.draw.choice([None, 0, 500_000, 2_000_000]) for _ in range(2)]
+        self.command("quota", "", self.draw.choice(["acme", "beta"]), *sizes)
+        self.io.run()
+        self.allow()
+
+    def allow(self) -> None:
+        """What is in use, pinned, or came with a restart may be above a quota; it never becomes more."""
+        for tenant in ("acme", "beta"):
+            holder = self.engine.room.quotas.holder("", tenant)
+            for bit in (IN_DRAM, IN_NVME):
+                self.limits.pop((tenant, bit), None)
+                limit = holder.limits[bit]
+                if limit is not None:
+                    self.limits[tenant, bit] = max(limit, holder.used[bit])
+
+    # -- what must be true --
+
+    def check(self) -> None:
+        engine = self.engine
+        assert engine.check() == []
+        for (tenant, bit), limit in self.limits.items():
+            if engine.adoption.done:  # rows that are found are not refused
+                assert engine.room.quotas.holder("", tenant).used[bit] <= limit
+        self.allow()
+        blocks = [block for space in self.namespaces for block in space.blocks.values()]
+        if isinstance(self.family, Learned):
+            assert self.family.reuse.held == sum(block.stretch is not None for block in blocks)
+        promised = engine.room._promised
+        assert all(block.where & IN_DRAM for block in promised)
+        assert engine.endurance._promised_bytes == sum(block.namespace.slot_bytes for block in promised)
+        assert engine.promoter._waiting == sum(map(len, engine.promoter._waiters.values()))
+        if self.budget:
+            assert engine.endurance.spent_bytes + engine.endurance._promised_bytes <= self.budget
+
+    OPERATIONS = (
+        *[(store, 12), (reserve, 3), (commit, 4), (acquire, 8), (release, 6), (ask, 6), (prefetch, 2)],
+        *[(client_dies, 1), (step, 10), (run, 5), (tick, 9), (time_passes, 1), (load_rows, 3)],
+        *[(disk_changes, 3), (corrupt, 1), (pin, 2), (ttl, 1), (prefix_ttl, 1), (quota, 2), (kill, 1)],
+    )
+
+    def live(self, steps: int) -> None:
+        operations, weights = zip(*self.OPERATIONS, strict=True)
+        for operation in self.draw.choices(operations, weights, k=steps):
+            operation(self)
+            self.check()
+
+    # -- the end --
+
+    def calm(self) -> None:
+        """Faults end, clients leave, rules are removed."""
+        self.tier.fault_rate, self.tier.hangs = 0.0, False
+        for session in list(self.engine.sessions):
+            self.engine.close_session(session)
+        while self.engine.adoption.step():
+            pass
+        for _ in range(3):
+            self.clock_s += 61.0
+            self.engine.tick()
+            self.io.run()
+        book = self.engine.retention.book
+        for pin in book.pins:
+            assert self.command("pin", pin.namespace, bytes.fromhex(pin.block_hash), False)
+        for ttl in book.ttls:
+            assert self.command("ttl", ttl.namespace, bytes.fromhex(ttl.block_hash), ttl.tenant, None, False)
+        for quota in book.quotas:
+            assert self.command("quota", quota.namespace, quota.tenant, None, None)
+        for _ in range(60):
+            self.clock_s += 61.0
+            self.engine.tick()
+            self.io.run()
+            self.check()
+        assert self.engine.retention.book.rules() == []
+
+    def nothing_is_left_behind(self, is_tight: bool) -> None:
+        engine = self.engine
+        assert engine.watch.loads.closed and engine.watch.stores.closed
+        assert not engine.room.undemoted and not engine.room.demoting and not engine.room.unverified
+        assert engine.promoter.underway == engine.promoter._jobs == engine.demoter._jobs == 0
+        assert engine.watch.speed.waiting_bytes == 0 and not engine.watch.blocks_underway()
+        blocks = [block for space in self.namespaces for block in space.blocks.values()]
+        assert all(block.pins == 0 for block in blocks)
+        if not (self.leaves_nvme or self.budget or is_tight):
+            assert all(block.where & IN_NVME for block in blocks if block.where), "forgotten"
+        session = engine.open_session(0)
+        for space, (_, size) in enumerate(SPACES):
+            answer = engine.reserve(session, self.ids[space], f"new-{space:04d}".encode(), b"")
+            assert self.policy == "kvstore" or answer.slots, f"no room for {size} bytes"
+            if answer.slots:
+                engine.release(session, answer.lease)
+        engine.close_session(session)
+
+    def close(self) -> None:
+        self.arena.close(unlink=True)
+        shutil.rmtree(self.directory)
+
+
+def run(seed: int, steps: int = STEPS) -> None:
+    is_tight = seed % 2 == 1
+    with (
+        mock.patch.multiple(adoption, ADOPT_SLICE_ROWS=3),
+        mock.patch.multiple(demotion, EVICT_AHEAD_SHARE=4),
+    ):
+        patches = [mock.patch.object(module, name, value) for (module, name), value in TIGHT.items()]
+        for patch in patches if is_tight else []:
+            patch.start()
+        try:
+            world = World(seed)
+            world.live(steps)
+            world.calm()
+            world.nothing_is_left_behind(is_tight)
+            world.close()
+        finally:
+            for patch in patches if is_tight else []:
+                patch.stop()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_everything_at_once(seed: int) -> None:
+    """Three hundred random operations: the books balance after each, and nothing is stuck at the end."""
+    run(seed)
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        try:
+            run(number)
+        except BaseException:
+            print("seed", number, flush=True)
+            raise
