@@ -174,7 +174,7 @@ REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth 
 
 # ---- which judge decides (kvstore/policies/contest.py) ---------------------------------
 CONTEST_SAMPLE_MAX = 8192  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
-CONTEST_WINDOW_CAPACITIES = 10.0  # hits count half when a shadow was asked for so many times its blocks …
+CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …
 CONTEST_WINDOW_MIN = 1000.0  # … or for so many blocks, if that is more
 CONTEST_DOUBTS = 0.4  # a lead counts beyond so many standard deviations
 

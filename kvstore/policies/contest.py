@@ -9,13 +9,21 @@ blocks, chosen by hash, and holds as large a share of the sample as the tiers ho
 blocks; small caches are their own sample. The sample is thinned out as the tiers grow, so
 that shadows never take more than a bounded memory and time.
 
-Until the first block leaves the tiers, all judges agree. Afterwards, the judge that decides
-changes only when another one has been better by more than chance would have it.
+Until the first block leaves the tiers, all judges agree, and the first one decides: the one
+that errs least where nothing is known. Afterwards another one takes over only when it has
+been better by more than chance would have it, and the first one again as soon as it is as good.
+
+Most of what a contest loses it loses by believing chance: for each two judges it counts how
+much their hits differ from request to request, and what is no more than that is no lead.
+Tried, and no better: smaller shadows that learn while everything still fits, and evicting
+first what the new winner's shadow does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from kvstore.constants import (
     CONTEST_DOUBTS,
@@ -29,16 +37,13 @@ from kvstore.policies.reuse import EVERY_HASH, Stretch, Use, fingerprint
 from kvstore.prompts import Prompt
 
 
-class Seat:
-    """A block in a shadow; one that has left it has no stretch."""
+class Seat(msgspec.Struct, gc=False, eq=False):
+    """A block in a shadow; one that has left it has no stretch, and no parent that it would keep alive."""
 
-    __slots__ = ("key", "kids", "parent", "stretch")
-
-    def __init__(self, key: bytes, parent: Seat | None) -> None:
-        self.key = key
-        self.parent = parent
-        self.stretch: Stretch | None = None
-        self.kids = 0
+    key: bytes
+    parent: Seat | None
+    stretch: Stretch | None = None
+    kids: int = 0
 
 
 def _is_leaf(seat: Seat, stretch: Stretch | None) -> bool:
@@ -48,10 +53,10 @@ def _is_leaf(seat: Seat, stretch: Stretch | None) -> bool:
 class Shadow:
     """What a judge would keep. Leaves go before their parents, as in the tiers."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, shadows: int = 1) -> None:
         self.judge = judge
-        self.lead = 0.0  # hits beyond those of the winner's shadow, lately
-        self.doubt = 0.0  # their variance, were the requests independent
+        self.hits = 0.0  # lately
+        self.doubts = [0.0] * shadows  # variance of the difference to each one's, were requests independent
         self._seats: dict[bytes, Seat] = {}
         self._leaves: Leaves[Seat] = Leaves(_is_leaf)
 
@@ -107,8 +112,7 @@ class Shadow:
                 return False
             seat = self._leaves.pop()
             del self._seats[seat.key]
-            seat.stretch = None
-            parent = seat.parent
+            parent, seat.stretch, seat.parent = seat.parent, None, None
             if parent is not None:
                 parent.kids -= 1
                 if not parent.kids and parent.stretch is not None:
@@ -120,8 +124,8 @@ class Contest:
     """All shadows, and the judge that decides now."""
 
     def __init__(self, judges: Sequence[Judge]) -> None:
-        self._shadows = [Shadow(judge) for judge in judges]
-        self._winner = self._shadows[0]
+        self._shadows = [Shadow(judge, len(judges)) for judge in judges]
+        self._winner = 0  # its number
         self.judge = judges[0]
         self.below = EVERY_HASH  # blocks whose hash has a smaller fingerprint are the sample
         self._full = False
@@ -154,27 +158,25 @@ class Contest:
                 answers, 0.5 ** (len(uses) / max(CONTEST_WINDOW_MIN, CONTEST_WINDOW_CAPACITIES * capacity))
             )
             self._choose()
-        if len(self._winner) > CONTEST_SAMPLE_MAX:
+        if max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
             self.below //= 2
             for shadow in self._shadows:
                 shadow.thin_out(self.below)
 
     def _score(self, answers: Sequence[int], fading: float) -> None:
-        base = answers[self._shadows.index(self._winner)]
         for shadow, hits in zip(self._shadows, answers, strict=True):
-            shadow.lead = shadow.lead * fading + hits - base
-            shadow.doubt = shadow.doubt * fading + (hits - base) ** 2
+            shadow.hits = shadow.hits * fading + hits
+            shadow.doubts = [
+                doubt * fading + (hits - other) ** 2
+                for doubt, other in zip(shadow.doubts, answers, strict=True)
+            ]
 
     def _choose(self) -> None:
         """Who leads beyond doubt decides; the first judge needs no more than to be as good."""
-        default, best = self._shadows[0], max(self._shadows, key=lambda shadow: shadow.lead)
-        if best.lead > CONTEST_DOUBTS * best.doubt**0.5:
-            self._crown(best)
-        elif self._winner is not default and default.lead >= 0:
-            self._crown(default)
-
-    def _crown(self, winner: Shadow) -> None:
-        self._winner, self.judge = winner, winner.judge
-        lead = winner.lead
-        for shadow in self._shadows:
-            shadow.lead -= lead
+        winner, first = self._shadows[self._winner], self._shadows[0]
+        best = max(self._shadows, key=lambda shadow: shadow.hits)
+        if best.hits - winner.hits > CONTEST_DOUBTS * best.doubts[self._winner] ** 0.5:
+            self._winner = self._shadows.index(best)
+        elif first.hits >= winner.hits:
+            self._winner = 0
+        self.judge = self._shadows[self._winner].judge

@@ -2,6 +2,8 @@
 
     judge      a block is worth …                       good where …
     ─────────────────────────────────────────────────────────────────────────────────────
+    Seasoned   these hits, thrice for each doubling     little is known, or changes
+               of its own uses
     Density    the hits that its like brought           habits last: conversations, agents
     Youngest   more, the later it was used (LRU)        everything is new, or just changed
     Steadiest  more, the oftener in less time           a few prompts are popular, for a while
@@ -20,6 +22,7 @@ from abc import ABC, abstractmethod
 from kvstore.policies.reuse import USES_GROUP_OF, Reuse
 
 ALWAYS = float("inf")
+_SEASONED = [3.0**group for group in USES_GROUP_OF]
 _FAR = 2.0**60  # further than any clock: the number of uses decides, then the last use
 
 
@@ -46,6 +49,16 @@ class Density(Judge):
 
     def worth_of_new(self, kind: int) -> float:
         return self._reuse.density(kind, self._reuse.now)
+
+
+class Seasoned(Judge):
+    """The same, and what the block itself has shown: threefold for each doubling of its uses."""
+
+    def worth(self, kind: int, touched: int) -> float:
+        return self._reuse.density(kind, touched) * _SEASONED[kind]
+
+    def worth_of_new(self, kind: int) -> float:
+        return self._reuse.density(kind, self._reuse.now) * _SEASONED[kind]
 
 
 class Youngest(Judge):
@@ -77,5 +90,5 @@ class Loyal(Frequent):
 
 
 def all_judges(reuse: Reuse) -> list[Judge]:
-    """The first one is trusted until another proves better."""
-    return [judge(reuse) for judge in (Density, Youngest, Steadiest, Frequent, Loyal)]
+    """The first one is trusted until another proves better: of all it errs least where nothing is known."""
+    return [judge(reuse) for judge in (Seasoned, Density, Youngest, Steadiest, Frequent, Loyal)]

@@ -1,4 +1,4 @@
-"""Ours: five judges of what a block is worth, and a contest between them that never ends.
+"""Ours: several judges of what a block is worth, and a contest between them that never ends.
 
     request ─▶ Reuse     what kind of block is it, and how often do such blocks come back?
             └▶ Contest   who would have kept the right ones lately?   ─▶ a judge
