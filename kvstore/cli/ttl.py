@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(
             "ttl: --tenant together with a prefix or --namespace: give one of them", exit_code=USAGE
         )
+    if args.tenant is None and not args.prefix and not args.namespace:
+        raise CliError("ttl: for what? Give a prefix, --namespace or --tenant", exit_code=USAGE)
     block_hash = prefix_hash("ttl", args.prefix) if args.prefix else b""
     namespace, ttl_s, is_set = namespace_of("ttl", args), _seconds(args.time), args.time != "off"
     namespaces = ask(

@@ -162,6 +162,7 @@ def test_the_lists_are_what_the_manual_says(place: Place, serve: Serve) -> None:
         (["pin", "xyz"], 2, "pin: prefix xyz: not a block hash in hex (16 to 128 digits)"),
         (["pin", "00" * 32, "--namespace", "q"], 2, "pin: --namespace q: not a digest in hex"),
         (["ttl", "soon", "--tenant", "acme"], 2, "ttl: time soon: not a time: allowed are"),
+        (["ttl", "5s"], 2, "ttl: for what? Give a prefix, --namespace or --tenant"),
         (["ttl", "0", "--tenant", "acme"], 2, "ttl: time 0: allowed are more than 0"),
         (["ttl", "1h", "00" * 32, "--tenant", "acme"], 2, "give one of them"),
         (["quota", "--tenant", "acme"], 2, "quota: nothing to set: give --dram, --nvme, or both"),
