@@ -47,6 +47,8 @@ WORDS = (
     ("point", "A percentage point: from 20 % to 21 % is one."),
 )
 
+SHOWN = 0.0005  # a twentieth of a point: less is told as equal
+
 
 def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, lasted_s: float = 0.0) -> str:
     """The page. document: what `-o json` prints. traces: names of the recordings, which lasted so long."""
@@ -108,23 +110,25 @@ def _verdict(ratios: Ratios, fractions: Sequence[float]) -> list[Html]:
     """One sentence: who is ahead at which capacities."""
     if OURS not in ratios or ENVELOPE not in ratios:
         return []
-    ahead = [f for f in fractions if ratios[OURS][f] > ratios[ENVELOPE][f]]
-    behind = [f for f in fractions if ratios[OURS][f] < ratios[ENVELOPE][f]]
-    told = f"Ours hits more than the best of the {sum(name in ratios for name in REFERENCES)} references at {_listed(ahead)}"
-    if behind:
-        told = (
-            f"{told}, and less at {_listed(behind)}"
-            if ahead
-            else f"Ours hits less than the best reference at {_listed(behind)}"
-        )
-    elif not ahead:
-        told = "Ours hits as much as the best reference at every capacity"
+    lead = {f: ratios[OURS][f] - ratios[ENVELOPE][f] for f in fractions}
+    ahead = [f for f in fractions if lead[f] >= SHOWN]
+    behind = [f for f in fractions if lead[f] <= -SHOWN]
+    equal = [f for f in fractions if abs(lead[f]) < SHOWN]
+    clauses = [
+        f"{word} {_listed(which)}"
+        for word, which in (("more at", ahead), ("as much at", equal), ("less at", behind))
+        if which
+    ]
+    told = f"Against the best of the {sum(name in ratios for name in REFERENCES)} references ours hits {_joined(clauses)}"
     return [html.paragraph(f"{told}.", "verdict")]
 
 
 def _listed(fractions: Sequence[float]) -> str:
-    words = [_percent(fraction) for fraction in fractions]
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) + " capacity"
+    return f"{_joined([_percent(fraction) for fraction in fractions])} capacity"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:

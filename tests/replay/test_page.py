@@ -76,5 +76,5 @@ def test_one_that_is_behind_is_said_to_be() -> None:
         "envelope": {"0.1": 0.2, "0.2": 0.4},
     }
     content = replay_page(document, ["t"], True)
-    assert "at 10 % capacity, and less at 20 % capacity." in content
+    assert "ours hits more at 10 % capacity and less at 20 % capacity." in content
     assert ratios_of(document)["envelope"] == {0.1: 0.2, 0.2: 0.4}
