@@ -118,6 +118,7 @@ class Engine:
         self._clock = clock
         self._io = io
         self._lease_number = 0
+        self._saving_names = False
 
     # -- sessions --
 
@@ -365,10 +366,20 @@ class Engine:
         self.retention.tick()
         self.demoter.retry()
         self.promoter.feed()
-        names = self.namespaces.snapshot()
-        if names is not None:
-            self._io.submit(lambda: self.namespaces.save(names), lambda _: None, failed=None)
+        self._save_names()
         self.accounts.save(self._io, self._clock())
+
+    def _save_names(self) -> None:
+        """One write at a time: all go through the same temporary file."""
+        names = self.namespaces.snapshot() if not self._saving_names else None
+        if names is None:
+            return
+
+        def saved(_: None) -> None:
+            self._saving_names = False
+
+        self._saving_names = True
+        self._io.submit(lambda: self.namespaces.save(names), saved, failed=None)
 
     def adopt(self, wait: bool = True) -> None:
         """Start from what the tiers hold, once, before the first session.

@@ -328,3 +328,18 @@ def test_what_is_stored_again_while_its_row_is_deleted_is_written_after_that(two
     two_tiers.engine.tick()
     two_tiers.io.run()
     assert two_tiers.where("a0") == [IN_DRAM | IN_NVME]
+
+
+def test_names_are_saved_by_one_job_at_a_time(dram_only: Node) -> None:
+    """A disk that is slow to save the names gets no second job; what came meanwhile is saved next."""
+    dram_only.engine.namespaces._path = Path(str(dram_only.arena.path) + ".names")
+    dram_only.engine.register(NamespaceSpec(b"b" * 16, RECORD_BYTES, 8))
+    dram_only.engine.tick()
+    jobs = len(dram_only.io.waiting)
+    dram_only.engine.register(NamespaceSpec(b"c" * 16, RECORD_BYTES, 8))
+    dram_only.engine.tick()
+    assert len(dram_only.io.waiting) == jobs > 0
+    dram_only.io.run()
+    dram_only.engine.tick()
+    dram_only.io.run()
+    assert b"c" * 16 in {space.digest for space in NamespaceRegistry(dram_only.engine.namespaces._path)}
