@@ -93,7 +93,8 @@ def compiled(directory: Path) -> Path:
 @pytest.fixture
 def disk(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> Iterator[SickDisk]:
     switch = tmp_path / "sick"
-    serve(place, *place.with_nvme(), LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
+    arguments = [*place.with_nvme(), "--set=engine.policy=lru"]  # what came first leaves DRAM first
+    serve(place, *arguments, LD_PRELOAD=str(compiled(tmp_path)), SICK_DISK=str(switch))
     with Client(str(place.socket), timeout_s=20.0, label="test") as client:
         yield SickDisk(switch, client)
         with Client(str(place.socket), timeout_s=20.0, label="check", attach=False) as tool:
