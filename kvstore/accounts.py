@@ -17,7 +17,7 @@ the sum over all outcomes; no count is negative.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -92,10 +92,16 @@ class Account:
 
 
 class Accounts:
-    """Books lookups; called by the engine's thread after each answer, so that nobody waits for it."""
+    """Books lookups; called by the engine's thread after each answer, so that nobody waits for it.
 
-    def __init__(self, totals: Totals, departed: Departed, wall_clock: Callable[[], float]) -> None:
+    dram_only: there is no other tier, so that nobody needs to look where a hit is.
+    """
+
+    def __init__(
+        self, totals: Totals, departed: Departed, wall_clock: Callable[[], float], dram_only: bool = False
+    ) -> None:
         self.totals = totals
+        self._dram_only = dram_only
         self._departed = departed
         self._wall_clock = wall_clock
         self._open: OrderedDict[int, Account] = OrderedDict()
@@ -160,7 +166,8 @@ class Accounts:
     def judge(self, namespaces: list[Namespace], hashes: bytes, found: Found, skip: int = 0) -> list[int]:
         """The outcome of each block of a lookup but the first `skip`."""
         asked = split_hashes(hashes, namespaces[0].hash_bytes)
-        judged = _hits(namespaces, asked[skip : found.usable])
+        hit = asked[skip : found.usable]
+        judged = [outcomes.HIT_DRAM] * len(hit) if self._dram_only else _hits(namespaces, hit)
         judged += [found.why] * (found.held - max(skip, found.usable))
         there = found.held + found.expired
         judged += [outcomes.EXPIRED] * (there - max(skip, found.held))
@@ -211,8 +218,8 @@ class Accounts:
         _add(pieces, local, outcomes.ENGINE)
         skip = local // block_tokens  # blocks the engine holds: nobody asks where else they are
         at = skip * block_tokens
-        for outcome, run in groupby(self.judge(namespaces, hashes, found, skip)):
-            begin, at = max(at, local), at + sum(1 for _ in run) * block_tokens
+        for outcome, blocks in _runs(self.judge(namespaces, hashes, found, skip)):
+            begin, at = max(at, local), at + blocks * block_tokens
             _add(pieces, at - begin, outcome)
         _add(pieces, tokens - max(local, asked_tokens), outcomes.PARTIAL_BLOCK)
         return pieces
@@ -273,6 +280,15 @@ def _hits(namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
     for each namespace: this is done for every block that was ever hit."""
     of_all = [map(_HIT_IN.__getitem__, map(_WHERE, map(n.blocks.__getitem__, hashes))) for n in namespaces]
     return list(of_all[0]) if len(of_all) == 1 else list(map(max, *of_all))
+
+
+def _runs(judged: list[int]) -> Iterator[tuple[int, int]]:
+    """Outcomes, and how many blocks in a row have it. Most lookups are one run."""
+    if judged and judged.count(judged[0]) == len(judged):
+        yield judged[0], len(judged)
+        return
+    for outcome, run in groupby(judged):
+        yield outcome, sum(1 for _ in run)
 
 
 def _held(namespace: Namespace, block_hash: bytes) -> int:

@@ -105,7 +105,7 @@ class Engine:
             arena, nvme, namespaces, policies or Policies(LeafLru), self.counters, self.endurance
         )
         self.prompts = Prompts()
-        self.accounts = Accounts(totals or Totals(), self.room.departed, wall_clock)
+        self.accounts = Accounts(totals or Totals(), self.room.departed, wall_clock, dram_only=nvme is None)
         self.watch = NvmeWatch(self.room, io, clock, self.counters, stall_s, prefill_tokens_per_s)
         self.promoter = Promoter(self.room, io, self.counters, self.accounts, jobs_max, self.watch)
         self.demoter = Demoter(
