@@ -22,6 +22,7 @@ import uuid
 from pathlib import Path
 
 from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
+from kvstore.durable import replace_file
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
 
 MAGIC = "kvstore data dir"
@@ -147,15 +148,6 @@ def _read_mark(path: Path) -> str | None:
 def _write_mark(path: Path) -> str:
     """Make an empty, locked directory ours: write, sync, rename, sync the directory."""
     instance = uuid.uuid4().hex
-    temporary = path / (MARK + ".tmp")
-    with open(temporary, "w") as file:
-        json.dump({"magic": MAGIC, "format": DATA_DIR_FORMAT, "instance": instance}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path / MARK)
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    mark = {"magic": MAGIC, "format": DATA_DIR_FORMAT, "instance": instance}
+    replace_file(path / MARK, json.dumps(mark).encode())
     return instance

@@ -14,7 +14,6 @@ daemon's life, then the one asked for longest ago.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import msgspec
 
 from kvstore.blocks import Block
 from kvstore.constants import NAMESPACES_MAX
+from kvstore.durable import replace_file
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from tiers.base import NAMESPACE_BYTES
 from tiers.slots import slot_bytes_for
@@ -181,17 +181,7 @@ class NamespaceRegistry:
         """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises."""
         if self._path is None:
             return
-        temporary = self._path.with_suffix(".tmp")
         try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            replace_file(self._path, content)
         except OSError as error:
             log.warning("namespace names are not saved: %s: %s", self._path, error)

@@ -9,7 +9,7 @@ on the local door. New outcomes are added at the end.
 
 from __future__ import annotations
 
-from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.blocks import IN_DRAM
 
 ENGINE = 0
 HIT_DRAM = 1
@@ -70,8 +70,3 @@ MEANINGS = {
 def hit_in(where: int) -> int:
     """The outcome of a hit on a block that is in these tiers: the fastest one counts."""
     return HIT_DRAM if where & IN_DRAM else HIT_NVME
-
-
-def evicted_from(bit: int) -> int:
-    """The outcome of a later miss on a block whose last tier was this one."""
-    return EVICTED_NVME if bit == IN_NVME else EVICTED_DRAM

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.constants import RULES_FILE_BYTES_MAX, RULES_OF_A_KIND_MAX
+from kvstore.durable import replace_file
 from kvstore.errors import LimitExceeded, NotFound
 
 log = logging.getLogger("kvstore.rules")
@@ -146,18 +147,8 @@ class RuleFile:
         """Put the book on disk; blocks, so from an I/O thread. "" when it is there, else why not."""
         if self._path is None:
             return ""
-        temporary = self._path.with_suffix(".tmp")
         try:
-            with open(temporary, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(book), indent=1))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         return ""
