@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore import outcomes
-from kvstore.blocks import IN_ANY, ROOTED, Block
+from kvstore.blocks import IN_ANY, Block
 from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, TICKETS_OPEN_MAX, TOTALS_SAVE_INTERVAL_S
 from kvstore.departed import Departed
 from kvstore.index import split_hashes
@@ -32,8 +31,7 @@ from kvstore.namespaces import Namespace
 from kvstore.totals import Snapshot, Total, Totals
 
 Piece = tuple[int, int]  # tokens, outcome
-_WHERE = attrgetter("where")
-_HIT_IN = [outcomes.hit_in(where) for where in range((IN_ANY | ROOTED) + 1)]
+_HIT_IN = [outcomes.hit_in(where) for where in range(IN_ANY + 1)]
 
 
 class Asking(NamedTuple):
@@ -153,7 +151,7 @@ class Accounts:
         why = outcomes.UNUSABLE
         if namespace is not None and block_hash:
             block = namespace.blocks.get(block_hash)
-            held = block is not None and block.where
+            held = block is not None and block.where & IN_ANY
             why = outcomes.UNAVAILABLE if held else self.why_missing(namespace, block_hash)
         self._take(account, tokens, why)
 
@@ -278,8 +276,10 @@ def _tokens(namespace: Namespace, hashes: bytes, asking: Asking) -> int:
 def _hits(namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
     """For each block the slowest tier that one of the namespaces needs. All hold it. In one sweep
     for each namespace: this is done for every block that was ever hit."""
-    of_all = [map(_HIT_IN.__getitem__, map(_WHERE, map(n.blocks.__getitem__, hashes))) for n in namespaces]
-    return list(of_all[0]) if len(of_all) == 1 else list(map(max, *of_all))
+    of_all = [
+        [_HIT_IN[blocks[h].where & IN_ANY] for h in hashes] for blocks in (n.blocks for n in namespaces)
+    ]
+    return of_all[0] if len(of_all) == 1 else list(map(max, *of_all))
 
 
 def _runs(judged: list[int]) -> Iterator[tuple[int, int]]:
@@ -293,7 +293,7 @@ def _runs(judged: list[int]) -> Iterator[tuple[int, int]]:
 
 def _held(namespace: Namespace, block_hash: bytes) -> int:
     block: Block | None = namespace.blocks.get(block_hash)
-    return block.where if block is not None else 0
+    return block.where & IN_ANY if block is not None else 0
 
 
 def _add(pieces: list[Piece], tokens: int, outcome: int) -> None:

@@ -14,8 +14,8 @@ Invariants (proven by `Index.check`):
 * a ghost has children; where there are several, they are counted by tier;
 * pins > 0 means that somebody uses the bytes: the block is in no policy's queue of victims.
 
-There are millions of these, so a block is 80 bytes: a struct without a garbage collector's
-header, which collections do not walk either (a full one over millions of ordinary objects
+There are millions of these, so a block is 64 bytes, three of its numbers share one, and it
+is a struct without a garbage collector's header, which collections do not walk either (a full one over millions of ordinary objects
 stops the daemon for seconds). The price is that circles of blocks are never found by the
 collector. `index.left` opens them when a block goes, `index.forget` when a namespace does.
 """
@@ -37,6 +37,10 @@ IN_ANY = IN_DRAM | IN_NVME
 ROOTED = 4
 BROKEN_PREFIX = 128  # only in answers to residency: the block is there, a parent is not
 NO_SLOT = -1
+_SLOT_SHIFT = 8
+_SLOT_MASK = 0xFFFF_FFFF
+_PIN_SHIFT = 40
+PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
 
 class Block(msgspec.Struct, gc=False, eq=False):
@@ -46,10 +50,24 @@ class Block(msgspec.Struct, gc=False, eq=False):
     hash: bytes
     parent: Block | None = None
     children: Block | Children | None = None  # most blocks have none or one
-    where: int = 0  # IN_DRAM, IN_NVME, ROOTED; no tier, no ROOTED
-    slot: int = NO_SLOT  # arena slot while in DRAM
-    pins: int = 0
+    where: int = (
+        0  # a byte of IN_DRAM, IN_NVME, ROOTED (no tier, no ROOTED); 32 bits: slot + 1; the rest: pins
+    )
     stretch: Stretch | None = None  # its last use, which it shares with its neighbours
+
+    @property
+    def slot(self) -> int:
+        """The arena's slot while in DRAM, else NO_SLOT."""
+        return (self.where >> _SLOT_SHIFT & _SLOT_MASK) - 1
+
+    def put_in(self, slot: int) -> None:
+        """Its bytes are in this slot of the arena; NO_SLOT: in none any more."""
+        self.where = self.where & ~(_SLOT_MASK << _SLOT_SHIFT) | (slot + 1) << _SLOT_SHIFT
+
+    @property
+    def pins(self) -> int:
+        """How many use its bytes; each adds PIN to `where`."""
+        return self.where >> _PIN_SHIFT
 
     @property
     def key(self) -> bytes:
@@ -98,7 +116,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
             self.children.count(bit, change)
 
     def __repr__(self) -> str:
-        return f"<Block {self.hash[:4].hex()} where={self.where} pins={self.pins}>"
+        return f"<Block {self.hash[:4].hex()} where={self.where & 255} pins={self.pins}>"
 
 
 class Children:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from kvstore.accounts import Accounts
-from kvstore.blocks import IN_NVME, Block
+from kvstore.blocks import IN_NVME, PIN, Block
 from kvstore.breaker import Job
 from kvstore.constants import (
     DEMOTE_ATTEMPTS_MAX,
@@ -147,7 +147,7 @@ class Demoter:
 
     def _hold(self, batch: list[Block]) -> list[Block]:
         for block in batch:
-            block.pins += 1
+            block.where += PIN
             self._writing.add(block)
         return batch
 

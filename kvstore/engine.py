@@ -31,7 +31,7 @@ from itertools import accumulate
 from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
-from kvstore.blocks import IN_DRAM, IN_NVME, ROOTED, Block
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, PIN, ROOTED, Block
 from kvstore.constants import (
     PINNED_SHARE_DEFAULT,
     PREFIXES_TOLD,
@@ -232,7 +232,7 @@ class Engine:
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
         found = list(map(namespace.blocks.get, asked))
-        run = [block for block in found if block is not None and block.where]
+        run = [block for block in found if block is not None and block.where & IN_ANY]
         if self.room.expiry and (over := self.room.expiry.over(run)):
             found = [None if block in over else block for block in found]
             run = [block for block in run if block not in over]
@@ -241,11 +241,11 @@ class Engine:
             self.room.offer_again(run)
         unverified, blocks, tiers = self.room.unverified, lease.blocks, lease.tiers
         for position, block in enumerate(found):
-            if block is None or not block.where:
+            if block is None or not block.where & IN_ANY:
                 continue
             tiers[position] = tier = IN_DRAM if block.where & IN_DRAM else IN_NVME
             if tier == IN_DRAM and block not in unverified:  # as `Promoter.is_ready` and `ReadLease.hold`
-                block.pins += 1
+                block.where += PIN
                 blocks[position] = block
             else:
                 lease.outstanding += 1
@@ -261,7 +261,7 @@ class Engine:
         coming = 0
         for block_hash in self._split(namespace, hashes):
             block = namespace.blocks.get(block_hash)
-            if block is None or not block.where or self.promoter.is_ready(block):
+            if block is None or not block.where & IN_ANY or self.promoter.is_ready(block):
                 continue
             if not self.promoter.prefetch(block):
                 break  # no room: nor for those behind it
@@ -288,13 +288,13 @@ class Engine:
         before = parent
         for position, block_hash in enumerate(asked):
             block = known(block_hash)
-            if block is not None and block.where:
+            if block is not None and block.where & IN_ANY:
                 held.append(block)
             elif block_hash not in writing:
                 slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
                 if slot is None:
                     self.counters.reserve_no_room += len(asked) - position
-                    refused = [h for h in asked[position:] if (b := known(h)) is None or not b.where]
+                    refused = [h for h in asked[position:] if (b := known(h)) is None or not b.where & IN_ANY]
                     break
                 writing.add(block_hash)
                 lease.slots[position] = slot
@@ -305,7 +305,9 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
-        held = [block for block in held if block.where]  # what came after it may have taken its place
+        held = [
+            block for block in held if block.where & IN_ANY
+        ]  # what came after it may have taken its place
         if self.room.expiry:
             for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
                 self.room.expiry.stored(block)

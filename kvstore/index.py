@@ -45,7 +45,11 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
     get = namespace.blocks.get
     found = map(get, split_hashes(hashes, namespace.hash_bytes))
     return bytes(
-        0 if b is None or not b.where else b.where & IN_ANY if b.where & ROOTED else b.where | BROKEN_PREFIX
+        0
+        if b is None or not (tiers := b.where & IN_ANY)
+        else tiers
+        if b.where & ROOTED
+        else tiers | BROKEN_PREFIX
         for b in found
     )
 
@@ -71,7 +75,7 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
     if block is None:
         block = blocks[block_hash] = Block(namespace, block_hash)
     above = block.parent
-    if above is None and block.where == 0 and parent:  # new, or a ghost known only by name
+    if above is None and not block.where & IN_ANY and parent:  # new, or a ghost known only by name
         above = blocks.get(parent)
         if above is None:
             above = blocks[parent] = Block(namespace, parent)
@@ -94,10 +98,10 @@ def left(block: Block, bit: int) -> None:
             block.parent.count_child(bit, -1)
     if block.where & IN_ANY:
         return
-    if block.where:
+    if block.where & ROOTED:
         _spread(block, 0)
     blocks = block.namespace.blocks
-    while block.where == 0 and block.children is None:
+    while not block.where & IN_ANY and block.children is None:
         del blocks[block.hash]
         parent, block.parent = block.parent, None  # whoever still holds the block holds no chain
         if parent is None:
@@ -120,7 +124,7 @@ def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) ->
             block = blocks[block_hash] = Block(namespace, block_hash)
         elif block.where & bit:
             continue
-        if parent and block.parent is None and block.where == 0:
+        if parent and block.parent is None and not block.where & IN_ANY:
             above = get(parent)
             if above is None:
                 above = blocks[parent] = Block(namespace, parent)
@@ -145,14 +149,14 @@ def forget(namespace: Namespace) -> None:
 
 def _spread(block: Block, rooted: int) -> None:
     """Set ROOTED, or clear it (0), on a block and every descendant whose answer changes with it."""
-    block.where = block.where & IN_ANY | rooted
+    block.where = block.where & ~ROOTED | rooted
     if block.children is None:  # most blocks that come or go are leaves
         return
     stack = [block]
     while stack:
         for child in stack.pop().each_child():
-            if child.where and child.where & ROOTED != rooted:
-                child.where = child.where & IN_ANY | rooted
+            if child.where & IN_ANY and child.where & ROOTED != rooted:
+                child.where = child.where & ~ROOTED | rooted
                 stack.append(child)
 
 
@@ -164,7 +168,7 @@ def check(namespace: Namespace) -> list[str]:
         parent = block.parent
         if block.hash != block_hash:
             problems.append(f"{name}: filed under another hash")
-        if block.where == 0 and block.children is None:
+        if not block.where & IN_ANY and block.children is None:
             problems.append(f"{name}: a ghost without children")
         if parent is not None and (
             namespace.blocks.get(parent.hash) is not parent
@@ -173,7 +177,7 @@ def check(namespace: Namespace) -> list[str]:
             problems.append(f"{name}: hangs on a parent that does not know it")
         rooted = bool(block.where & IN_ANY) and (parent is None or bool(parent.where & ROOTED))
         if bool(block.where & ROOTED) != rooted:
-            problems.append(f"{name}: where is {block.where}, rooted should be {rooted}")
+            problems.append(f"{name}: where is {block.where & 255}, rooted should be {rooted}")
         if isinstance(block.children, Children):
             for bit in (IN_DRAM, IN_NVME):
                 held = sum(child.where & bit != 0 for child in block.children.blocks)

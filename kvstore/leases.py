@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.blocks import Block
+from kvstore.blocks import PIN, Block
 from kvstore.namespaces import Namespace
 from kvstore.prompts import Prompt
 
@@ -94,7 +94,7 @@ class ReadLease:
         self._finish = finish
 
     def hold(self, position: int, block: Block) -> None:
-        block.pins += 1
+        block.where += PIN
         self.blocks[position] = block
 
     def settle(self, position: int, block: Block | None) -> None:

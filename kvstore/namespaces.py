@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.blocks import Block
+from kvstore.blocks import IN_ANY, Block
 from kvstore.constants import NAMESPACES_MAX
 from kvstore.durable import replace_file
 from kvstore.errors import NamespaceConflict, UnknownNamespace
@@ -78,7 +78,7 @@ class Namespace:
     def holds(self, block_hash: bytes) -> bool:
         """Whether some tier has this block."""
         block = self.blocks.get(block_hash)
-        return block is not None and block.where != 0
+        return block is not None and block.where & IN_ANY != 0
 
 
 class NamespaceRegistry:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from kvstore import outcomes
 from kvstore.accounts import Asking, Found
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import IN_DRAM, IN_NVME, PIN, Block
 from kvstore.breaker import Breaker, Job
 from kvstore.breakeven import BreakEven, slow_blocks
 from kvstore.constants import (
@@ -215,7 +215,7 @@ class NvmeWatch:
                 blocks.append(block)
         breaker_was_open = not self.loads.closed
         for block in blocks:
-            block.pins += 1
+            block.where += PIN
             self._probed.append(block)
         for block in blocks:
             job = self.loads.begin(block.namespace.record_bytes, probe=breaker_was_open)

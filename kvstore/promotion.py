@@ -25,7 +25,7 @@ from typing import Protocol
 
 from kvstore import outcomes
 from kvstore.accounts import Accounts
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, PIN, Block
 from kvstore.breaker import Job
 from kvstore.constants import (
     LOAD_BATCH_RECORDS,
@@ -195,7 +195,7 @@ class Promoter:
         self._io.submit(lambda: verify(block.slot), lambda ok: self._verified(block, ok), False, urgent)
 
     def _start(self, block: Block, waiter: Waiter) -> None:
-        block.pins += 1
+        block.where += PIN
         self._waiters[block] = [waiter]
         self._waiting += 1
 
@@ -228,7 +228,7 @@ class Promoter:
     # -- loads --
 
     def _load_or_miss(self, block: Block, waiter: Waiter) -> None:
-        if block in self._waiters or block.where:
+        if block in self._waiters or block.where & IN_ANY:
             self.want(block, waiter)
         else:
             waiter(None)

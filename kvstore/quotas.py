@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import IN_DRAM, IN_NVME, PIN, Block
 from kvstore.constants import NAMESPACES_MAX, QUOTA_SLICE_BLOCKS, QUOTA_STALE_ENTRIES_MIN
 from kvstore.namespaces import Namespace
 
@@ -66,7 +66,7 @@ class Coldest:
             heapq.heapify(self._heap)
 
     def _is_leaf(self, block: Block) -> bool:
-        return bool(block.where & self._bit) and not block.pins and not block.has_child_in(self._bit)
+        return bool(block.where & self._bit) and block.where < PIN and not block.has_child_in(self._bit)
 
 
 class Holder:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kvstore import index, outcomes
-from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, Block
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, PIN, Block
 from kvstore.constants import (
     DELETING_MAX,
     DEMOTING_MAX,
@@ -131,7 +131,7 @@ class Room:
             may_leave = self.policy(bit, run[0].namespace).may_leave
             for block in run:
                 children = block.children
-                if block.where & bit and not block.pins and (children is None or not children.where & bit):
+                if block.where & bit and block.where < PIN and (children is None or not children.where & bit):
                     if not (self.guards and self.guards.guards(block, bit)):
                         may_leave(block)
         if self.quotas:
@@ -141,13 +141,13 @@ class Room:
     def unpin(self, *run: Block) -> None:
         """Somebody is done with these blocks, all of one namespace."""
         for block in run:
-            block.pins -= 1
+            block.where -= PIN
         self.settle(*run)
 
     def arrived_in_dram(self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int) -> Block:
         """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's."""
         block = index.arrived(namespace, block_hash, parent, IN_DRAM)
-        block.slot = slot
+        block.put_in(slot)
         if self.expiry:
             self.expiry.stored(block)
         self._came(block)
@@ -155,14 +155,14 @@ class Room:
 
     def adopted(self, block: Block, slot: int) -> None:
         """An earlier daemon's slot holds this block; not verified yet."""
-        block.slot = slot
+        block.put_in(slot)
         self.unverified[block] = None
         self.quotas.used(block.namespace, IN_DRAM, 1)
 
     def promoted(self, block: Block, slot: int) -> None:
         """A known block was read into this slot, which is READY."""
         index.arrived(block.namespace, block.hash, b"", IN_DRAM)
-        block.slot = slot
+        block.put_in(slot)
         self._came(block)
         self.settle(block)
 
@@ -277,7 +277,8 @@ class Room:
             if waiting:
                 waiting.pop(block, None)
         self._waive(block)
-        slot, block.slot = block.slot, NO_SLOT
+        slot = block.slot
+        block.put_in(NO_SLOT)
         self.arena.free(slot)
         self._left(block, IN_DRAM, why)
 
@@ -311,12 +312,12 @@ class Room:
             self.quotas.left(block, bit)
         if self.guards:
             self.guards.gone(block)
-        if not block.where:
+        if not block.where & IN_ANY:
             if self.expiry:
                 self.expiry.gone(block)
             self.departed.note(block.namespace, (block.hash,), why)
             self._family.forgotten(block)
-        if parent is not None and parent.where & bit and not parent.pins and not parent.has_child_in(bit):
+        if parent is not None and parent.where & bit and parent.where < PIN and not parent.has_child_in(bit):
             if not (self.guards and self.guards.guards(parent, bit)):
                 policy.may_leave(parent)
             if self.quotas:

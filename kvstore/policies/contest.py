@@ -15,8 +15,8 @@ been better by more than chance would have it, and the first one again as soon a
 
 Most of what a contest loses it loses by believing chance: for each two judges it counts how
 much their hits differ from request to request, and what is no more than that is no lead.
-Tried, and no better: smaller shadows that learn while everything still fits, and evicting
-first what the new winner's shadow does not have.
+Tried, and no better: smaller shadows that learn while everything still fits, evicting first
+what the new winner's shadow does not have, and letting judges take turns by their hits.
 """
 
 from __future__ import annotations

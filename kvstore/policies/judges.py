@@ -6,7 +6,6 @@
                of its own uses
     Density    the hits that its like brought           habits last: conversations, agents
     Youngest   more, the later it was used (LRU)        everything is new, or just changed
-    Steadiest  more, the oftener in less time           a few prompts are popular, for a while
     Frequent   more, the oftener it was used (LFU)      a few prompts are popular, for ever
     Loyal      the same, and newcomers must beat it     the working set does not fit: loops
 
@@ -68,13 +67,6 @@ class Youngest(Judge):
         return touched
 
 
-class Steadiest(Judge):
-    """Age counts less, the more uses there were: fourfold for each doubling."""
-
-    def worth(self, kind: int, touched: int) -> float:
-        return float(4 ** USES_GROUP_OF[kind]) / (self._reuse.now - touched + 1)
-
-
 class Frequent(Judge):
     """Least frequently used leaves; of equals, least recently."""
 
@@ -91,4 +83,4 @@ class Loyal(Frequent):
 
 def all_judges(reuse: Reuse) -> list[Judge]:
     """The first one is trusted until another proves better: of all it errs least where nothing is known."""
-    return [judge(reuse) for judge in (Seasoned, Density, Youngest, Steadiest, Frequent, Loyal)]
+    return [judge(reuse) for judge in (Seasoned, Density, Youngest, Frequent, Loyal)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvstore.blocks import Block
+from kvstore.blocks import PIN, Block
 from kvstore.namespaces import Namespace
 from kvstore.policies.base import Policies, Policy
 from kvstore.policies.contest import Contest
@@ -77,6 +77,6 @@ class Judged(Policy):
         return self.leaves.first().touched_s
 
     def _is_leaf(self, block: Block, stretch: Stretch | None) -> bool:
-        if block.stretch is not stretch or block.pins:
+        if block.stretch is not stretch or block.where >= PIN:
             return False
         return bool(block.where & self._bit) and not block.has_child_in(self._bit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from kvstore.blocks import Block
+from kvstore.blocks import PIN, Block
 from kvstore.policies.base import Policy
 
 
@@ -53,4 +53,4 @@ class LeafLru(Policy):
         heapq.heappush(self._heap, (block.touched_s, self._sequence, block))
 
     def _is_candidate(self, block: Block) -> bool:
-        return bool(block.where & self._bit) and not block.pins and not block.has_child_in(self._bit)
+        return bool(block.where & self._bit) and block.where < PIN and not block.has_child_in(self._bit)

@@ -17,7 +17,8 @@ age: the best, over all times one could still keep it, of
 
 The momentary chance would be wrong: it is lowest just after an answer, when people think.
 
-* Kinds with little experience borrow from kinds used as often, and these from all.
+* Counts are looked at when they grew by a share of themselves: often while little is known,
+  seldom later. Kinds with little experience borrow from kinds used as often, and these from all.
 * Counts are halved when they get large: new habits replace old ones.
 * Blocks that left are remembered as ghosts, a bounded number of them, because a policy
   that learned only from what it kept would never find out what it should have kept.
@@ -40,14 +41,16 @@ import msgspec
 
 from kvstore.blocks import Block
 from kvstore.constants import (
+    REUSE_AGE_EVERY,
     REUSE_AGE_MAX,
     REUSE_AGE_MIN,
     REUSE_AGES_PER_DOUBLING,
+    REUSE_COUNTED_MAX,
     REUSE_EVIDENCE_BLOCKS_MAX,
     REUSE_GHOSTS_MIN,
     REUSE_GHOSTS_SHARE,
     REUSE_GHOSTS_TRIMMED,
-    REUSE_LEARN_EVERY,
+    REUSE_GROWN_SHARE,
     REUSE_PRIOR_CHANCE,
     REUSE_PRIOR_FIRST_AGE,
     REUSE_PRIOR_STRETCHES,
@@ -75,7 +78,7 @@ _WIDTHS = [end - start for start, end in zip(_STARTS, AGE_STARTS, strict=False)]
 # Before anything is known the younger is worth more: the chance falls with age, as under LRU.
 _PRIOR = [REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE] + [REUSE_PRIOR_CHANCE] * (AGES - 1)
 
-TURN_GROUPS, SIZE_GROUPS = 6, 6
+TURN_GROUPS, SIZE_GROUPS = 6, 7
 _USES_GROUP = [0, 0, 1, 2, 2, 3, 3, 3, 3] + [4] * 8 + [5] * 16 + [6] * 32  # 1, 2, 3–4, 5–8, …, more
 USES_GROUPS = 8
 USES_WITH_DETAIL = 4  # groups of uses that are told apart by turn and size, too
@@ -99,7 +102,7 @@ def kind_of(uses: float, turn: int, blocks: int) -> int:
     if group >= USES_WITH_DETAIL:
         return _PLAIN + group - USES_WITH_DETAIL
     turns = _TURN_GROUP[turn] if turn < len(_TURN_GROUP) else TURN_GROUPS - 1
-    sizes = min(blocks.bit_length() // 2, SIZE_GROUPS - 1)
+    sizes = min(blocks.bit_length() * 2 // 3, SIZE_GROUPS - 1)
     return (group * TURN_GROUPS + turns) * SIZE_GROUPS + sizes
 
 
@@ -154,7 +157,9 @@ class Tally:
     What follows from the counts is worked out when somebody asks: of most ages nobody does.
     """
 
-    __slots__ = ("_chance", "_density", "hits", "risk", "used")
+    __slots__ = ("_chance", "_density", "grown", "hits", "risk", "used")
+
+    grown: int  # blocks counted since the counts were looked at
 
     def __init__(self) -> None:
         self.risk = [0.0] * AGES
@@ -163,9 +168,15 @@ class Tally:
 
     def learn(self, chance: Sequence[float]) -> None:
         """What follows from the chance of use within each age."""
+        self.grown = 0
         self._chance = chance
         self._density = [-1.0] * AGES  # not worked out
         self.hits = 1.0 - math.prod([1.0 - now for now in chance])
+
+    def grew(self, blocks: int) -> bool:
+        """So many more were counted; whether it is time to learn from it."""
+        self.grown += blocks
+        return self.grown * REUSE_GROWN_SHARE >= self.risk[0]
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age."""
@@ -255,7 +266,8 @@ class Reuse:
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
-        self._learn_next = 0
+        self._grown: dict[int, None] = {}  # kinds whose counts should be looked at, in this order
+        self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the priors were made, and since
         self._priors: list[list[float]] = [list(_PRIOR) for _ in range(RELATIVES)]
 
     # -- what happens --
@@ -345,9 +357,9 @@ class Reuse:
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
-        if self._requests % REUSE_LEARN_EVERY == 0:
+        if self._requests % REUSE_AGE_EVERY == 0:
             self._grow_older()
-            self._learn()
+        self._learn()
 
     def _turn_of(self, first: Block, olds: Sequence[Stretch | None], prompt: Prompt) -> int:
         """The turn that follows the deepest block of a run which is known, or what came before it."""
@@ -379,10 +391,17 @@ class Reuse:
     def _count(self, old: Stretch | None, new: Stretch, blocks: int) -> None:
         """So many blocks of one stretch were used and belong to another one now."""
         new.alive += blocks
-        self._tallies[new.kind].risk[0] += blocks
+        tally = self._tallies[new.kind]
+        tally.risk[0] += blocks
+        self._newly_counted += blocks
+        if tally.grew(blocks):
+            self._grown[new.kind] = None
         if old is not None:
             old.alive -= blocks
-            self._tallies[old.kind].used[bisect_right(AGE_STARTS, self.now - old.touched)] += blocks
+            tally = self._tallies[old.kind]
+            tally.used[bisect_right(AGE_STARTS, self.now - old.touched)] += blocks
+            if tally.grew(blocks):
+                self._grown[old.kind] = None
 
     def _grow_older(self) -> None:
         """Move stretches that reached the next age there."""
@@ -395,8 +414,12 @@ class Reuse:
             older, take = self._aging[age + 1].append, queue.popleft
             while queue and queue[0].touched <= born_until:
                 stretch = take()
-                if stretch.alive:
-                    tallies[stretch.kind].risk[age + 1] += stretch.alive
+                if blocks := stretch.alive:
+                    tally = tallies[stretch.kind]
+                    tally.risk[age + 1] += blocks
+                    self._newly_counted += blocks
+                    if tally.grew(blocks):
+                        self._grown[stretch.kind] = None
                     older(stretch)
         oldest = self._aging[-1]
         while oldest and not oldest[0].alive:
@@ -409,19 +432,20 @@ class Reuse:
         return REUSE_PRIOR_STRETCHES * max(1.0, self._blocks / max(self._stretches, 1.0))
 
     def _learn(self) -> None:
-        """Look at the counts of the next kind that has any; of all, when every kind had its turn."""
-        while self._learn_next < KINDS:
-            tally = self._tallies[self._learn_next]
-            group = RELATIVES_OF[self._learn_next]
-            self._learn_next += 1
-            if tally.risk[0]:
-                tally.learn(chances(tally.used, tally.risk, self._priors[group], self._weight()))
-                tally.halve_if_full()
-                return
-        self._learn_next = 0
-        self._learn_priors()
+        """Look at the counts of one kind of those that have grown, and at what relatives have in common."""
+        if self._newly_counted >= self._counted:
+            self._learn_priors()
+        kind = next(iter(self._grown), None)
+        if kind is None:
+            return
+        del self._grown[kind]
+        tally = self._tallies[kind]
+        tally.learn(chances(tally.used, tally.risk, self._priors[RELATIVES_OF[kind]], self._weight()))
+        tally.halve_if_full()
 
     def _learn_priors(self) -> None:
+        self._counted = min(self._counted + self._newly_counted, REUSE_COUNTED_MAX)
+        self._newly_counted = 0.0
         groups = [([0.0] * AGES, [0.0] * AGES) for _ in range(RELATIVES)]
         for kind, tally in enumerate(self._tallies):
             if tally.risk[0]:

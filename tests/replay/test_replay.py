@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.traffic import SHAPES, as_line
+from benchmarks.envelope import AIM_POINTS, compare, generated
+from benchmarks.traffic import SHAPES
 from kvstore.cli import main
 from kvstore.errors import ReplayError
 from kvstore.policies.base import Policies
@@ -17,12 +18,9 @@ from kvstore.policies.names import BOUND, EVERYTHING, OURS, POLICIES, REFERENCES
 from kvstore.replay import cell, table
 from kvstore.replay.trace import Trace, read
 
-CAPACITIES = (0.01, 0.05, 0.1, 0.25)
-AIM = 0.003  # below the envelope at most, as a hit ratio
-# Where the aim is not reached yet, what is: the right judge is found too late in a short trace.
-# These may only become smaller.
-GAPS = {"chat": 0.006, "drift": 0.017, "mix": 0.006, "popular": 0.014, "scan": 0.007, "shift": 0.009}
-JUDGED = ("agents", "chat", "drift", "loop", "mix", "popular", "scan", "shift")
+# Traffic that nobody has seen in life, and short: the right judge is found too late. What is
+# reached where the aim is not; these may only become smaller.
+GAPS = {"drift": 1.3, "mix": 0.4, "popular": 0.9}  # points
 
 
 def write(path: Path, *requests: tuple[int, list[int]], tokens: int = 0) -> Path:
@@ -32,12 +30,6 @@ def write(path: Path, *requests: tuple[int, list[int]], tokens: int = 0) -> Path
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def generated(directory: Path, shape: str, seed: int, blocks: int) -> Trace:
-    path = directory / "trace.jsonl"
-    path.write_text("\n".join(map(as_line, SHAPES[shape](seed, blocks))))
-    return read([path])
 
 
 def ratio(trace: Trace, policy: str, fraction: float) -> float:
@@ -109,13 +101,18 @@ def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", JUDGED)
-def test_ours_is_close_to_the_envelope(tmp_path: Path, shape: str) -> None:
-    """On traffic of every shape ours is not further below the best reference than AIM, or its known gap."""
-    trace = generated(tmp_path, shape, 21, 20_000)
-    for fraction in CAPACITIES:
-        best = max(ratio(trace, name, fraction) for name in REFERENCES)
-        assert ratio(trace, OURS, fraction) >= best - GAPS.get(shape, AIM), fraction
+@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("shape", ["agents", "chat", "scan", "shift"])
+def test_ours_is_close_to_the_envelope(shape: str, seed: int) -> None:
+    """On conversations, agents, scans and sudden changes ours is nowhere further below the best reference than is aimed at."""
+    assert min(cell.points for cell in compare(shape, seed, 60_000)) >= -AIM_POINTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["drift", "loop", "mix", "popular"])
+def test_ours_is_not_far_from_the_envelope_on_odd_traffic(shape: str) -> None:
+    """On traffic without conversations, short as it is, the gaps are known."""
+    assert min(cell.points for cell in compare(shape, 21, 20_000)) >= -GAPS.get(shape, AIM_POINTS)
 
 
 def test_generated_traffic_follows_from_its_seed() -> None:
