@@ -14,10 +14,13 @@ Invariants (proven by `Index.check`):
 * a ghost has children; where there are several, they are counted by tier;
 * pins > 0 means that somebody uses the bytes: the block is in no policy's queue of victims.
 
-There are millions of these, so a block is 64 bytes, three of its numbers share one, and it
-is a struct without a garbage collector's header, which collections do not walk either (a full one over millions of ordinary objects
+There are millions of these, so a block is 64 bytes: a struct without a garbage collector's
+header, which collections do not walk either (a full one over millions of ordinary objects
 stops the daemon for seconds). The price is that circles of blocks are never found by the
 collector. `index.left` opens them when a block goes, `index.forget` when a namespace does.
+And its tiers, slot and pins are one number:
+
+    where   … pins │ slot + 1 (44 bits) │ BROKEN_PREFIX … ROOTED IN_NVME IN_DRAM (8 bits)
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ ROOTED = 4
 BROKEN_PREFIX = 128  # only in answers to residency: the block is there, a parent is not
 NO_SLOT = -1
 _SLOT_SHIFT = 8
-_SLOT_MASK = 0xFFFF_FFFF
-_PIN_SHIFT = 40
+SLOT_MAX = (1 << 44) - 2
+_SLOT_MASK = SLOT_MAX + 1
+_PIN_SHIFT = 52
 PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
 
@@ -50,9 +54,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
     hash: bytes
     parent: Block | None = None
     children: Block | Children | None = None  # most blocks have none or one
-    where: int = (
-        0  # a byte of IN_DRAM, IN_NVME, ROOTED (no tier, no ROOTED); 32 bits: slot + 1; the rest: pins
-    )
+    where: int = 0  # IN_DRAM, IN_NVME, ROOTED (no tier, no ROOTED); above them the slot, then the pins
     stretch: Stretch | None = None  # its last use, which it shares with its neighbours
 
     @property

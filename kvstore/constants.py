@@ -160,13 +160,14 @@ REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
 REUSE_AGE_MAX = 1 << 30  # … this, and one for everything older
 REUSE_GHOSTS_MIN = 65_536  # blocks remembered after they left, at least, about 110 bytes each …
 REUSE_GHOSTS_SHARE = 16  # … and one for this many that are held
-REUSE_GHOSTS_TRIMMED = 4096  # of them looked up at once to be forgotten
+REUSE_GHOSTS_TRIMMED = 4096  # more than that, before the oldest are forgotten
 REUSE_USES_FADE = 24.0  # uses count half when the whole cache was asked for so many times since …
 REUSE_USES_HELD_MIN = 20  # … or as if so many blocks were held, if that is more
 REUSE_PRIOR_STRETCHES = 30.0  # a kind's own experience outweighs that of its relatives from here on
 REUSE_PRIOR_CHANCE = 0.03  # before anything is known: of reuse within one age
 REUSE_PRIOR_FIRST_AGE = 5  # … and so many times that within the first age, which is so much wider
 REUSE_EVIDENCE_BLOCKS_MAX = 65_536.0  # a kind's counts are halved here, so that new habits replace old ones
+REUSE_COUNT_ALL_MAX = 131_072  # blocks held; while it is more, one request of two, four, … is counted
 REUSE_COUNTED_MAX = 1e6  # relatives are compared when all counts have doubled, or grew by so many
 REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
 REUSE_GROWN_SHARE = 4  # a kind's counts are looked at when they grew by one in so many
@@ -175,7 +176,7 @@ REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared 
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
 # ---- which judge decides (kvstore/policies/contest.py) ---------------------------------
-CONTEST_SAMPLE_MAX = 8192  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
+CONTEST_SAMPLE_MAX = 6144  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …
 CONTEST_WINDOW_MIN = 1000.0  # … or for so many blocks, if that is more
 CONTEST_DOUBTS = 0.4  # a lead counts beyond so many standard deviations

@@ -46,7 +46,7 @@ class Departed:
 
     def why(self, namespace: Namespace, block_hash: bytes) -> int | None:
         """What was noted of this key last; None if nothing is remembered."""
-        name = namespace.names_of((block_hash,))[0]
+        name = namespace.name_of(block_hash)
         at = name % self._buckets * WAYS
         for word in self._words[at : at + WAYS]:
             if word >> _WHY_BITS == name >> _NAME_SHIFT and word:

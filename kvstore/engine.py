@@ -241,11 +241,11 @@ class Engine:
             self.room.offer_again(run)
         unverified, blocks, tiers = self.room.unverified, lease.blocks, lease.tiers
         for position, block in enumerate(found):
-            if block is None or not block.where & IN_ANY:
+            if block is None or not (where := block.where) & IN_ANY:
                 continue
-            tiers[position] = tier = IN_DRAM if block.where & IN_DRAM else IN_NVME
-            if tier == IN_DRAM and block not in unverified:  # as `Promoter.is_ready` and `ReadLease.hold`
-                block.where += PIN
+            tiers[position] = IN_DRAM if where & IN_DRAM else IN_NVME
+            if where & IN_DRAM and block not in unverified:  # as `Promoter.is_ready` and `ReadLease.hold`
+                block.where = where + PIN
                 blocks[position] = block
             else:
                 lease.outstanding += 1

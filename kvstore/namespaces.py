@@ -75,6 +75,10 @@ class Namespace:
         salt = self.salt
         return [(hash(block_hash) ^ salt) & KEY_NAME_MASK for block_hash in hashes]
 
+    def name_of(self, block_hash: bytes) -> int:
+        """The same of one block."""
+        return (hash(block_hash) ^ self.salt) & KEY_NAME_MASK
+
     def holds(self, block_hash: bytes) -> bool:
         """Whether some tier has this block."""
         block = self.blocks.get(block_hash)

@@ -24,7 +24,7 @@ The momentary chance would be wrong: it is lowest just after an answer, when peo
   that learned only from what it kept would never find out what it should have kept.
 
 The unit of work is the *stretch*: neighbours of one request with the same history. It is
-counted, and grows older, as one.
+counted, and grows older, as one. Of a large cache's stretches only a sample is counted.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from kvstore.constants import (
     REUSE_AGE_MAX,
     REUSE_AGE_MIN,
     REUSE_AGES_PER_DOUBLING,
+    REUSE_COUNT_ALL_MAX,
     REUSE_COUNTED_MAX,
     REUSE_EVIDENCE_BLOCKS_MAX,
     REUSE_GHOSTS_MIN,
@@ -123,6 +124,7 @@ USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)]
 RELATIVES_OF = [USES_GROUP_OF[kind] if kind < _LAST else USES_GROUPS for kind in range(KINDS)]
 UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: of somebody's first turn, for all we know
 
+_SCATTER = 0x9E37_79B1  # of 2**32 the golden section: its multiples are in step with no traffic
 EVERY_HASH = 1 << 32  # above all fingerprints
 
 
@@ -132,7 +134,7 @@ def fingerprint(key: bytes) -> int:
 
 
 class Stretch(msgspec.Struct, gc=False, eq=False):
-    """Blocks of one request that are alike. `alive`: those not used since, held or ghosts."""
+    """Blocks of one request that are alike. `alive`: those not used since, held or ghosts; 0 if not counted."""
 
     touched: int = 0  # clock of `Reuse`
     kind: int = 0
@@ -262,9 +264,9 @@ class Reuse:
         self.held = 0  # blocks with a stretch that are no ghosts
         self._tallies = [Tally() for _ in range(KINDS)]
         self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
-        self._oldest: Iterator[tuple[int, Stretch]] = iter(())  # the next to be forgotten
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
+        self._is_counted = True  # the run under way
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
         self._grown: dict[int, None] = {}  # kinds whose counts should be looked at, in this order
         self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the priors were made, and since
@@ -316,20 +318,18 @@ class Reuse:
         if stretch is None:
             return
         self.held -= 1
-        self._ghosts[block.namespace.names_of((block.hash,))[0]] = stretch
+        self._ghosts[block.namespace.name_of(block.hash)] = stretch
         self._trim_ghosts()
 
     def _trim_ghosts(self) -> None:
-        ghosts = self._ghosts
-        excess = len(ghosts) - max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE)
-        while excess > 0:
-            name, stretch = next(self._oldest, (-1, None))
-            if stretch is None:  # many at once: a dict finds its first entry slowly when many left before it
-                self._oldest = iter(list(islice(ghosts.items(), REUSE_GHOSTS_TRIMMED)))
-            elif ghosts.get(name) is stretch:  # else it was used again
-                del ghosts[name]
+        """Forget the oldest, many at once: a dict finds its first entry slowly when many left before it."""
+        excess = len(self._ghosts) - max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE)
+        if excess < REUSE_GHOSTS_TRIMMED:
+            return
+        for name in list(islice(self._ghosts, excess)):
+            stretch = self._ghosts.pop(name)
+            if stretch.alive:
                 stretch.alive -= 1
-                excess -= 1
 
     # -- what is expected --
 
@@ -343,7 +343,7 @@ class Reuse:
 
     def kind_of_new(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> int:
         """The kind that a block would have which is not here yet."""
-        ghost = self._ghosts.get(namespace.names_of((block_hash,))[0])
+        ghost = self._ghosts.get(namespace.name_of(block_hash))
         uses = self._uses_after(ghost)
         if block_hash == prompt.last:
             return kind_of_last(uses)
@@ -357,6 +357,8 @@ class Reuse:
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
+        one_in = 1 << (self.held // REUSE_COUNT_ALL_MAX).bit_length()
+        self._is_counted = (self._requests * _SCATTER >> 16) % one_in == 0
         if self._requests % REUSE_AGE_EVERY == 0:
             self._grow_older()
         self._learn()
@@ -378,7 +380,8 @@ class Reuse:
         kind = kind_of_last(uses) if is_last else kind_of(uses, turn, prompt.blocks)
         stretch = Stretch(self.now, kind, uses, old.turn if old is not None else turn, turn, now_s)
         self._stretches += 1
-        self._aging[0].append(stretch)
+        if self._is_counted:
+            self._aging[0].append(stretch)
         return stretch
 
     def _uses_after(self, old: Stretch | None) -> float:
@@ -390,13 +393,14 @@ class Reuse:
 
     def _count(self, old: Stretch | None, new: Stretch, blocks: int) -> None:
         """So many blocks of one stretch were used and belong to another one now."""
-        new.alive += blocks
-        tally = self._tallies[new.kind]
-        tally.risk[0] += blocks
-        self._newly_counted += blocks
-        if tally.grew(blocks):
-            self._grown[new.kind] = None
-        if old is not None:
+        if self._is_counted:
+            new.alive += blocks
+            tally = self._tallies[new.kind]
+            tally.risk[0] += blocks
+            self._newly_counted += blocks
+            if tally.grew(blocks):
+                self._grown[new.kind] = None
+        if old is not None and old.alive:
             old.alive -= blocks
             tally = self._tallies[old.kind]
             tally.used[bisect_right(AGE_STARTS, self.now - old.touched)] += blocks
