@@ -12,6 +12,7 @@ from benchmarks.envelope import AIM_POINTS, compare, generated
 from benchmarks.traffic import SHAPES
 from kvstore.cli import main
 from kvstore.errors import ReplayError
+from kvstore.policies import reuse
 from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
 from kvstore.policies.names import BOUND, EVERYTHING, OURS, POLICIES, REFERENCES
@@ -113,6 +114,14 @@ def test_ours_is_close_to_the_envelope(shape: str, seed: int) -> None:
 def test_ours_is_not_far_from_the_envelope_on_odd_traffic(shape: str) -> None:
     """On traffic without conversations, short as it is, the gaps are known."""
     assert min(cell.points for cell in compare(shape, 21, 20_000)) >= -GAPS.get(shape, AIM_POINTS)
+
+
+def test_a_sample_of_uses_teaches_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large cache counts one use of many, and decides as well as if it counted all."""
+    trace = generated(tmp_path, "chat", 21, 60_000)
+    counted = ratio(trace, OURS, 0.1)
+    monkeypatch.setattr(reuse, "REUSE_COUNT_ALL_MAX", trace.unique_blocks // 10 // 16)
+    assert ratio(trace, OURS, 0.1) == pytest.approx(counted, abs=0.006)
 
 
 def test_generated_traffic_follows_from_its_seed() -> None:
