@@ -13,7 +13,9 @@ is held.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from kvstore.constants import REUSE_PICK_EVERY, REUSE_STALE_ENTRIES_MIN
@@ -21,7 +23,55 @@ from kvstore.policies.judges import Judge
 from kvstore.policies.reuse import UNKNOWN, Stretch
 
 T = TypeVar("T")
-Queue = list[tuple[int, int, T, Stretch | None]]  # a heap: (last use, number, item, its stretch)
+Entry = tuple[int, int, T, Stretch | None]  # last use, number, item, its stretch
+
+
+class Queue(Generic[T]):
+    """Entries of one kind. A heap that is hardly ever needed: with millions of entries one step of it is slow.
+
+        front  the oldest is last. What is older still follows it: the parent of a leaf that just left
+        back   what came in the order of its age: leaves that were just used
+        heap   all others
+
+    Where anything is, something is in front.
+    """
+
+    __slots__ = ("back", "front", "heap")
+
+    def __init__(self) -> None:
+        self.front: list[Entry[T]] = []
+        self.back: deque[Entry[T]] = deque()
+        self.heap: list[Entry[T]] = []
+
+    def push(self, entry: Entry[T]) -> None:
+        front, back = self.front, self.back
+        if not front or entry < front[-1]:
+            front.append(entry)
+        elif not back or entry > back[-1]:
+            back.append(entry)
+        else:
+            heapq.heappush(self.heap, entry)
+
+    def pop(self) -> T:
+        """Take the oldest out."""
+        front, back, heap = self.front, self.back, self.heap
+        item = front.pop()[2]
+        if back and (not heap or back[0] < heap[0]):
+            if not front or back[0] < front[-1]:
+                front.append(back.popleft())
+        elif heap and (not front or heap[0] < front[-1]):
+            front.append(heapq.heappop(heap))
+        return item
+
+    def put(self, entries: list[Entry[T]]) -> None:
+        """These instead of all others."""
+        entries.sort()
+        self.front = entries[:1]
+        self.back = deque(entries[1:])
+        self.heap = []
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return chain(self.front, self.back, self.heap)
 
 
 class Leaves(Generic[T]):
@@ -43,17 +93,17 @@ class Leaves(Generic[T]):
         kind, touched = (stretch.kind, stretch.touched) if stretch is not None else (UNKNOWN, 0)
         queue = self._queues.get(kind)
         if queue is None:
-            queue = self._queues[kind] = []
+            queue = self._queues[kind] = Queue()
         self._number += 1
         self._entries += 1
-        heapq.heappush(queue, (touched, self._number, item, stretch))
-        if self._judge is not None and queue[0][2] is item and queue is not self._pick:
+        queue.push((touched, self._number, item, stretch))
+        if self._judge is not None and queue.front[-1][2] is item and queue is not self._pick:
             self._pick_limit = min(self._pick_limit, self._judge.worth(kind, touched))
         if self._entries > self._entries_max:
             self._rebuild()
 
     def cheapest(self, judge: Judge) -> float | None:
-        """What the next victim is worth, None if there is none. It is `queue()[0]` then."""
+        """What the next victim is worth, None if there is none. `first` and `pop` name it then."""
         queue = self._pick
         if queue is not None and self._pick_left > 0 and judge is self._judge and self._settle(queue):
             self._pick_left -= 1
@@ -64,14 +114,14 @@ class Leaves(Generic[T]):
 
     def first(self) -> T:
         """The next victim. Only after `cheapest` found one."""
-        assert self._pick, "nothing may leave"
-        return self._pick[0][2]
+        assert self._pick is not None, "nothing may leave"
+        return self._pick.front[-1][2]
 
     def pop(self) -> T:
         """Take the next victim out. Only after `cheapest` found one."""
-        assert self._pick, "nothing may leave"
+        assert self._pick is not None, "nothing may leave"
         self._entries -= 1
-        return heapq.heappop(self._pick)[2]
+        return self._pick.pop()
 
     def clear(self) -> None:
         self._queues.clear()
@@ -96,12 +146,12 @@ class Leaves(Generic[T]):
 
     def _settle(self, queue: Queue[T]) -> bool:
         """Throw away what is outdated on top; False if nothing is left."""
-        is_leaf = self._is_leaf
-        while queue:
-            _, _, item, stretch = queue[0]
+        is_leaf, front = self._is_leaf, queue.front
+        while front:
+            _, _, item, stretch = front[-1]
             if is_leaf(item, stretch):
                 return True
-            heapq.heappop(queue)
+            queue.pop()
             self._entries -= 1
         return False
 
@@ -114,12 +164,11 @@ class Leaves(Generic[T]):
                 if id(entry[2]) not in known and self._is_leaf(entry[2], entry[3]):
                     known.add(id(entry[2]))
                     true.append(entry)
-            heapq.heapify(true)
-            queue[:] = true
+            queue.put(true)
         self._entries = len(known)
         self._entries_max = 2 * self._entries + REUSE_STALE_ENTRIES_MIN
 
 
 def _worth_of_first(queue: Queue[T], judge: Judge) -> float:
-    touched, _, _, stretch = queue[0]
+    touched, _, _, stretch = queue.front[-1]
     return judge.worth(stretch.kind if stretch is not None else UNKNOWN, touched)
