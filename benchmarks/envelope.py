@@ -24,7 +24,7 @@ from kvstore.replay import table
 from kvstore.replay.trace import Trace, read
 
 CAPACITIES = (0.01, 0.05, 0.1, 0.25)
-LIKE_LIFE = ("agents", "chat", "scan", "shift")
+LIKE_LIFE = ("agents", "chat", "scan", "shift", "study", "tasks")
 AIM_POINTS = 0.3  # below the envelope at most
 
 

@@ -7,6 +7,9 @@ comes back), so that two seeds are two services and not two samples of one:
 
 * chat    conversations behind a few system prompts; people pause between turns
 * agents  long shared prefixes, many quick steps, some of them forks
+* tasks   several kinds of agents whose prompts grow for dozens of steps, then never come back
+* study   conversations about long documents, of which some are popular
+* rag     a few retrieved documents one behind another in each prompt, in any order
 * scan    chat, and batches of documents that are read once, or again and again in a circle
 * shift   chat that suddenly becomes agents, then another chat
 * mix     chat, agents and popular prompts at once
@@ -171,6 +174,74 @@ def agents(world: World) -> None:
     world.spawn(world.arrivals(rng.uniform(0.1, 0.4), task))
 
 
+def tasks(world: World) -> None:
+    """Agents of several kinds: each has its pace, its tools, and how long it works at something."""
+    rng = world.random
+
+    def agent() -> Session:
+        tools = world.prefixes(rng.randint(1, 6), rng.uniform(2000, 15_000), 0.5)
+        steps, pause = rng.uniform(15, 80), rng.uniform(2, 20)
+        growth, rate = rng.uniform(300, 1500), rng.uniform(0.02, 0.1)
+
+        def task() -> Session:
+            chain = world.zipf(tools, 1.0)
+            world.extend(chain, world.lognormal(2000, 0.8))
+            for _ in range(1 + int(rng.expovariate(1 / steps))):
+                world.ask(chain)
+                yield world.lognormal(pause, 1.0)
+                world.extend(chain, world.lognormal(growth, 0.9))
+
+        return world.arrivals(rate, task)
+
+    for _ in range(rng.randint(1, 4)):
+        world.spawn(agent())
+
+
+def study(world: World) -> None:
+    """Questions about long documents, one after another; some bring a document of their own."""
+    rng = world.random
+    documents = world.prefixes(rng.randint(100, 800), rng.uniform(5000, 30_000), 0.8)
+    slope, stay = rng.uniform(0.3, 1.0), rng.uniform(0.5, 0.85)
+    pause, once = rng.uniform(10, 120), rng.uniform(0, 0.4)
+
+    def conversation() -> Session:
+        chain = world.zipf(documents, slope) if rng.random() > once else Chain()
+        world.extend(chain, world.lognormal(500, 1.0))
+        world.ask(chain)
+        while rng.random() < stay:
+            yield world.lognormal(pause, 1.0)
+            world.extend(chain, world.lognormal(600, 0.8))
+            world.ask(chain)
+
+    world.spawn(world.arrivals(rng.uniform(0.3, 2.0), conversation))
+
+
+def rag(world: World) -> None:
+    """One to three documents behind a system prompt, then a question that nobody asked before."""
+    rng = world.random
+    systems = world.prefixes(rng.randint(1, 5), rng.uniform(500, 2000), 0.5)
+    count, slope = rng.randint(100, 3000), rng.uniform(0.5, 1.1)
+    weights = list(itertools.accumulate(1 / (rank + 1) ** slope for rank in range(count)))
+    sizes = [world.lognormal(2500, 0.7) for _ in range(count)]
+    known: dict[tuple[int, ...], Chain] = {}
+
+    def people() -> Session:
+        while True:
+            number = rng.randrange(len(systems))
+            chain, read = systems[number].fork(), (number,)
+            for document in rng.choices(range(count), cum_weights=weights, k=rng.choice((1, 1, 1, 2, 3))):
+                read += (document,)
+                if read not in known:
+                    world.extend(chain, sizes[document])
+                    known[read] = chain.fork()
+                chain = known[read].fork()
+            world.extend(chain, world.lognormal(200, 0.5))
+            world.ask(chain)
+            yield rng.expovariate(2.0)
+
+    world.spawn(people())
+
+
 def scan(world: World) -> None:
     """Chat, and a batch job that reads documents: once each, and some of them in a circle."""
     chat(world)
@@ -330,6 +401,9 @@ def clocked(clock: Callable[[int], int]) -> Shape:
 SHAPES: dict[str, Shape] = {
     "chat": steady(chat),
     "agents": steady(agents),
+    "tasks": steady(tasks),
+    "study": steady(study),
+    "rag": steady(rag),
     "scan": steady(scan),
     "shift": shift,
     "mix": steady(mix),

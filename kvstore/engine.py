@@ -231,7 +231,7 @@ class Engine:
         )
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
-        found = list(map(namespace.blocks.get, asked))
+        found = index.chain(namespace, asked)
         run = [block for block in found if block is not None and block.where & IN_ANY]
         if self.room.expiry and (over := self.room.expiry.over(run)):
             found = [None if block in over else block for block in found]
@@ -294,7 +294,7 @@ class Engine:
                 slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
                 if slot is None:
                     self.counters.reserve_no_room += len(asked) - position
-                    refused = [h for h in asked[position:] if (b := known(h)) is None or not b.where & IN_ANY]
+                    refused = index.not_held(namespace, asked[position:])
                     break
                 writing.add(block_hash)
                 lease.slots[position] = slot
@@ -305,9 +305,8 @@ class Engine:
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
-        held = [
-            block for block in held if block.where & IN_ANY
-        ]  # what came after it may have taken its place
+        # What came later in this run may have taken the place of one that was held.
+        held = [block for block in held if block.where & IN_ANY]
         if self.room.expiry:
             for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
                 self.room.expiry.stored(block)

@@ -40,6 +40,33 @@ def rooted_prefix(namespace: Namespace, hashes: bytes, count: int) -> int:
     return low
 
 
+def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:
+    """The block of each hash, None where the index has none.
+
+    From the last one up along its parents, which lie side by side in memory, as far as they are what is
+    asked for: among millions, looking up a hash waits for memory four times.
+    """
+    get = namespace.blocks.get
+    found: list[Block | None] = []
+    block = get(hashes[-1]) if hashes else None
+    for block_hash in reversed(hashes):
+        if block is None or block.hash != block_hash:
+            break
+        found.append(block)
+        block = block.parent
+    found.reverse()
+    return [*map(get, hashes[: len(hashes) - len(found)]), *found]
+
+
+def not_held(namespace: Namespace, hashes: list[bytes]) -> list[bytes]:
+    """Those of a run, in prompt order, that no tier has: all of them, where the index does not know the
+    first one, as it knows every block that something hangs on."""
+    get = namespace.blocks.get
+    if not hashes or get(hashes[0]) is None:
+        return hashes
+    return [h for h in hashes if (block := get(h)) is None or not block.where & IN_ANY]
+
+
 def residency(namespace: Namespace, hashes: bytes) -> bytes:
     """One byte a hash: 0 absent, else the bits of `where`, and BROKEN_PREFIX if not rooted."""
     get = namespace.blocks.get

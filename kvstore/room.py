@@ -122,7 +122,7 @@ class Room:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
-        self.departed.note(namespace, hashes, self._no_room)
+        self.departed.note_all(namespace, hashes, self._no_room)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, *run: Block) -> None:
@@ -276,7 +276,8 @@ class Room:
         for waiting in (self.demoting, self.undemoted, self.unverified):
             if waiting:
                 waiting.pop(block, None)
-        self._waive(block)
+        if self._promised:
+            self._waive(block)
         slot = block.slot
         block.put_in(NO_SLOT)
         self.arena.free(slot)
@@ -315,7 +316,7 @@ class Room:
         if not block.where & IN_ANY:
             if self.expiry:
                 self.expiry.gone(block)
-            self.departed.note(block.namespace, (block.hash,), why)
+            self.departed.note(block.namespace, block.hash, why)
             self._family.forgotten(block)
         if parent is not None and parent.where & bit and parent.where < PIN and not parent.has_child_in(bit):
             if not (self.guards and self.guards.guards(parent, bit)):
@@ -384,7 +385,6 @@ class Room:
 
     def _evict(self, block: Block) -> None:
         self._counters.evicted_dram += 1
-        self._counters.evicted_pinned += self.guards.guards(block, IN_DRAM)
         why = outcomes.EVICTED_DRAM
         if not block.where & IN_NVME and self.nvme is not None:
             self._counters.lost_before_demote += 1
@@ -415,6 +415,7 @@ class Room:
             return False
         for block in blocks:
             if block is not None:
+                self._counters.evicted_pinned += self.guards.guards(block, IN_DRAM)
                 self._evict(block)
         return self.arena.has_room(namespace.record_bytes)
 

@@ -9,9 +9,9 @@ blocks, chosen by hash, and holds as large a share of the sample as the tiers ho
 blocks; small caches are their own sample. The sample is thinned out as the tiers grow, so
 that shadows never take more than a bounded memory and time.
 
-Until the first block leaves the tiers, all judges agree, and the first one decides: the one
-that errs least where nothing is known. Afterwards another one takes over only when it has
-been better by more than chance would have it, and the first one again as soon as it is as good.
+Until the first block leaves the tiers, all judges agree, and the first one decides: LRU, as
+nothing is known. Afterwards another one takes over only when it has been better by more than
+chance would have it, and the first one again as soon as it is as good.
 
 Most of what a contest loses it loses by believing chance: for each two judges it counts how
 much their hits differ from request to request, and what is no more than that is no lead.

@@ -2,10 +2,10 @@
 
     judge      a block is worth …                       good where …
     ─────────────────────────────────────────────────────────────────────────────────────
-    Seasoned   these hits, thrice for each doubling     little is known, or changes
-               of its own uses
-    Density    the hits that its like brought           habits last: conversations, agents
     Youngest   more, the later it was used (LRU)        everything is new, or just changed
+    Density    the hits that its like brought           habits last: conversations, agents
+    Seasoned   the same, thrice for each doubling       habits last, and some prompts
+               of its own uses                          are popular
     Frequent   more, the oftener it was used (LFU)      a few prompts are popular, for ever
     Loyal      the same, and newcomers must beat it     the working set does not fit: loops
 
@@ -26,7 +26,9 @@ _FAR = 2.0**60  # further than any clock: the number of uses decides, then the l
 
 
 class Judge(ABC):
-    """Values blocks. `touched` is the clock of `Reuse` at the last use."""
+    """Values blocks. `touched` is the clock of `Reuse` at the last use. `choosy`: not everybody is let in."""
+
+    choosy = False
 
     def __init__(self, reuse: Reuse) -> None:
         self._reuse = reuse
@@ -43,6 +45,8 @@ class Judge(ABC):
 class Density(Judge):
     """Hits to be expected per time of staying, as learned from this traffic."""
 
+    choosy = True
+
     def worth(self, kind: int, touched: int) -> float:
         return self._reuse.density(kind, touched)
 
@@ -52,6 +56,8 @@ class Density(Judge):
 
 class Seasoned(Judge):
     """The same, and what the block itself has shown: threefold for each doubling of its uses."""
+
+    choosy = True
 
     def worth(self, kind: int, touched: int) -> float:
         return self._reuse.density(kind, touched) * _SEASONED[kind]
@@ -77,10 +83,13 @@ class Frequent(Judge):
 class Loyal(Frequent):
     """Who is here stays until somebody comes who was used more often."""
 
+    choosy = True
+
     def worth_of_new(self, kind: int) -> float:
         return USES_GROUP_OF[kind] * _FAR
 
 
 def all_judges(reuse: Reuse) -> list[Judge]:
-    """The first one is trusted until another proves better: of all it errs least where nothing is known."""
-    return [judge(reuse) for judge in (Seasoned, Density, Youngest, Frequent, Loyal)]
+    """The first one is trusted until another proves better: where nothing is known, the least recently used
+    leaves. Others do better on average there; none is so seldom far behind the best."""
+    return [judge(reuse) for judge in (Youngest, Seasoned, Density, Frequent, Loyal)]

@@ -66,6 +66,8 @@ class Judged(Policy):
 
     def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
         judge = self._contest.judge
+        if not judge.choosy:
+            return True
         worth = self.leaves.cheapest(judge)
         if worth is None:
             return True

@@ -105,11 +105,12 @@ class Leaves(Generic[T]):
     def cheapest(self, judge: Judge) -> float | None:
         """What the next victim is worth, None if there is none. `first` and `pop` name it then."""
         queue = self._pick
-        if queue is not None and self._pick_left > 0 and judge is self._judge and self._settle(queue):
-            self._pick_left -= 1
-            worth = _worth_of_first(queue, judge)
-            if worth <= self._pick_limit:
-                return worth
+        if queue is not None and self._pick_left > 0 and judge is self._judge:
+            worth = self._worth_of_first(queue, judge)
+            if worth is not None:
+                self._pick_left -= 1
+                if worth <= self._pick_limit:
+                    return worth
         return self._compare(judge)
 
     def first(self) -> T:
@@ -133,9 +134,9 @@ class Leaves(Generic[T]):
     def _compare(self, judge: Judge) -> float | None:
         best, next_best, pick = float("inf"), float("inf"), None
         for queue in self._queues.values():
-            if not self._settle(queue):
+            worth = self._worth_of_first(queue, judge)
+            if worth is None:
                 continue
-            worth = _worth_of_first(queue, judge)
             if worth < best or pick is None:
                 best, next_best, pick = worth, best, queue
             elif worth < next_best:
@@ -144,16 +145,16 @@ class Leaves(Generic[T]):
         self._pick_left = max(REUSE_PICK_EVERY, len(self._queues))  # so that comparing costs O(1) a victim
         return best if pick is not None else None
 
-    def _settle(self, queue: Queue[T]) -> bool:
-        """Throw away what is outdated on top; False if nothing is left."""
+    def _worth_of_first(self, queue: Queue[T], judge: Judge) -> float | None:
+        """Throws away what is outdated on top; None if nothing is left."""
         is_leaf, front = self._is_leaf, queue.front
         while front:
-            _, _, item, stretch = front[-1]
+            touched, _, item, stretch = front[-1]
             if is_leaf(item, stretch):
-                return True
+                return judge.worth(stretch.kind if stretch is not None else UNKNOWN, touched)
             queue.pop()
             self._entries -= 1
-        return False
+        return None
 
     def _rebuild(self) -> None:
         """Keep each true entry once. In place: the pick stays a queue of ours."""
@@ -167,8 +168,3 @@ class Leaves(Generic[T]):
             queue.put(true)
         self._entries = len(known)
         self._entries_max = 2 * self._entries + REUSE_STALE_ENTRIES_MIN
-
-
-def _worth_of_first(queue: Queue[T], judge: Judge) -> float:
-    touched, _, _, stretch = queue.front[-1]
-    return judge.worth(stretch.kind if stretch is not None else UNKNOWN, touched)

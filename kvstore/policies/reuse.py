@@ -159,7 +159,7 @@ class Tally:
     What follows from the counts is worked out when somebody asks: of most ages nobody does.
     """
 
-    __slots__ = ("_chance", "_density", "grown", "hits", "risk", "used")
+    __slots__ = ("_chance", "densities", "grown", "hits", "risk", "used")
 
     grown: int  # blocks counted since the counts were looked at
 
@@ -172,7 +172,7 @@ class Tally:
         """What follows from the chance of use within each age."""
         self.grown = 0
         self._chance = chance
-        self._density = [-1.0] * AGES  # not worked out
+        self.densities = [-1.0] * AGES  # by age; less than 0: not worked out
         self.hits = 1.0 - math.prod([1.0 - now for now in chance])
 
     def grew(self, blocks: int) -> bool:
@@ -181,10 +181,8 @@ class Tally:
         return self.grown * REUSE_GROWN_SHARE >= self.risk[0]
 
     def density(self, age: int) -> float:
-        """Hits to be expected, for the time it takes, of keeping a block of that age."""
-        density = self._density[age]
-        if density < 0.0:
-            density = self._density[age] = _density(self._chance, age)
+        """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
+        density = self.densities[age] = _density(self._chance, age)
         return density
 
     def halve_if_full(self) -> None:
@@ -264,6 +262,7 @@ class Reuse:
         self.held = 0  # blocks with a stretch that are no ghosts
         self._tallies = [Tally() for _ in range(KINDS)]
         self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
+        self._ghosts_max = REUSE_GHOSTS_MIN + REUSE_GHOSTS_TRIMMED
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
         self._is_counted = True  # the run under way
@@ -309,7 +308,8 @@ class Reuse:
             self._count(old, stretch, end - start)
             ghosts.update(dict.fromkeys(names[start:end], stretch))
         sample = [(namespace.digest + hashes[at], ghosts[names[at]]) for at in _sampled(hashes, below)]
-        self._trim_ghosts()
+        if len(ghosts) > self._ghosts_max:
+            self._trim_ghosts()
         return sample
 
     def forgotten(self, block: Block) -> None:
@@ -319,13 +319,12 @@ class Reuse:
             return
         self.held -= 1
         self._ghosts[block.namespace.name_of(block.hash)] = stretch
-        self._trim_ghosts()
+        if len(self._ghosts) > self._ghosts_max:
+            self._trim_ghosts()
 
     def _trim_ghosts(self) -> None:
         """Forget the oldest, many at once: a dict finds its first entry slowly when many left before it."""
-        excess = len(self._ghosts) - max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE)
-        if excess < REUSE_GHOSTS_TRIMMED:
-            return
+        excess = len(self._ghosts) - self._ghosts_max + REUSE_GHOSTS_TRIMMED
         for name in list(islice(self._ghosts, excess)):
             stretch = self._ghosts.pop(name)
             if stretch.alive:
@@ -335,7 +334,9 @@ class Reuse:
 
     def density(self, kind: int, touched: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of this kind."""
-        return self._tallies[kind].density(bisect_right(AGE_STARTS, self.now - touched))
+        tally, age = self._tallies[kind], bisect_right(AGE_STARTS, self.now - touched)
+        density = tally.densities[age]
+        return density if density >= 0.0 else tally.density(age)
 
     def hits(self, kind: int) -> float:
         """The chance that a block of this kind, just used, is ever used again."""
@@ -357,6 +358,7 @@ class Reuse:
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
+        self._ghosts_max = max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE) + REUSE_GHOSTS_TRIMMED
         one_in = 1 << (self.held // REUSE_COUNT_ALL_MAX).bit_length()
         self._is_counted = (self._requests * _SCATTER >> 16) % one_in == 0
         if self._requests % REUSE_AGE_EVERY == 0:

@@ -7,6 +7,9 @@ import sys
 import weakref
 from typing import cast
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from kvstore import index
 from kvstore.blocks import IN_DRAM, IN_NVME, Block, Children
 from kvstore.engine import Engine
@@ -33,11 +36,11 @@ def watched(block: Block) -> weakref.ref[Mark]:
     return weakref.ref(mark)
 
 
-def test_a_block_costs_80_bytes_that_no_collection_walks() -> None:
+def test_a_block_costs_64_bytes_that_no_collection_walks() -> None:
     """Millions of blocks must neither fill the memory nor stop the daemon for a full collection."""
     space = a_namespace()
     block = index.arrived(space, NAMES[0], b"", IN_DRAM)
-    assert sys.getsizeof(block) <= 80
+    assert sys.getsizeof(block) <= 64
     assert not gc.is_tracked(block)
     assert not gc.is_tracked(space.blocks)
 
@@ -100,3 +103,28 @@ def test_an_engine_that_is_given_up_is_freed() -> None:
     del engine
     gc.collect()
     assert gone() is None
+
+
+@given(
+    parents=st.lists(st.integers(0, 7), min_size=8, max_size=8),
+    held=st.sets(st.integers(0, 7)),
+    asked=st.lists(st.integers(0, 9), max_size=12),
+)
+def test_blocks_found_along_a_chain_are_those_of_their_hashes(
+    parents: list[int], held: set[int], asked: list[int]
+) -> None:
+    """Whatever is asked for: along a chain, with gaps, across two chains, twice, or never seen."""
+    names = [b"%08d" % number for number in range(10)]
+    space = a_namespace()
+    for number in sorted(held):
+        index.arrived(space, names[number], names[parents[number] % number] if number else b"", IN_DRAM)
+    hashes = [names[number] for number in asked]
+    assert index.chain(space, hashes) == [space.blocks.get(h) for h in hashes]
+    up = [names[max(asked, default=0)]]  # and a true chain, downwards
+    while len(up) < 5 and (block := space.blocks.get(up[-1])) is not None and block.parent is not None:
+        up.append(block.parent.hash)
+    down = up[::-1]
+    assert index.chain(space, down) == [space.blocks.get(h) for h in down]
+    for start in range(len(down) + 1):
+        assert index.not_held(space, down[start:]) == [h for h in down[start:] if not space.holds(h)]
+    index.forget(space)
