@@ -1,8 +1,9 @@
 """Who may be writing into the arena right now, and who may still be although we let go.
 
     claimed ──abandon──▶ abandoned ──its lock byte is free──▶ free to be claimed again
-       │                     │                                  its WRITING slots are freed
-       ╰ WRITING slots       ╰ the same slots, in quarantine
+       │ │                   │                             ▲    its WRITING slots are freed
+       │ ╰ WRITING slots     ╰ the same slots, in quarantine
+       ╰────abandon, with no WRITING slot──────────────────╯
 
 A client that was cut off but lives could still be copying into a slot. So each client
 holds the OFD lock of its owner number for as long as a write may be in flight, and slots
@@ -55,9 +56,11 @@ class Owners:
         self._writing[owner].remove(slot)
 
     def abandon(self, owner: int) -> None:
-        """Nobody speaks for this owner any more; what it was writing is in quarantine."""
+        """Nobody speaks for this owner any more; what it was writing is in quarantine. If that is nothing,
+        the number is free at once: many short connections would use them up between two sweeps."""
         self._claimed.discard(owner)
-        self._abandoned.add(owner)
+        if self._writing.get(owner):
+            self._abandoned.add(owner)
 
     def expired(self) -> list[int]:
         """Slots whose abandoned owner cannot write any more. Their owners become free."""

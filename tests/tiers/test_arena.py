@@ -290,6 +290,16 @@ def test_owner_numbers_are_not_reused_too_soon(arena: Arena, path: Path) -> None
     assert {arena.claim_owner(), arena.claim_owner()} == {claimed, claimed + 1}
 
 
+def test_short_connections_do_not_use_up_the_numbers(arena: Arena) -> None:
+    """Whoever wrote nothing, or ended what it wrote, waits in no quarantine."""
+    for number in range(2 * OWNER_MAX):
+        owner = arena.claim_owner()
+        if number % 2:
+            arena.free(write(arena, number, owner))
+        arena.abandon_owner(owner)
+    assert arena.check() == []
+
+
 def test_the_handed_out_descriptor_holds_no_lock(path: Path) -> None:
     """A client that keeps the descriptor it was passed does not keep the next daemon out."""
     first = make(path)
