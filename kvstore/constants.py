@@ -175,11 +175,18 @@ REUSE_AGE_EVERY = 4  # requests between two looks at what grew older
 REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again, at least
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
+# ---- whose experience is its own (kvstore/policies/applications.py) --------------------
+APPLICATIONS_MAX = 8  # at most 1.5 MiB each
+APPLICATIONS_COUNTED_MAX = 64  # first blocks whose requests are counted
+APPLICATIONS_FADE_REQUESTS = 4096  # requests after which all counts are halved
+APPLICATION_REQUESTS_MIN = 16  # before an application gets a place …
+APPLICATION_SHARE_MAX = 0.95  # … and of all requests at most: the experience of nearly all is everybody's
+
 # ---- which judge decides (kvstore/policies/contest.py) ---------------------------------
 CONTEST_SAMPLE_MAX = 6144  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …
-CONTEST_WINDOW_MIN = 1000.0  # … or for so many blocks, if that is more
-CONTEST_DOUBTS = 0.4  # a lead counts beyond so many standard deviations
+CONTEST_WINDOW_REQUESTS = 300  # … or by so many requests, if that takes longer: neighbours share one fate
+CONTEST_DOUBTS = 0.25  # a lead counts beyond so many standard deviations
 
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(LOADS_WAITING_MAX < IO_URGENT_MAX, "every load finds a place in the pool's queue")

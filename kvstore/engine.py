@@ -280,7 +280,7 @@ class Engine:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
         if index.would_cycle(namespace, parent, asked):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
-        prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0, b"")
+        prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0)
         lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
         held: list[Block] = []
         refused: list[bytes] = []
@@ -488,7 +488,7 @@ class Engine:
 
     def _prompt(self, number: int, block_hash: bytes, blocks: int) -> Prompt:
         """The prompt that a lookup named, or what is known of it: this many blocks."""
-        return self.prompts.recall(number, block_hash) or Prompt(blocks, b"")
+        return self.prompts.recall(number, block_hash) or Prompt(blocks)
 
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
         place = self.arena.place

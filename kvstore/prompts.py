@@ -16,12 +16,14 @@ from kvstore.constants import PROMPTS_REMEMBERED_MAX
 
 
 class Prompt:
-    """One request. `blocks`: its length; `last`: hash of its last block; `turn`: 0 until somebody counts."""
+    """One request. `blocks`: its length; `first`, `last`: hashes of its first and last block, empty if not
+    known; `turn`: 0 until somebody counts."""
 
-    __slots__ = ("blocks", "last", "turn")
+    __slots__ = ("blocks", "first", "last", "turn")
 
-    def __init__(self, blocks: int, last: bytes) -> None:
+    def __init__(self, blocks: int, first: bytes = b"", last: bytes = b"") -> None:
         self.blocks = blocks
+        self.first = first
         self.last = last
         self.turn = 0
 
@@ -39,7 +41,7 @@ class Prompts:
         """A lookup of namespace `number` found `hits` leading blocks."""
         if not hashes:
             return
-        prompt = Prompt(len(hashes) // hash_bytes, hashes[-hash_bytes:])
+        prompt = Prompt(len(hashes) // hash_bytes, hashes[:hash_bytes], hashes[-hash_bytes:])
         at = hits * hash_bytes
         if hits:
             self._latest[number, hashes[at - hash_bytes : at]] = prompt

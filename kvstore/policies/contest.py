@@ -29,7 +29,7 @@ from kvstore.constants import (
     CONTEST_DOUBTS,
     CONTEST_SAMPLE_MAX,
     CONTEST_WINDOW_CAPACITIES,
-    CONTEST_WINDOW_MIN,
+    CONTEST_WINDOW_REQUESTS,
 )
 from kvstore.policies.judges import Judge
 from kvstore.policies.leaves import Leaves
@@ -154,9 +154,8 @@ class Contest:
         capacity = held * (self.below / EVERY_HASH) if self._full else float("inf")
         answers = [shadow.ask(uses, max(1.0, capacity)) for shadow in self._shadows]
         if self._full:
-            self._score(
-                answers, 0.5 ** (len(uses) / max(CONTEST_WINDOW_MIN, CONTEST_WINDOW_CAPACITIES * capacity))
-            )
+            windows = len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * capacity)
+            self._score(answers, 0.5 ** min(windows, 1 / CONTEST_WINDOW_REQUESTS))
             self._choose()
         if max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
             self.below //= 2

@@ -8,17 +8,19 @@ The clock counts the blocks that were asked for: what a block competes with is o
 requests, not seconds, and a trace that is replayed at another speed is the same trace.
 
 A kind is what all blocks of one request have in common: how often they were used (uses long
-ago count less), the turn of the conversation, the size of the prompt; the last blocks of
-prompts are kinds of their own (partly filled ones never come back, and this is how it is noticed). From used/risk
-follows the chance of reuse at every age, and from that the *density* of a block of that
-age: the best, over all times one could still keep it, of
+ago count less), the turn of the conversation, the size of the prompt, and its application if that
+is a large one (`kvstore.policies.applications`); the last blocks of prompts are kinds of their own
+(partly filled ones never come back, and this is how it is noticed). From used/risk follows the chance
+of reuse at every age, and from that the *density* of a block of that age: the best, over all times
+one could still keep it, of
 
     chance that it is used until then  ÷  time it is expected to take until used or dropped
 
 The momentary chance would be wrong: it is lowest just after an answer, when people think.
 
 * Counts are looked at when they grew by a share of themselves: often while little is known,
-  seldom later. Kinds with little experience borrow from kinds used as often, and these from all.
+  seldom later. Kinds with little experience borrow: those of an application from the same kind of
+  everybody, these from kinds used as often, and these from all.
 * Counts are halved when they get large: new habits replace old ones.
 * Blocks that left are remembered as ghosts, a bounded number of them, because a policy
   that learned only from what it kept would never find out what it should have kept.
@@ -41,6 +43,7 @@ import msgspec
 
 from kvstore.blocks import Block
 from kvstore.constants import (
+    APPLICATIONS_MAX,
     REUSE_AGE_EVERY,
     REUSE_AGE_MAX,
     REUSE_AGE_MIN,
@@ -60,6 +63,7 @@ from kvstore.constants import (
     REUSE_USES_HELD_MIN,
 )
 from kvstore.namespaces import Namespace
+from kvstore.policies.applications import Applications
 from kvstore.prompts import Prompt
 from tiers.base import NAMESPACE_BYTES
 
@@ -85,7 +89,7 @@ USES_GROUPS = 8
 USES_WITH_DETAIL = 4  # groups of uses that are told apart by turn and size, too
 _PLAIN = USES_WITH_DETAIL * TURN_GROUPS * SIZE_GROUPS  # the first kind without
 _LAST = _PLAIN + USES_GROUPS - USES_WITH_DETAIL  # the first kind of last blocks
-KINDS = _LAST + USES_GROUPS
+KINDS = _LAST + USES_GROUPS  # of everybody; from here on those of applications, so many each
 RELATIVES = USES_GROUPS + 1  # kinds used as often, and all last blocks
 _TURN_GROUP = [0, 0, 1, 2, 3, 4, 4]  # 1, 2, 3, 4, 5–6, more
 USES_COUNTED_MAX = 255.0
@@ -120,7 +124,7 @@ def _uses_group_of(kind: int) -> int:
     return kind // (TURN_GROUPS * SIZE_GROUPS)
 
 
-USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)]
+USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)] * (1 + APPLICATIONS_MAX)
 RELATIVES_OF = [USES_GROUP_OF[kind] if kind < _LAST else USES_GROUPS for kind in range(KINDS)]
 UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: of somebody's first turn, for all we know
 
@@ -154,24 +158,27 @@ Use = tuple[bytes, Stretch]  # key of a block, and what its use was
 
 class Tally:
     """Of one kind: how many blocks reached each age, how many were used in it. hits: the chance that
-    one is ever used again, as long as ages are counted.
+    one is ever used again, as long as ages are counted. everybody: of an application's kind, the same
+    kind of all. relatives: of others, whose experience they borrow.
 
     What follows from the counts is worked out when somebody asks: of most ages nobody does.
     """
 
-    __slots__ = ("_chance", "densities", "grown", "hits", "risk", "used")
+    __slots__ = ("chance", "densities", "everybody", "grown", "hits", "relatives", "risk", "used")
 
     grown: int  # blocks counted since the counts were looked at
 
-    def __init__(self) -> None:
+    def __init__(self, relatives: int = 0, everybody: Tally | None = None) -> None:
+        self.relatives = relatives
+        self.everybody = everybody
         self.risk = [0.0] * AGES
         self.used = [0.0] * AGES
-        self.learn(_PRIOR)
+        self.learn(everybody.chance if everybody is not None else _PRIOR)
 
     def learn(self, chance: Sequence[float]) -> None:
         """What follows from the chance of use within each age."""
         self.grown = 0
-        self._chance = chance
+        self.chance = chance
         self.densities = [-1.0] * AGES  # by age; less than 0: not worked out
         self.hits = 1.0 - math.prod([1.0 - now for now in chance])
 
@@ -182,7 +189,7 @@ class Tally:
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
-        density = self.densities[age] = _density(self._chance, age)
+        density = self.densities[age] = _density(self.chance, age)
         return density
 
     def halve_if_full(self) -> None:
@@ -260,14 +267,16 @@ class Reuse:
     def __init__(self) -> None:
         self.now = 0  # the clock: blocks asked for so far
         self.held = 0  # blocks with a stretch that are no ghosts
-        self._tallies = [Tally() for _ in range(KINDS)]
+        everybody = [Tally(relatives) for relatives in RELATIVES_OF]
+        self._tallies = everybody * (1 + APPLICATIONS_MAX)  # an application's own come with its first blocks
+        self._applications = Applications(self._forget_application)
         self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
         self._ghosts_max = REUSE_GHOSTS_MIN + REUSE_GHOSTS_TRIMMED
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
         self._is_counted = True  # the run under way
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
-        self._grown: dict[int, None] = {}  # kinds whose counts should be looked at, in this order
+        self._grown: dict[Tally, None] = {}  # whose counts should be looked at, in this order
         self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the priors were made, and since
         self._priors: list[list[float]] = [list(_PRIOR) for _ in range(RELATIVES)]
 
@@ -275,7 +284,7 @@ class Reuse:
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float, below: int) -> list[Use]:
         """A request used these blocks of one namespace, or has just brought them. Answers the uses of a sample."""
-        self._begin(len(run))
+        self._begin(len(run), prompt)
         hashes = [block.hash for block in run]
         olds = [block.stretch for block in run]
         were_held = all(olds)
@@ -297,7 +306,7 @@ class Reuse:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, below: int) -> list[Use]:
         """A request brought these blocks and they were not let in: ghosts from the start."""
-        self._begin(len(hashes))
+        self._begin(len(hashes), prompt)
         names, ghosts = namespace.names_of(hashes), self._ghosts
         olds = [ghosts.pop(name, None) for name in names]
         for start, end in _pieces(hashes, olds, prompt):
@@ -350,11 +359,20 @@ class Reuse:
             return kind_of_last(uses)
         turn = ghost.next_turn() if ghost is not None else prompt.turn or 1
         prompt.turn = turn  # what follows in this prompt goes on behind it
-        return kind_of(uses, turn, prompt.blocks)
+        return self._kind(uses, turn, prompt)
 
     # -- helpers --
 
-    def _begin(self, blocks: int) -> None:
+    def _kind(self, uses: float, turn: int, prompt: Prompt) -> int:
+        return kind_of(uses, turn, prompt.blocks) + KINDS * self._applications.place(prompt.first)
+
+    def _forget_application(self, place: int) -> None:
+        """Another application gets this place: until it has an experience of its own, everybody's is right."""
+        self._tallies[place * KINDS : (place + 1) * KINDS] = self._tallies[:KINDS]
+
+    def _begin(self, blocks: int, prompt: Prompt) -> None:
+        if prompt.first:
+            self._applications.saw(prompt.first)
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
@@ -379,7 +397,7 @@ class Reuse:
         self, old: Stretch | None, turn: int, prompt: Prompt, is_last: bool, now_s: float = 0.0
     ) -> Stretch:
         uses = self._uses_after(old)
-        kind = kind_of_last(uses) if is_last else kind_of(uses, turn, prompt.blocks)
+        kind = kind_of_last(uses) if is_last else self._kind(uses, turn, prompt)
         stretch = Stretch(self.now, kind, uses, old.turn if old is not None else turn, turn, now_s)
         self._stretches += 1
         if self._is_counted:
@@ -398,16 +416,31 @@ class Reuse:
         if self._is_counted:
             new.alive += blocks
             tally = self._tallies[new.kind]
-            tally.risk[0] += blocks
-            self._newly_counted += blocks
-            if tally.grew(blocks):
-                self._grown[new.kind] = None
+            if new.kind >= KINDS and tally.everybody is None:
+                tally = self._tallies[new.kind] = Tally(everybody=tally)
+            self._reached(tally, 0, blocks)
         if old is not None and old.alive:
             old.alive -= blocks
+            age = bisect_right(AGE_STARTS, self.now - old.touched)
             tally = self._tallies[old.kind]
-            tally.used[bisect_right(AGE_STARTS, self.now - old.touched)] += blocks
-            if tally.grew(blocks):
-                self._grown[old.kind] = None
+            tally.used[age] += blocks
+            self._grew(tally, blocks)
+            if tally.everybody is not None:
+                tally.everybody.used[age] += blocks
+                self._grew(tally.everybody, blocks)
+
+    def _reached(self, tally: Tally, age: int, blocks: int) -> None:
+        """So many blocks of a kind are as old as this."""
+        self._newly_counted += blocks
+        tally.risk[age] += blocks
+        self._grew(tally, blocks)
+        if tally.everybody is not None:
+            tally.everybody.risk[age] += blocks
+            self._grew(tally.everybody, blocks)
+
+    def _grew(self, tally: Tally, blocks: int) -> None:
+        if tally.grew(blocks):
+            self._grown[tally] = None
 
     def _grow_older(self) -> None:
         """Move stretches that reached the next age there."""
@@ -420,12 +453,8 @@ class Reuse:
             older, take = self._aging[age + 1].append, queue.popleft
             while queue and queue[0].touched <= born_until:
                 stretch = take()
-                if blocks := stretch.alive:
-                    tally = tallies[stretch.kind]
-                    tally.risk[age + 1] += blocks
-                    self._newly_counted += blocks
-                    if tally.grew(blocks):
-                        self._grown[stretch.kind] = None
+                if stretch.alive:
+                    self._reached(tallies[stretch.kind], age + 1, stretch.alive)
                     older(stretch)
         oldest = self._aging[-1]
         while oldest and not oldest[0].alive:
@@ -441,23 +470,22 @@ class Reuse:
         """Look at the counts of one kind of those that have grown, and at what relatives have in common."""
         if self._newly_counted >= self._counted:
             self._learn_priors()
-        kind = next(iter(self._grown), None)
-        if kind is None:
+        tally = next(iter(self._grown), None)
+        if tally is None:
             return
-        del self._grown[kind]
-        tally = self._tallies[kind]
-        tally.learn(chances(tally.used, tally.risk, self._priors[RELATIVES_OF[kind]], self._weight()))
+        del self._grown[tally]
+        prior = tally.everybody.chance if tally.everybody is not None else self._priors[tally.relatives]
+        tally.learn(chances(tally.used, tally.risk, prior, self._weight()))
         tally.halve_if_full()
 
     def _learn_priors(self) -> None:
         self._counted = min(self._counted + self._newly_counted, REUSE_COUNTED_MAX)
         self._newly_counted = 0.0
         groups = [([0.0] * AGES, [0.0] * AGES) for _ in range(RELATIVES)]
-        for kind, tally in enumerate(self._tallies):
+        for tally in self._tallies[:KINDS]:
             if tally.risk[0]:
-                group = RELATIVES_OF[kind]
-                used, risk = groups[group]
-                groups[group] = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
+                used, risk = groups[tally.relatives]
+                groups[tally.relatives] = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
         every_used = [sum(of_age) for of_age in zip(*(used for used, _ in groups), strict=True)]
         every_risk = [sum(of_age) for of_age in zip(*(risk for _, risk in groups), strict=True)]
         weight = self._weight()

@@ -157,7 +157,7 @@ def test_uses_long_ago_count_less() -> None:
     """A block used often and then not at all is of the kind of a block used rarely."""
     reuse = Reuse()
     space = Node(4, Learned()).engine.namespaces.get(0)
-    prompt = Prompt(9, b"")
+    prompt = Prompt(9)
     for _ in range(20):
         reuse.refused(space, [chain(1, 1)], prompt, 0)
     often = reuse.kind_of_new(space, chain(1, 1), prompt)
@@ -218,7 +218,7 @@ def test_blocks_refused_are_remembered_when_they_come_back() -> None:
     reuse = Reuse()
     node = Node(4, Learned())
     space = node.engine.namespaces.get(node.space)
-    prompt = Prompt(1, b"")
+    prompt = Prompt(1)
     reuse.refused(space, [chain(1, 1)], prompt, 0)
     reuse.refused(space, [chain(1, 1)], prompt, 0)
     tally = reuse._tallies[kind_of(1, 1, 1)]
@@ -299,7 +299,7 @@ def test_the_first_judge_decides_until_another_is_better() -> None:
     contest = Contest(all_judges(reuse))
     first = contest.judge
     for number in range(50):
-        prompt = Prompt(1, b"")
+        prompt = Prompt(1)
         contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number)
     assert contest.judge is first
 
