@@ -54,7 +54,7 @@ class Applications:
         return self._places.get(first, 0)
 
     def saw(self, first: bytes) -> None:
-        """A request whose prompt begins with this block."""
+        """A request, or a piece of one, whose prompt begins with this block."""
         count = self._counts.get(first)
         if count is None:
             inherited = 0.0
