@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from kvstore import index
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
@@ -79,7 +79,7 @@ class Adoption:
         while batch := list(islice(rows, ADOPT_SLICE_ROWS)):
             self._load(batch)
             yield
-        blocks = (block for namespace in self._namespaces for block in list(namespace.blocks.values()))
+        blocks = chain.from_iterable(namespace.blocks.walk() for namespace in list(self._namespaces))
         while chunk := list(islice(blocks, ADOPT_SLICE_ROWS)):
             self._settle(chunk)
             yield

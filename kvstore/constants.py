@@ -75,7 +75,10 @@ EVICT_AHEAD_RECORDS = 16  # records evicted from a full NVMe tier beyond what is
 EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
+TABLE_PART_ENTRIES_MAX = 5461  # blocks that come to one dict of the index before it is tidied up: 2/3 of 8192
+TABLE_SPLIT_BLOCKS = 5100  # that are there then, from which on it becomes two: tidying up would not last
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
+require(TABLE_SPLIT_BLOCKS < TABLE_PART_ENTRIES_MAX, "there is room after a tidy-up")
 
 LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; beyond it: a miss
 SUSPECTS_MAX = 1024  # blocks whose last read failed; a second failure drops their record

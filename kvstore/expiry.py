@@ -162,7 +162,7 @@ class Expiry:
     def _note_all(self, space: Lifetimes, namespace: Namespace) -> Iterator[None]:
         """In slices. Until it is through, `assumed_s` says the same."""
         stored_s = int(space.assumed_s)
-        for at, block in enumerate(list(namespace.blocks.values()), 1):
+        for at, block in enumerate(namespace.blocks.walk(), 1):
             if block.where & _HELD and block.hash not in space.times:
                 space.noted[block.hash] = stored_s
                 self._unsaved[namespace.digest, block.hash] = stored_s

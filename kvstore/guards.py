@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocktable import BlockTable
 from kvstore.namespaces import Namespace
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
@@ -150,7 +151,7 @@ class Guards:
         for pinned in pins:
             self.pin(pinned, namespaces.get(pinned[0]))
         for digest, guarded in before.items():
-            known = namespaces[digest].blocks if digest in namespaces else {}
+            known = namespaces[digest].blocks if digest in namespaces else BlockTable()
             self._release([(known[h], bit) for h, bit in guarded.items() if h in known])
 
     def held_of(self, pinned: Pinned, namespace: Namespace | None, blocks_max: int) -> dict[str, int | None]:

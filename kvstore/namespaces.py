@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.blocks import IN_ANY, Block
+from kvstore.blocks import IN_ANY
+from kvstore.blocktable import BlockTable
 from kvstore.constants import NAMESPACES_MAX
 from kvstore.durable import replace_file
 from kvstore.errors import NamespaceConflict, UnknownNamespace
@@ -66,7 +67,7 @@ class Namespace:
         self.hash_bytes = spec.hash_bytes
         self.record_bytes = spec.record_bytes
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
-        self.blocks: dict[bytes, Block] = {}
+        self.blocks = BlockTable()
         self.writing: set[bytes] = set()  # reserved and not yet committed
 
     def names_of(self, hashes: Iterable[bytes]) -> list[int]:

@@ -154,7 +154,7 @@ class Quotas:
     def _fill(self, holder: Holder, namespaces: list[Namespace]) -> None:
         def slices() -> Iterator[None]:
             for namespace in namespaces:
-                for at, block in enumerate(list(namespace.blocks.values()), 1):
+                for at, block in enumerate(namespace.blocks.walk(), 1):
                     for coldest in holder.coldest:
                         if coldest is not None:
                             coldest.may_leave(block)

@@ -35,7 +35,7 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "exec": ("a function", ()),
     "hash": (
         "tiers.checksum or a digest: hash() of bytes differs in every process",
-        ("tiers/nvme.py", "kvstore/namespaces.py"),  # names of a process's own tables
+        ("tiers/nvme.py", "kvstore/namespaces.py", "kvstore/blocktable.py"),  # of a process's own tables
     ),
     "breakpoint": ("nothing: a leftover", ()),
     "pdb.set_trace": ("nothing: a leftover", ()),

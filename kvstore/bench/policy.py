@@ -2,8 +2,9 @@
 
 An operation is one block of a request that goes through the daemon's own engine, with counted
 slots: looked up, pinned and released when it is held, else reserved and committed while
-another one is evicted for it. Half of the prompts are old ones. Hashes have 32 bytes, as
-vLLM's. Times are of the processor, of which it uses one: others on the machine do not count.
+another one is evicted for it. Half of the prompts are old ones; each begins with one of a few
+system prompts, as those of a node's applications do. Hashes have 32 bytes, as vLLM's. Times are
+of the processor, of which it uses one: others on the machine do not count.
 
 The memory is what the process grew by: index, policy, what it remembers of blocks that left,
 slot numbers; the table of the counted slots, which no daemon has, exists before. Each size is
@@ -18,14 +19,23 @@ import multiprocessing
 import os
 import random
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
 
+if TYPE_CHECKING:
+    from kvstore.replay.cell import Node
+
 PROMPT_BLOCKS = 64
+SYSTEM_BLOCKS = 4  # of them, which are those of its application
+APPLICATIONS = 12  # some more than have an experience of their own
 REUSED_SHARE = 0.5
+BROUGHT_SHARE = 1.5  # prompts before it is measured, of those that fit: blocks have come and gone by then
 STEP_S = 0.05  # of the engine's clock, between two prompts
 
 
@@ -46,42 +56,62 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
             )
             continue
         with multiprocessing.get_context("spawn").Pool(1) as process:
-            operations, size_bytes, pause_ms = process.apply(cost, (blocks, plan.policy_operations))
-        values[f"{policy}_ops_per_s"] = operations
-        values[f"{index}_bytes_per_block"] = size_bytes
-        values[f"{index}_gc_pause_ms"] = pause_ms
+            found = process.apply(cost, (blocks, plan.policy_operations))
+        values[f"{policy}_ops_per_s"] = found.operations_per_s
+        values[f"{policy}_pause_ms"] = found.pause_ms
+        values[f"{index}_bytes_per_block"] = found.bytes_per_block
+        values[f"{index}_gc_pause_ms"] = found.gc_pause_ms
     return values
 
 
-def cost(blocks: int, operations: int) -> tuple[int, float, float]:
-    """Of a node with this many slots and our policy: operations a second, bytes a block, and the ms that
-    a full garbage collection holds everybody up."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """pause_ms: the slowest prompt of all, those that filled the node included; gc_pause_ms: a full collection."""
+
+    operations_per_s: int
+    pause_ms: float
+    bytes_per_block: float
+    gc_pause_ms: float
+
+
+def cost(blocks: int, operations: int) -> Cost:
+    """Of a node with this many slots and our policy."""
     from kvstore.policies.names import OURS, POLICIES
     from kvstore.replay.cell import Node
 
     node = Node(blocks, POLICIES[OURS](), HASH_BYTES)
-    prompts = blocks // PROMPT_BLOCKS
+    held = max(1, (blocks - APPLICATIONS * SYSTEM_BLOCKS) // (PROMPT_BLOCKS - SYSTEM_BLOCKS))
+    brought = round(held * BROUGHT_SHARE)
     draw = random.Random(1)
     asked = [
-        _prompt(draw.randrange(prompts) if draw.random() < REUSED_SHARE else prompts + step)
+        _prompt(brought + (step if draw.random() >= REUSED_SHARE else -1 - draw.randrange(held)))
         for step in range(max(1, operations // PROMPT_BLOCKS))
     ]
     gc.collect()
     before = _resident_bytes()
-    for number in range(prompts):
-        node.ask(number * STEP_S, _prompt(number))
+    slowest_s = _ask(node, map(_prompt, range(brought)), 0)
     started_s = time.process_time()
-    for number, hashes in enumerate(asked, prompts):
-        node.ask(number * STEP_S, hashes)
+    slowest_s = max(slowest_s, _ask(node, asked, brought))
     asked_s = time.process_time()
     gc.collect()
     collected_s = time.process_time()
     grown = _resident_bytes() - before
-    return (
+    return Cost(
         round(len(asked) * PROMPT_BLOCKS / (asked_s - started_s)),
-        round(grown / (prompts * PROMPT_BLOCKS), 1),
+        round(slowest_s * 1e3, 1),
+        round(grown / blocks, 1),
         round((collected_s - asked_s) * 1e3, 1),
     )
+
+
+def _ask(node: Node, prompts: Iterable[bytes], number: int) -> float:
+    """One prompt after another, the first one at step `number`. Answers how long the slowest took, in s."""
+    slowest_s = 0.0
+    for step, hashes in enumerate(prompts, number):
+        before_s = time.process_time()
+        node.ask(step * STEP_S, hashes)
+        slowest_s = max(slowest_s, time.process_time() - before_s)
+    return slowest_s
 
 
 def available_bytes() -> int:
@@ -94,7 +124,12 @@ def available_bytes() -> int:
 
 def _prompt(number: int) -> bytes:
     """The hashes of one prompt."""
-    return hashlib.shake_128(number.to_bytes(8, "big")).digest(PROMPT_BLOCKS * HASH_BYTES)
+    system = _hashes(f"system {number % APPLICATIONS}", SYSTEM_BLOCKS)
+    return system + _hashes(f"prompt {number}", PROMPT_BLOCKS - SYSTEM_BLOCKS)
+
+
+def _hashes(name: str, blocks: int) -> bytes:
+    return hashlib.shake_128(name.encode()).digest(blocks * HASH_BYTES)
 
 
 def _resident_bytes() -> int:

@@ -32,6 +32,7 @@ counted, and grows older, as one. Of a large cache's stretches only a sample is 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,6 +83,9 @@ _WIDTHS = [end - start for start, end in zip(_STARTS, AGE_STARTS, strict=False)]
 
 # Before anything is known the younger is worth more: the chance falls with age, as under LRU.
 _PRIOR = [REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE] + [REUSE_PRIOR_CHANCE] * (AGES - 1)
+
+_NOTHING = array("d", [0.0]) * AGES
+_UNKNOWN = array("d", [-1.0]) * AGES  # densities that are not worked out
 
 TURN_GROUPS, SIZE_GROUPS = 6, 7
 _USES_GROUP = [0, 0, 1, 2, 2, 3, 3, 3, 3] + [4] * 8 + [5] * 16 + [6] * 32  # 1, 2, 3–4, 5–8, …, more
@@ -161,7 +165,8 @@ class Tally:
     one is ever used again, as long as ages are counted. everybody: of an application's kind, the same
     kind of all. relatives: of others, whose experience they borrow.
 
-    What follows from the counts is worked out when somebody asks: of most ages nobody does.
+    What follows from the counts is worked out when somebody asks: of most ages nobody does. Packed
+    numbers: there may be a thousand of these.
     """
 
     __slots__ = ("chance", "densities", "everybody", "grown", "hits", "relatives", "risk", "used")
@@ -171,15 +176,14 @@ class Tally:
     def __init__(self, relatives: int = 0, everybody: Tally | None = None) -> None:
         self.relatives = relatives
         self.everybody = everybody
-        self.risk = [0.0] * AGES
-        self.used = [0.0] * AGES
+        self.risk, self.used = array("d", _NOTHING), array("d", _NOTHING)
         self.learn(everybody.chance if everybody is not None else _PRIOR)
 
     def learn(self, chance: Sequence[float]) -> None:
         """What follows from the chance of use within each age."""
         self.grown = 0
-        self.chance = chance
-        self.densities = [-1.0] * AGES  # by age; less than 0: not worked out
+        self.chance = array("d", chance)
+        self.densities = array("d", _UNKNOWN)  # by age
         self.hits = 1.0 - math.prod([1.0 - now for now in chance])
 
     def grew(self, blocks: int) -> bool:
@@ -194,8 +198,8 @@ class Tally:
 
     def halve_if_full(self) -> None:
         if self.risk[0] > REUSE_EVIDENCE_BLOCKS_MAX:
-            self.risk = [count / 2 for count in self.risk]
-            self.used = [count / 2 for count in self.used]
+            self.risk = array("d", [count / 2 for count in self.risk])
+            self.used = array("d", [count / 2 for count in self.used])
 
 
 def chances(

@@ -1,0 +1,132 @@
+"""The block table answers as one dict would, and no dict of it ever grows large, whatever comes and goes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.blocks import Block
+from kvstore.blocktable import BlockTable
+from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
+from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+
+PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES_MAX)))
+SPACE = NamespaceRegistry().register(NamespaceSpec(bytes(16), 4096, 8))
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+def filled(*numbers: range) -> BlockTable:
+    table = BlockTable()
+    for number in (n for each in numbers for n in each):
+        table[name(number)] = Block(SPACE, name(number))
+    return table
+
+
+def largest_bytes(table: BlockTable) -> int:
+    return max(map(sys.getsizeof, table.dicts()))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9000)), max_size=12))
+@settings(max_examples=25, deadline=None)
+def test_it_answers_as_a_dict_does(steps: list[tuple[int, int]]) -> None:
+    """Any number of blocks come, and leave from the oldest or the youngest on; now and then all of them."""
+    table, model = BlockTable(), dict[bytes, Block]()
+    order, number = deque[bytes](), 0
+    for what, count in steps:
+        for _ in range(count):
+            if what <= 1:
+                key = name(number)
+                number += 1
+                table[key] = model[key] = Block(SPACE, key)
+                order.append(key)
+            elif what <= 3 and order:
+                key = order.popleft() if what == 2 else order.pop()
+                del table[key], model[key]
+        if what == 4:
+            table.clear()
+            model.clear()
+            order.clear()
+        assert len(table) == len(model)
+        assert bool(table) == bool(model)
+        assert dict(table.items()) == model
+        assert set(table) == set(model)
+        assert sorted(map(id, table.values())) == sorted(map(id, model.values()))
+        asked = [name(n) for n in range(max(0, number - 20_000), number + 10)]
+        assert [table.get(key) for key in asked] == [model.get(key) for key in asked]
+        assert [key in table for key in asked] == [key in model for key in asked]
+        assert largest_bytes(table) <= PART_BYTES_MAX
+
+
+def test_what_is_not_there_is_a_key_error() -> None:
+    """As of a dict: asking for it, and letting it go."""
+    table = filled(range(10))
+    for act in (table.__getitem__, table.__delitem__):
+        with pytest.raises(KeyError):
+            act(name(10))
+    assert len(table) == 10
+
+
+def test_the_memory_is_that_of_what_is_there() -> None:
+    """A cache that is full and goes on for ten lifetimes of a block takes no more than at its first day."""
+    held = 60_000
+    table = filled(range(held))
+    before_bytes = sum(map(sys.getsizeof, table.dicts()))
+    for number in range(held, 11 * held):
+        del table[name(number - held)]
+        table[name(number)] = Block(SPACE, name(number))
+    after_bytes = sum(map(sys.getsizeof, table.dicts()))
+    assert len(table) == held
+    assert after_bytes <= 1.1 * before_bytes
+    for number in range(10 * held, 11 * held):
+        del table[name(number)]
+    assert sum(map(sys.getsizeof, table.dicts())) < before_bytes / 100
+
+
+def test_a_part_is_large_enough_to_last() -> None:
+    """Where a part was just tidied up or split, hundreds of blocks come before it is again."""
+    table = filled(range(500_000))
+    sizes = [len(blocks) for blocks in table.dicts()]
+    assert max(sizes) <= TABLE_PART_ENTRIES_MAX
+    assert min(sizes) >= TABLE_SPLIT_BLOCKS / 3
+    assert TABLE_PART_ENTRIES_MAX - TABLE_SPLIT_BLOCKS >= 300
+
+
+def test_no_collection_walks_it() -> None:
+    """The dicts of millions of blocks are as invisible to the garbage collector as the blocks are."""
+    table = filled(range(20_000))
+    for number in range(0, 20_000, 3):
+        del table[name(number)]
+    for number in range(20_000, 40_000):
+        table[name(number)] = Block(SPACE, name(number))
+    assert not any(map(gc.is_tracked, table.dicts()))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.booleans(), st.integers(1, 20_000)), max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_a_walk_sees_all_that_stay(changes: list[tuple[int, bool, int]]) -> None:
+    """Blocks come and go while somebody walks: none that was there all the time is missed."""
+    table = filled(range(20_000))
+    stay, coming = set(range(20_000)), 20_000
+    seen = set[bytes]()
+    due = sorted(changes, key=lambda change: change[0])
+    for at, block in enumerate(table.walk()):
+        seen.add(block.hash)
+        while due and due[0][0] <= at:
+            _, come, count = due.pop(0)
+            if come:
+                for number in range(coming, coming + count):
+                    table[name(number)] = Block(SPACE, name(number))
+                coming += count
+            else:
+                for number in sorted(stay)[:count]:
+                    del table[name(number)]
+                    stay.discard(number)
+    assert {name(number) for number in stay} <= seen
