@@ -150,7 +150,9 @@ def _print(results: list[Result], fractions: list[float]) -> None:
         rows["envelope"] = [round(100 * best[fraction], 1) for fraction in fractions]
         ours = {r.cell.fraction: r.hit_ratio for r in results if r.cell.policy == OURS}
         if ours:
-            rows[f"{OURS} - envelope"] = [round(100 * (ours[f] - best[f]), 1) for f in fractions]
+            rows[f"{OURS} - envelope"] = [
+                round(100 * (ours[f] - best[f]), 1) + 0.0 for f in fractions
+            ]  # no -0.0
     columns = ["policy", *(f"{100 * fraction:g} %" for fraction in fractions)]
     print_table(
         "prefix hit ratio in per cent, by capacity", columns, [[name, *row] for name, row in rows.items()]

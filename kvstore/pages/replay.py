@@ -133,8 +133,12 @@ def _joined(words: Sequence[str]) -> str:
 
 def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
     high = max(max(row.values()) for row in ratios.values())
-    shown = [name for name in _order(ratios) if name != EVERYTHING]
-    series = [_series(name, [ratios[name].get(fraction) for fraction in fractions]) for name in shown]
+    shown = _order(ratios)
+    series = [
+        _series(name, [ratios[name].get(fraction) for fraction in fractions])
+        for name in shown
+        if name != EVERYTHING
+    ]
     if EVERYTHING in ratios:
         series.insert(0, _series(EVERYTHING, [high] * len(fractions) if len(fractions) > 1 else [high]))
     frame = svg.Frame(
@@ -152,9 +156,22 @@ def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
     return html.section(
         "Hit ratio by capacity",
         plot,
-        note="Higher is better. The thick line is ours; the dashed one is the envelope, the best reference at each capacity; "
-        "the dotted ones are the bounds that no real cache can pass.",
+        note=f"Higher is better.{_legend(set(shown))}",
     )
+
+
+def _legend(shown: set[str]) -> str:
+    """What the lines mean that look unlike others, as far as they are there."""
+    told = [
+        meaning
+        for names, meaning in (
+            ({OURS}, "the thick line is ours"),
+            ({ENVELOPE}, "the dashed line is the envelope, the best reference at each capacity"),
+            ({BOUND, EVERYTHING}, "a dotted line is a bound that no real cache can pass"),
+        )
+        if names & shown
+    ]
+    return f" {'; '.join(told).capitalize()}." if told else ""
 
 
 def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:

@@ -43,13 +43,19 @@ def test_the_page_has_the_figures_of_the_document(
 
 
 @pytest.mark.parametrize(
-    "words", [["--policy", OURS], ["--policy", "lru", "--policy", BOUND], ["--policy", EVERYTHING]]
+    ("policies", "lines"),
+    [([OURS], ["thick"]), (["lru", BOUND], ["dashed", "dotted"]), ([BOUND], ["dotted"]), ([EVERYTHING], [])],
 )
-def test_a_page_of_few_policies_is_sound(trace: Path, tmp_path: Path, words: list[str]) -> None:
-    """One policy, one capacity, no envelope: nothing is divided by nothing."""
+def test_a_page_of_few_policies_is_sound(
+    trace: Path, tmp_path: Path, policies: list[str], lines: list[str]
+) -> None:
+    """No envelope or no bound: nothing is divided by nothing, and no line is spoken of that is not there."""
     file = tmp_path / "page.html"
-    assert main(["replay", str(trace), "--capacity", "10%", *words, "--html", str(file)]) == 0
-    read_page(file.read_text())
+    words = [word for name in policies for word in ("--policy", name)]
+    for capacities, drawn in ("10%", []), ("10%,20%", lines):
+        assert main(["replay", str(trace), "--capacity", capacities, *words, "--html", str(file)]) == 0
+        texts = " ".join(read_page(file.read_text()).texts)
+        assert [line for line in ("thick", "dashed", "dotted") if f"{line} line" in texts] == drawn
 
 
 def test_a_page_that_cannot_be_written_costs_no_replay(
