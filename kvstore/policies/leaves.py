@@ -18,12 +18,23 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Generic, TypeVar
 
+import msgspec
+
 from kvstore.constants import REUSE_PICK_EVERY, REUSE_STALE_ENTRIES_MIN
 from kvstore.policies.judges import Judge
 from kvstore.policies.reuse import UNKNOWN, Stretch
 
 T = TypeVar("T")
-Entry = tuple[int, int, T, Stretch | None]  # last use, number, item, its stretch
+
+
+class Entry(msgspec.Struct, Generic[T], order=True, gc=False):
+    """Orders by last use. number: no two have the same, so that items are never compared. Half of a tuple's size,
+    as the garbage collector need not know of it."""
+
+    touched: int
+    number: int
+    item: T
+    stretch: Stretch | None
 
 
 class Queue(Generic[T]):
@@ -55,7 +66,7 @@ class Queue(Generic[T]):
     def pop(self) -> T:
         """Take the oldest out."""
         front, back, heap = self.front, self.back, self.heap
-        item = front.pop()[2]
+        item = front.pop().item
         if back and (not heap or back[0] < heap[0]):
             if not front or back[0] < front[-1]:
                 front.append(back.popleft())
@@ -96,8 +107,8 @@ class Leaves(Generic[T]):
             queue = self._queues[kind] = Queue()
         self._number += 1
         self._entries += 1
-        queue.push((touched, self._number, item, stretch))
-        if self._judge is not None and queue.front[-1][2] is item and queue is not self._pick:
+        queue.push(Entry(touched, self._number, item, stretch))
+        if self._judge is not None and queue.front[-1].item is item and queue is not self._pick:
             self._pick_limit = min(self._pick_limit, self._judge.worth(kind, touched))
         if self._entries > self._entries_max:
             self._rebuild()
@@ -116,7 +127,7 @@ class Leaves(Generic[T]):
     def first(self) -> T:
         """The next victim. Only after `cheapest` found one."""
         assert self._pick is not None, "nothing may leave"
-        return self._pick.front[-1][2]
+        return self._pick.front[-1].item
 
     def pop(self) -> T:
         """Take the next victim out. Only after `cheapest` found one."""
@@ -149,9 +160,10 @@ class Leaves(Generic[T]):
         """Throws away what is outdated on top; None if nothing is left."""
         is_leaf, front = self._is_leaf, queue.front
         while front:
-            touched, _, item, stretch = front[-1]
-            if is_leaf(item, stretch):
-                return judge.worth(stretch.kind if stretch is not None else UNKNOWN, touched)
+            entry = front[-1]
+            stretch = entry.stretch
+            if is_leaf(entry.item, stretch):
+                return judge.worth(stretch.kind if stretch is not None else UNKNOWN, entry.touched)
             queue.pop()
             self._entries -= 1
         return None
@@ -162,8 +174,8 @@ class Leaves(Generic[T]):
         for queue in self._queues.values():
             true = []
             for entry in queue:
-                if id(entry[2]) not in known and self._is_leaf(entry[2], entry[3]):
-                    known.add(id(entry[2]))
+                if id(entry.item) not in known and self._is_leaf(entry.item, entry.stretch):
+                    known.add(id(entry.item))
                     true.append(entry)
             queue.put(true)
         self._entries = len(known)

@@ -17,15 +17,15 @@ def test_the_oldest_comes_first(steps: list[int | None], rebuilt: bool) -> None:
     model: list[Entry[int]] = []
     for number, touched in enumerate(steps):
         if touched is not None:
-            queue.push((touched, number, number, None))
-            heapq.heappush(model, (touched, number, number, None))
+            queue.push(Entry(touched, number, number, None))
+            heapq.heappush(model, Entry(touched, number, number, None))
         elif model:
             assert queue.front[-1] == model[0]
-            assert queue.pop() == heapq.heappop(model)[2]
+            assert queue.pop() == heapq.heappop(model).item
         assert sorted(queue) == sorted(model)
         assert bool(queue.front) == bool(model)
     if rebuilt:
         queue.put(list(queue))
     while model:
-        assert queue.pop() == heapq.heappop(model)[2]
+        assert queue.pop() == heapq.heappop(model).item
     assert not queue.front and not list(queue)
