@@ -5,7 +5,7 @@
 
 A dict that grows moves all its entries at once, and nobody is answered meanwhile: 0.8 s at eleven
 million blocks. And where blocks come and go, as in every cache that is full, the places of those
-that went are not used again before it grows, to six times of what it needs. A part moves
+that went are not used again before it grows, to up to six places for each block. A part moves
 a few thousand entries, or drops the places of those that went when that is enough: it
 takes a fraction of a millisecond.
 
