@@ -43,6 +43,7 @@ NO_SLOT = -1
 _SLOT_SHIFT = 8
 SLOT_MAX = (1 << 44) - 2
 _SLOT_MASK = SLOT_MAX + 1
+_WITHOUT_SLOT = ~(_SLOT_MASK << _SLOT_SHIFT)
 _PIN_SHIFT = 52
 PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
@@ -64,7 +65,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     def put_in(self, slot: int) -> None:
         """Its bytes are in this slot of the arena; NO_SLOT: in none any more."""
-        self.where = self.where & ~(_SLOT_MASK << _SLOT_SHIFT) | (slot + 1) << _SLOT_SHIFT
+        self.where = self.where & _WITHOUT_SLOT | (slot + 1) << _SLOT_SHIFT
 
     @property
     def pins(self) -> int:

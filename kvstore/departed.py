@@ -33,21 +33,16 @@ class Departed:
         self._buckets = max(1, keys_max // WAYS)
         self._words = memoryview(mmap.mmap(-1, 4 * WAYS * self._buckets)).cast("I")  # memory as it is used
 
-    def note(self, namespace: Namespace, block_hash: bytes, why: int) -> None:
-        """This block is gone; `why` is the outcome of a later lookup (`kvstore.outcomes`)."""
-        name = namespace.name_of(block_hash)
-        at = name % self._buckets * WAYS
-        kept = name >> _NAME_SHIFT
-        words = self._words
-        latest = words[at]
-        if latest >> _WHY_BITS != kept:
-            words[at + 1] = latest
-        words[at] = kept << _WHY_BITS | why
-
-    def note_all(self, namespace: Namespace, hashes: Iterable[bytes], why: int) -> None:
-        """The same of several."""
-        for block_hash in hashes:
-            self.note(namespace, block_hash, why)
+    def note(self, namespace: Namespace, hashes: Iterable[bytes], why: int) -> None:
+        """These blocks are gone; `why` is the outcome of a later lookup (`kvstore.outcomes`)."""
+        words, buckets = self._words, self._buckets
+        for name in namespace.names_of(hashes):
+            at = name % buckets * WAYS
+            kept = name >> _NAME_SHIFT
+            latest = words[at]
+            if latest >> _WHY_BITS != kept:
+                words[at + 1] = latest
+            words[at] = kept << _WHY_BITS | why
 
     def why(self, namespace: Namespace, block_hash: bytes) -> int | None:
         """What was noted of this key last; None if nothing is remembered."""

@@ -278,20 +278,21 @@ class Engine:
             raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
         if len({parent, *asked}) != len(asked) + 1:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
-        if index.would_cycle(namespace, parent, asked):
+        known = list(map(namespace.blocks.get, asked))
+        if index.would_cycle(namespace, parent, known):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0)
         lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
         held: list[Block] = []
         refused: list[bytes] = []
-        known, writing = namespace.blocks.get, namespace.writing
-        before = parent
-        for position, block_hash in enumerate(asked):
-            block = known(block_hash)
+        writing, before = namespace.writing, parent
+        for position, (block_hash, block) in enumerate(zip(asked, known, strict=True)):
             if block is not None and block.where & IN_ANY:
                 held.append(block)
             elif block_hash not in writing:
-                slot = self.room.slot(namespace, block_hash, before, session.owner, prompt)
+                slot = self.room.slot(
+                    namespace, block_hash, before, session.owner, prompt, len(asked) - position
+                )
                 if slot is None:
                     self.counters.reserve_no_room += len(asked) - position
                     refused = index.not_held(namespace, asked[position:])
@@ -334,8 +335,9 @@ class Engine:
         for at, position in enumerate(indexes):
             slot = take(position)
             ready(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
-            before = hashes[position - 1] if position else lease.parent
-            run.append(arrived(namespace, hashes[position], before, slot))
+            parent = hashes[position - 1] if position else lease.parent
+            before = run[-1] if run and run[-1].hash == parent else None
+            run.append(arrived(namespace, hashes[position], parent, slot, before))
         namespace.writing.difference_update(block.hash for block in run)
         self.room.touched(run, lease.prompt, now_s)
         self.room.queue_demotion(*run)

@@ -81,39 +81,43 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
     )
 
 
-def would_cycle(namespace: Namespace, parent: bytes, hashes: list[bytes]) -> bool:
-    """Whether hanging this run under `parent` would close a circle, which no true chain can."""
-    get = namespace.blocks.get
-    above = get(parent) if parent else None
-    if above is None:
-        return False
-    inner = {h for h in hashes if (block := get(h)) is not None and block.children is not None}
-    while inner and above is not None:
-        if above.hash in inner:
+def would_cycle(namespace: Namespace, parent: bytes, run: list[Block | None]) -> bool:
+    """Whether hanging this run under `parent` would close a circle, which no true chain can. None: a block that
+    the index does not have."""
+    inner = {id(block) for block in run if block is not None and block.children is not None}
+    above = namespace.blocks.get(parent) if inner else None
+    while above is not None:
+        if id(above) in inner:
             return True
         above = above.parent
     return False
 
 
-def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
-    """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
+def arrived(
+    namespace: Namespace, block_hash: bytes, parent: bytes, bit: int, before: Block | None = None
+) -> Block:
+    """A tier has the block now. `parent` is the hash before it, b"" for a first block; `before` is that block,
+    if the caller has it."""
     blocks = namespace.blocks
     block = blocks.get(block_hash)
     if block is None:
         block = blocks[block_hash] = Block(namespace, block_hash)
     above = block.parent
     if above is None and not block.where & IN_ANY and parent:  # new, or a ghost known only by name
-        above = blocks.get(parent)
+        above = before or blocks.get(parent)
         if above is None:
             above = blocks[parent] = Block(namespace, parent)
         block.parent = above
         above.add_child(block)
     if not block.where & bit:
         block.where |= bit
-        if above is not None:
+        if above is not None and above.children is not block:
             above.count_child(bit, 1)
     if not block.where & ROOTED and (above is None or above.where & ROOTED):
-        _spread(block, ROOTED)
+        if block.children is None:
+            block.where |= ROOTED
+        else:
+            _spread(block, ROOTED)
     return block
 
 
@@ -126,7 +130,10 @@ def left(block: Block, bit: int) -> None:
     if block.where & IN_ANY:
         return
     if block.where & ROOTED:
-        _spread(block, 0)
+        if block.children is None:
+            block.where &= ~ROOTED
+        else:
+            _spread(block, 0)
     blocks = block.namespace.blocks
     while not block.where & IN_ANY and block.children is None:
         del blocks[block.hash]
@@ -177,8 +184,6 @@ def forget(namespace: Namespace) -> None:
 def _spread(block: Block, rooted: int) -> None:
     """Set ROOTED, or clear it (0), on a block and every descendant whose answer changes with it."""
     block.where = block.where & ~ROOTED | rooted
-    if block.children is None:  # most blocks that come or go are leaves
-        return
     stack = [block]
     while stack:
         for child in stack.pop().each_child():

@@ -220,7 +220,7 @@ class Promoter:
             return
         self._counters.corrupt_dram += 1
         waiters = self._pop(block)
-        self._room.left_dram(block, outcomes.CORRUPT)
+        self._room.left_dram(block, why=outcomes.CORRUPT)
         self._room.unpin(block)
         for waiter in waiters:
             self._load_or_miss(block, waiter)
@@ -321,7 +321,7 @@ class Promoter:
             del self._suspects[block.key]
             self._room.doom(block)
         if block.where & IN_NVME:
-            self._room.left_nvme(block, why)
+            self._room.left_nvme(block, why=why)
 
 
 class _Nobody:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from kvstore import index, outcomes
 from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, PIN, Block
@@ -122,7 +122,7 @@ class Room:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
-        self.departed.note_all(namespace, hashes, self._no_room)
+        self.departed.note(namespace, hashes, self._no_room)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, *run: Block) -> None:
@@ -144,9 +144,12 @@ class Room:
             block.where -= PIN
         self.settle(*run)
 
-    def arrived_in_dram(self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int) -> Block:
-        """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's."""
-        block = index.arrived(namespace, block_hash, parent, IN_DRAM)
+    def arrived_in_dram(
+        self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int, before: Block | None = None
+    ) -> Block:
+        """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's. `parent`,
+        `before`: as `index.arrived` has them."""
+        block = index.arrived(namespace, block_hash, parent, IN_DRAM, before)
         block.put_in(slot)
         if self.expiry:
             self.expiry.stored(block)
@@ -271,29 +274,34 @@ class Room:
             self._promised.discard(block)
             self.endurance.waive(block.namespace.slot_bytes)
 
-    def left_dram(self, block: Block, why: int = outcomes.EVICTED_DRAM) -> None:
-        """Forget the DRAM copy and give its slot back. `why`: see `kvstore.outcomes`."""
+    def left_dram(self, *run: Block, why: int = outcomes.EVICTED_DRAM) -> None:
+        """Forget the DRAM copies of these blocks and give their slots back. They are one block, or several each
+        of which is the parent of the one before. `why`: see `kvstore.outcomes`."""
         for waiting in (self.demoting, self.undemoted, self.unverified):
             if waiting:
-                waiting.pop(block, None)
+                for block in run:
+                    waiting.pop(block, None)
         if self._promised:
-            self._waive(block)
-        slot = block.slot
-        block.put_in(NO_SLOT)
-        self.arena.free(slot)
-        self._left(block, IN_DRAM, why)
+            for block in run:
+                self._waive(block)
+        free = self.arena.free
+        for block in run:
+            slot = block.slot
+            block.put_in(NO_SLOT)
+            free(slot)
+        self._left(run, IN_DRAM, why)
 
-    def left_nvme(self, block: Block, why: int = outcomes.EVICTED_NVME) -> None:
-        """Forget the NVMe copy; the caller deletes or dooms the row, or knows that it is gone."""
+    def left_nvme(self, *run: Block, why: int = outcomes.EVICTED_NVME) -> None:
+        """The same of the NVMe copies; the caller deletes or dooms the rows, or knows that they are gone."""
         if not self.nvme_ready and len(self.gone) < GONE_MAX:
-            self.gone.add(block.key)
-        self._left(block, IN_NVME, why)
+            self.gone.update(block.key for block in run)
+        self._left(run, IN_NVME, why)
 
     def doom(self, block: Block) -> None:
         """NVMe could not read or write this block: whatever row it has is to be deleted."""
         key = block.key
         if block.where & IN_NVME:
-            self.left_nvme(block, outcomes.UNAVAILABLE)
+            self.left_nvme(block, why=outcomes.UNAVAILABLE)
         if key not in self.deleting:
             self._to_doom([key])
 
@@ -303,21 +311,25 @@ class Room:
             del self.doomed[next(iter(self.doomed))]
             self._counters.dooms_dropped += 1
 
-    def _left(self, block: Block, bit: int, why: int) -> None:
-        parent = block.parent
-        policy = self.policy(bit, block.namespace)
-        policy.left(block)
-        index.left(block, bit)
-        self.quotas.used(block.namespace, bit, -1)
+    def _left(self, run: Sequence[Block], bit: int, why: int) -> None:
+        parent, namespace = run[-1].parent, run[0].namespace
+        policy = self.policy(bit, namespace)
+        for block in run:
+            policy.left(block)
+            index.left(block, bit)
+        self.quotas.used(namespace, bit, -len(run))
         if self.quotas:
-            self.quotas.left(block, bit)
+            for block in run:
+                self.quotas.left(block, bit)
         if self.guards:
-            self.guards.gone(block)
-        if not block.where & IN_ANY:
+            for block in run:
+                self.guards.gone(block)
+        if gone := [block for block in run if not block.where & IN_ANY]:
             if self.expiry:
-                self.expiry.gone(block)
-            self.departed.note(block.namespace, block.hash, why)
-            self._family.forgotten(block)
+                for block in gone:
+                    self.expiry.gone(block)
+            self.departed.note(namespace, [block.hash for block in gone], why)
+            self._family.forgotten(gone)
         if parent is not None and parent.where & bit and parent.where < PIN and not parent.has_child_in(bit):
             if not (self.guards and self.guards.guards(parent, bit)):
                 policy.may_leave(parent)
@@ -327,11 +339,18 @@ class Room:
     # -- DRAM --
 
     def slot(
-        self, namespace: Namespace, block_hash: bytes, parent: bytes, owner: int, prompt: Prompt | None = None
+        self,
+        namespace: Namespace,
+        block_hash: bytes,
+        parent: bytes,
+        owner: int,
+        prompt: Prompt | None = None,
+        wanted: int = 1,
     ) -> int | None:
         """An arena slot in state WRITING, or None when there is no room.
 
-        With a `prompt` the policy may answer that the block is not worth the room.
+        With a `prompt` the policy may answer that the block is not worth the room. `wanted`: slots that the same
+        run is going to ask for, this one included.
         """
         digest = namespace.digest
         self._no_room = outcomes.NOT_ADMITTED
@@ -344,7 +363,7 @@ class Room:
                 return None
         parent_key = digest + parent if parent else b""
         slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
-        if slot is None and self._evict_from_dram(namespace, block_hash, prompt):
+        if slot is None and self._evict_from_dram(namespace, block_hash, prompt, wanted):
             slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
         if slot is not None:
             self.quotas.used(namespace, IN_DRAM, 1)
@@ -357,25 +376,40 @@ class Room:
             for slot in slots:
                 self.arena.free(slot)
 
-    def _evict_from_dram(self, namespace: Namespace, incoming: bytes, prompt: Prompt | None) -> bool:
-        """Free one slot of this namespace's class; False if nothing may leave.
+    def _evict_from_dram(
+        self, namespace: Namespace, incoming: bytes, prompt: Prompt | None, wanted: int
+    ) -> bool:
+        """Free a slot of this namespace's class, or up to `wanted` at once; False if nothing may leave.
 
         In front of NVMe every new block is let in: DRAM is its way there.
         """
         policy = self.policy(IN_DRAM, namespace)
-        if prompt is not None and self.nvme is None and not policy.admits(namespace, incoming, prompt):
-            self._counters.not_admitted += 1
-            return False
+        if prompt is not None and self.nvme is None and policy.is_choosy():
+            wanted = 1
+            if not policy.admits(namespace, incoming, prompt):
+                self._counters.not_admitted += 1
+                return False
         self._evictions += 1
         if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
             if self._take_over_slab(namespace):
                 return True
-        for block in policy.victims(namespace.digest + incoming):
-            if self._is_kept(block) or self.guards.guards(block, IN_DRAM):
+        until_next_look = SLAB_TAKEOVER_EVERY - self._evictions % SLAB_TAKEOVER_EVERY
+        for victim in policy.victims(namespace.digest + incoming):
+            if self._stays(victim):
                 continue  # comes back to the policy when it was written, or could not be; when no pin guards it
-            self._evict(block)
+            why = self._why_evicted(victim)
+            run = [victim]
+            for block in policy.together(victim, min(wanted, until_next_look))[1:]:
+                if self._stays(block) or self._why_evicted(block) != why:
+                    break
+                run.append(block)
+            self._evictions += len(run) - 1
+            self._evict(run, why)
             return True
         return self._take_over_slab(namespace)
+
+    def _stays(self, block: Block) -> bool:
+        return self._is_kept(block) or self.guards.guards(block, IN_DRAM)
 
     def _is_kept(self, block: Block) -> bool:
         """Whether only DRAM has it and it will be written to NVMe as soon as it can."""
@@ -383,16 +417,20 @@ class Room:
             return False
         return block in self.demoting or block in self.unverified
 
-    def _evict(self, block: Block) -> None:
-        self._counters.evicted_dram += 1
-        why = outcomes.EVICTED_DRAM
-        if not block.where & IN_NVME and self.nvme is not None:
-            self._counters.lost_before_demote += 1
+    def _evict(self, run: Sequence[Block], why: int) -> None:
+        self._counters.evicted_dram += len(run)
+        if self.nvme is not None:
+            self._counters.lost_before_demote += sum(not block.where & IN_NVME for block in run)
+        self.left_dram(*run, why=why)
+
+    def _why_evicted(self, block: Block) -> int:
+        """What a later miss is told if this block leaves DRAM now: why it is not on NVMe at least."""
+        if self.nvme is not None and not block.where & IN_NVME:
             if self.quotas and self.quotas.excess(block.namespace, IN_NVME):
-                why = outcomes.OVER_QUOTA
-            elif self.endurance.limited and block not in self.undemoted:
-                why = outcomes.NOT_ADMITTED
-        self.left_dram(block, why)
+                return outcomes.OVER_QUOTA
+            if self.endurance.limited and block not in self.undemoted:
+                return outcomes.NOT_ADMITTED
+        return outcomes.EVICTED_DRAM
 
     def _others_are_colder(self, policy: Policy) -> bool:
         """Whether another size class holds something unused for longer than our next victim."""
@@ -416,7 +454,7 @@ class Room:
         for block in blocks:
             if block is not None:
                 self._counters.evicted_pinned += self.guards.guards(block, IN_DRAM)
-                self._evict(block)
+                self._evict([block], self._why_evicted(block))
         return self.arena.has_room(namespace.record_bytes)
 
     def _must_spare(self, bit: int, slab: Sequence[Block | None], namespace: Namespace) -> bool:
@@ -445,14 +483,18 @@ class Room:
             return []
         keys = list(islice(self.doomed, count))
         policy = self.policy(IN_NVME, namespace)
-        while len(keys) < count and (block := self._nvme_victim(policy)) is not None:
-            keys.append(block.key)
-            self._counters.evicted_nvme += 1
-            self.left_nvme(block)
+        while len(keys) < count and (victim := self._nvme_victim(policy)) is not None:
+            run = list(takewhile(self._may_leave_nvme, policy.together(victim, count - len(keys))))
+            keys += [block.key for block in run]
+            self._counters.evicted_nvme += len(run)
+            self.left_nvme(*run)
         return self._to_delete(keys or self._nvme_slab(namespace))
 
     def _nvme_victim(self, policy: Policy) -> Block | None:
-        return next((b for b in policy.victims() if not self.guards.guards(b, IN_NVME)), None)
+        return next(filter(self._may_leave_nvme, policy.victims()), None)
+
+    def _may_leave_nvme(self, block: Block) -> bool:
+        return not self.guards.guards(block, IN_NVME)
 
     def deleted(self, keys: list[bytes], done: bool) -> None:
         """What became of keys that `nvme_victims` named; those that stay are tried again."""
@@ -491,7 +533,7 @@ class Room:
         if block.where & IN_NVME:
             self._give_up_row(block, why)
         if block.where & IN_DRAM:
-            self.left_dram(block, why)
+            self.left_dram(block, why=why)
         return True
 
     def has_row_to_delete(self, key: bytes) -> bool:
@@ -554,10 +596,10 @@ class Room:
             elif not self.guards.guards(block, bit) and not (bit == IN_DRAM and self._is_kept(block)):
                 self._counters.displaced += 1
                 if bit == IN_DRAM:
-                    self.left_dram(block, outcomes.OVER_QUOTA)
+                    self.left_dram(block, why=outcomes.OVER_QUOTA)
                 else:
                     keys.append(block.key)
-                    self.left_nvme(block, outcomes.OVER_QUOTA)
+                    self.left_nvme(block, why=outcomes.OVER_QUOTA)
             if not holder.excess(bit, size_bytes):
                 break
         if spared and self._spared is not None:
@@ -566,7 +608,7 @@ class Room:
 
     def _give_up_row(self, block: Block, why: int) -> None:
         key = block.key
-        self.left_nvme(block, why)
+        self.left_nvme(block, why=why)
         self.dropped_rows = True
         if key not in self.deleting:
             self.doomed[key] = None

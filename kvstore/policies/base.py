@@ -2,8 +2,8 @@
 
     request ──▶ Policies.observe          once, whatever the tiers
             └─▶ Policy.touched            in each tier that has the blocks now
-    no room ──▶ Policy.admits ──▶ Policy.victims ──▶ Policy.left
-                                                 └─▶ Policies.forgotten   no tier has it any more
+    no room ──▶ Policy.admits ──▶ Policy.victims, together ──▶ Policy.left
+                                                           └─▶ Policies.forgotten   no tier has it any more
 
 `Policies` is a family: it makes one `Policy` for each size class of each tier and sees every
 request once, so that what it learns is learned once. A policy sees blocks (their parents,
@@ -46,6 +46,10 @@ class Policy(ABC):
         """Whether a new block is worth more than what would leave for it. Changes nothing."""
         return True
 
+    def is_choosy(self) -> bool:
+        """Whether `admits` may say no now: then it is to be asked for each new block."""
+        return False
+
     @abstractmethod
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         """Blocks to evict, best first: resident, without pins. `incoming`: the key that wants the room.
@@ -53,6 +57,11 @@ class Policy(ABC):
         The iterator is valid until a block leaves. A block that the caller passes over comes
         back to the policy with `may_leave`.
         """
+
+    def together(self, victim: Block, count: int) -> Sequence[Block]:
+        """The victim, and as many as would be the next ones anyway, whoever comes: at most `count` together, each
+        the parent of the one before. Changes nothing."""
+        return (victim,)
 
     @abstractmethod
     def coldest_s(self) -> float | None:
@@ -78,5 +87,5 @@ class Policies:
         """Hits to be expected of a block, were it kept for long: what a write to NVMe buys. Up to about 1."""
         return 1.0
 
-    def forgotten(self, block: Block) -> None:
-        """No tier has the block any more."""
+    def forgotten(self, run: Sequence[Block]) -> None:
+        """No tier has these blocks of one namespace any more."""

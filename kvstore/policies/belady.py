@@ -60,6 +60,9 @@ class Belady(Policy):
     def left(self, block: Block) -> None:
         self._valid.pop(block, None)
 
+    def is_choosy(self) -> bool:
+        return True
+
     def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
         self._settle()
         return not self._heap or self._oracle.next_but_one(block_hash) < -self._heap[0][0]

@@ -43,8 +43,8 @@ class Learned(Policies):
     def worth(self, block: Block) -> float:
         return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0
 
-    def forgotten(self, block: Block) -> None:
-        self.reuse.forgotten(block)
+    def forgotten(self, run: Sequence[Block]) -> None:
+        self.reuse.forgotten(run)
         self.contest.full()
 
 
@@ -64,10 +64,22 @@ class Judged(Policy):
         while self.leaves.cheapest(self._contest.judge) is not None:
             yield self.leaves.pop()
 
+    def together(self, victim: Block, count: int) -> Sequence[Block]:
+        """Blocks of one use are worth the same, whoever judges: as far as nothing else hangs on them."""
+        run, stretch, bit = [victim], victim.stretch, self._bit
+        block = victim.parent
+        while len(run) < count and block is not None and block.stretch is stretch:
+            if block.children is not run[-1] or not block.where & bit or block.where >= PIN:
+                break
+            run.append(block)
+            block = block.parent
+        return run
+
+    def is_choosy(self) -> bool:
+        return self._contest.judge.choosy
+
     def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
         judge = self._contest.judge
-        if not judge.choosy:
-            return True
         worth = self.leaves.cheapest(judge)
         if worth is None:
             return True

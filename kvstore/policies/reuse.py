@@ -325,14 +325,15 @@ class Reuse:
             self._trim_ghosts()
         return sample
 
-    def forgotten(self, block: Block) -> None:
-        """No tier has the block any more: from now on it is a ghost."""
-        stretch, block.stretch = block.stretch, None
-        if stretch is None:
-            return
-        self.held -= 1
-        self._ghosts[block.namespace.name_of(block.hash)] = stretch
-        if len(self._ghosts) > self._ghosts_max:
+    def forgotten(self, run: Sequence[Block]) -> None:
+        """No tier has these blocks of one namespace any more: from now on they are ghosts."""
+        ghosts = self._ghosts
+        for block, name in zip(run, run[0].namespace.names_of([block.hash for block in run]), strict=True):
+            stretch, block.stretch = block.stretch, None
+            if stretch is not None:
+                self.held -= 1
+                ghosts[name] = stretch
+        if len(ghosts) > self._ghosts_max:
             self._trim_ghosts()
 
     def _trim_ghosts(self) -> None:
