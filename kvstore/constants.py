@@ -179,7 +179,7 @@ REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared 
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
 # ---- whose experience is its own (kvstore/policies/applications.py) --------------------
-APPLICATIONS_MAX = 8  # at most 1.5 MiB each
+APPLICATIONS_MAX = 8  # at most 0.4 MiB each
 APPLICATIONS_COUNTED_MAX = 64  # first blocks whose requests are counted
 APPLICATIONS_FADE_REQUESTS = 4096  # requests after which all counts are halved
 APPLICATION_REQUESTS_MIN = 16  # before an application gets a place …
