@@ -61,14 +61,16 @@ class BlockTable:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._dicts[hash(block_hash) >> _SHIFT & self._mask]
 
-    def __setitem__(self, block_hash: bytes, block: Block) -> None:
-        """File a block that is not here yet."""
+    def setdefault(self, block_hash: bytes, block: Block) -> Block:
+        """The block that is here; this one, if none is."""
         number = hash(block_hash) >> _SHIFT & self._mask
-        self._dicts[number][block_hash] = block
-        part = self._parts[number]
-        part.room -= 1
-        if part.room <= 0:
-            self._make_room(number, part)
+        found = self._dicts[number].setdefault(block_hash, block)
+        if found is block:
+            part = self._parts[number]
+            part.room -= 1
+            if part.room <= 0:
+                self._make_room(number, part)
+        return found
 
     def __delitem__(self, block_hash: bytes) -> None:
         number = hash(block_hash) >> _SHIFT & self._mask

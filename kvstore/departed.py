@@ -33,10 +33,10 @@ class Departed:
         self._buckets = max(1, keys_max // WAYS)
         self._words = memoryview(mmap.mmap(-1, 4 * WAYS * self._buckets)).cast("I")  # memory as it is used
 
-    def note(self, namespace: Namespace, hashes: Iterable[bytes], why: int) -> None:
-        """These blocks are gone; `why` is the outcome of a later lookup (`kvstore.outcomes`)."""
+    def note(self, names: Iterable[int], why: int) -> None:
+        """The blocks that `Namespace.names_of` calls so are gone; `why` is the outcome of a later lookup."""
         words, buckets = self._words, self._buckets
-        for name in namespace.names_of(hashes):
+        for name in names:
             at = name % buckets * WAYS
             kept = name >> _NAME_SHIFT
             latest = words[at]

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from heapq import nlargest
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from kvstore import index
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
@@ -283,31 +283,15 @@ class Engine:
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         prompt = self._prompt(number, asked[0], len(asked)) if asked else Prompt(0)
         lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
-        held: list[Block] = []
-        refused: list[bytes] = []
-        writing, before = namespace.writing, parent
-        for position, (block_hash, block) in enumerate(zip(asked, known, strict=True)):
-            if block is not None and block.where & IN_ANY:
-                held.append(block)
-            elif block_hash not in writing:
-                slot = self.room.slot(
-                    namespace, block_hash, before, session.owner, prompt, len(asked) - position
-                )
-                if slot is None:
-                    self.counters.reserve_no_room += len(asked) - position
-                    refused = index.not_held(namespace, asked[position:])
-                    break
-                writing.add(block_hash)
-                lease.slots[position] = slot
-            before = block_hash
-        else:
-            position = len(asked)
-        self.counters.reserve_held += position - len(lease.slots)
+        end = self._reserve(lease, known, session.owner)
+        refused = index.not_held(namespace, asked[end:])
+        self.counters.reserve_no_room += len(asked) - end
+        self.counters.reserve_held += end - len(lease.slots)
         if lease.slots:
             session.leases[lease.number] = lease
         now_s = self._clock()
         # What came later in this run may have taken the place of one that was held.
-        held = [block for block in held if block.where & IN_ANY]
+        held = [block for block in known[:end] if block is not None and block.where & IN_ANY]
         if self.room.expiry:
             for block in self.room.expiry.over(held):  # its bytes are offered again: as if stored now
                 self.room.expiry.stored(block)
@@ -317,7 +301,28 @@ class Engine:
             self.room.refused(namespace, refused, prompt, now_s)
         place = self.arena.place
         slots = [WriteSlot(position, *place(slot)) for position, slot in lease.slots.items()]
-        return Reserved(lease.number if slots else 0, slots, position < len(asked))
+        return Reserved(lease.number if slots else 0, slots, end < len(asked))
+
+    def _reserve(self, lease: WriteLease, known: list[Block | None], owner: int) -> int:
+        """Have slots for what is not held of the run of a lease; `known`: its blocks. Answers where room ended."""
+        hashes, writing = lease.hashes, lease.namespace.writing
+        start = 0  # of the blocks that are neither held nor being written, behind the latest one that is
+        for end, block in enumerate((*known, None)):
+            if (
+                end < len(hashes)
+                and not (block is not None and block.where & IN_ANY)
+                and hashes[end] not in writing
+            ):
+                continue
+            if new := hashes[start:end]:
+                before = hashes[start - 1] if start else lease.parent
+                found = self.room.slots(lease.namespace, new, before, owner, lease.prompt)
+                lease.slots.update(enumerate(found, start))
+                writing.update(new[: len(found)])
+                if len(found) < len(new):
+                    return start + len(found)
+            start = end + 1
+        return len(hashes)
 
     def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
         """Make these blocks of a write lease visible; the others of it are given up."""
@@ -331,13 +336,14 @@ class Engine:
         now_s = self._clock()
         run: list[Block] = []
         namespace, hashes = lease.namespace, lease.hashes
-        take, ready, arrived = lease.slots.pop, self.arena.commit, self.room.arrived_in_dram
-        for at, position in enumerate(indexes):
-            slot = take(position)
+        slots = list(map(lease.slots.pop, indexes))
+        ready = self.arena.commit
+        for at, slot in enumerate(slots):
             ready(slot, checksums[at * CHECKSUM_BYTES : (at + 1) * CHECKSUM_BYTES])
-            parent = hashes[position - 1] if position else lease.parent
-            before = run[-1] if run and run[-1].hash == parent else None
-            run.append(arrived(namespace, hashes[position], parent, slot, before))
+        for start, end in _in_turn(indexes):
+            first, last = indexes[start], indexes[end - 1]
+            before = hashes[first - 1] if first else lease.parent
+            run += self.room.arrived_in_dram(namespace, hashes[first : last + 1], before, slots[start:end])
         namespace.writing.difference_update(block.hash for block in run)
         self.room.touched(run, lease.prompt, now_s)
         self.room.queue_demotion(*run)
@@ -542,6 +548,12 @@ class Engine:
     def _next_lease(self) -> int:
         self._lease_number += 1
         return self._lease_number
+
+
+def _in_turn(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a list begin and end in which each number is one more than the one before."""
+    gaps = (at for at, (before, number) in enumerate(pairwise(numbers), 1) if number != before + 1)
+    return pairwise([0, *gaps, len(numbers)]) if numbers else iter(())
 
 
 def _fitting(rows: list[Total]) -> list[Total]:

@@ -93,20 +93,17 @@ def would_cycle(namespace: Namespace, parent: bytes, run: list[Block | None]) ->
     return False
 
 
-def arrived(
-    namespace: Namespace, block_hash: bytes, parent: bytes, bit: int, before: Block | None = None
-) -> Block:
-    """A tier has the block now. `parent` is the hash before it, b"" for a first block; `before` is that block,
-    if the caller has it."""
+def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
+    """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
     blocks = namespace.blocks
     block = blocks.get(block_hash)
     if block is None:
-        block = blocks[block_hash] = Block(namespace, block_hash)
+        block = blocks.setdefault(block_hash, Block(namespace, block_hash))
     above = block.parent
     if above is None and not block.where & IN_ANY and parent:  # new, or a ghost known only by name
-        above = before or blocks.get(parent)
+        above = blocks.get(parent)
         if above is None:
-            above = blocks[parent] = Block(namespace, parent)
+            above = blocks.setdefault(parent, Block(namespace, parent))
         block.parent = above
         above.add_child(block)
     if not block.where & bit:
@@ -121,27 +118,55 @@ def arrived(
     return block
 
 
-def left(block: Block, bit: int) -> None:
-    """A tier lost the block. Forgets it, and ghosts above it, when nothing needs them."""
-    if block.where & bit:
-        block.where &= ~bit
-        if block.parent is not None:
-            block.parent.count_child(bit, -1)
-    if block.where & IN_ANY:
-        return
-    if block.where & ROOTED:
-        if block.children is None:
-            block.where &= ~ROOTED
+def arrived_in_turn(namespace: Namespace, hashes: Iterable[bytes], parent: bytes, bit: int) -> list[Block]:
+    """A tier has these blocks now. `parent` is the hash before the first one; the others follow one another."""
+    file = namespace.blocks.setdefault
+    run: list[Block] = []
+    above: Block | None = None
+    for block_hash in hashes:
+        block = new = Block(namespace, block_hash)
+        if (parent and above is None) or (block := file(block_hash, new)) is not new:
+            block = arrived(namespace, block_hash, parent, bit)
+        elif above is None:
+            block.where = bit | ROOTED
         else:
-            _spread(block, 0)
-    blocks = block.namespace.blocks
-    while not block.where & IN_ANY and block.children is None:
-        del blocks[block.hash]
-        parent, block.parent = block.parent, None  # whoever still holds the block holds no chain
-        if parent is None:
-            return
-        parent.remove_child(block)
-        block = parent
+            block.parent = above
+            block.where = bit | above.where & ROOTED
+            if above.children is None:
+                above.children = block
+            else:
+                above.add_child(block)
+        run.append(block)
+        above, parent = block, block_hash
+    return run
+
+
+def left(run: Iterable[Block], bit: int) -> None:
+    """A tier lost these blocks. Forgets those, and ghosts above them, that nothing needs."""
+    for block in run:
+        above = block.parent
+        if block.where & bit:
+            block.where &= ~bit
+            if above is not None and above.children is not block:
+                above.count_child(bit, -1)
+        if block.where & IN_ANY:
+            continue
+        if block.children is not None:
+            if block.where & ROOTED:
+                _spread(block, 0)
+            continue
+        block.where &= ~ROOTED
+        blocks, gone = block.namespace.blocks, block
+        while not gone.where & IN_ANY and gone.children is None:
+            del blocks[gone.hash]
+            above, gone.parent = gone.parent, None  # whoever still holds the block holds no chain
+            if above is None:
+                break
+            if above.children is gone:
+                above.children = None
+            else:
+                above.remove_child(gone)
+            gone = above
 
 
 def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) -> int:
@@ -155,13 +180,13 @@ def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) ->
     for block_hash, parent in rows:
         block = get(block_hash)
         if block is None:
-            block = blocks[block_hash] = Block(namespace, block_hash)
+            block = blocks.setdefault(block_hash, Block(namespace, block_hash))
         elif block.where & bit:
             continue
         if parent and block.parent is None and not block.where & IN_ANY:
             above = get(parent)
             if above is None:
-                above = blocks[parent] = Block(namespace, parent)
+                above = blocks.setdefault(parent, Block(namespace, parent))
             block.parent = above
             above.add_child(block)
         block.where |= bit

@@ -253,10 +253,10 @@ class Promoter:
 
     def _slot(self, block: Block) -> int | None:
         parent = block.parent.hash if block.parent is not None else b""
-        slot = self._room.slot(block.namespace, block.hash, parent, OWNER_DAEMON)
-        if slot is not None:
+        for slot in self._room.slots(block.namespace, [block.hash], parent, OWNER_DAEMON):
             self._filling[block] = None
-        return slot
+            return slot
+        return None
 
     def _enqueue(self, block: Block, slot: int) -> None:
         self._queue.append((block, slot))

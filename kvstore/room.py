@@ -122,7 +122,7 @@ class Room:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
-        self.departed.note(namespace, hashes, self._no_room)
+        self.departed.note(namespace.names_of(hashes), self._no_room)
         self._family.refused(namespace, hashes, prompt, now_s)
 
     def settle(self, *run: Block) -> None:
@@ -145,16 +145,21 @@ class Room:
         self.settle(*run)
 
     def arrived_in_dram(
-        self, namespace: Namespace, block_hash: bytes, parent: bytes, slot: int, before: Block | None = None
-    ) -> Block:
-        """The slot is READY and holds this block's bytes. `touched` and `settle` are the caller's. `parent`,
-        `before`: as `index.arrived` has them."""
-        block = index.arrived(namespace, block_hash, parent, IN_DRAM, before)
-        block.put_in(slot)
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, slots: Sequence[int]
+    ) -> list[Block]:
+        """The slots are READY and hold the bytes of these blocks, each of which follows the one before; the
+        first one follows `parent`. `touched` and `settle` are the caller's."""
+        if self.guards and len(hashes) > 1:  # a guard looks at what hangs on a block when it comes
+            alone = zip(hashes, [parent, *hashes], slots, strict=False)
+            return [self.arrived_in_dram(namespace, [h], above, [slot])[0] for h, above, slot in alone]
+        run = index.arrived_in_turn(namespace, hashes, parent, IN_DRAM)
+        for block, slot in zip(run, slots, strict=True):
+            block.put_in(slot)
         if self.expiry:
-            self.expiry.stored(block)
-        self._came(block)
-        return block
+            for block in run:
+                self.expiry.stored(block)
+        self._came(*run)
+        return run
 
     def adopted(self, block: Block, slot: int) -> None:
         """An earlier daemon's slot holds this block; not verified yet."""
@@ -174,9 +179,10 @@ class Room:
         self._came(block)
         self.settle(block)
 
-    def _came(self, block: Block) -> None:
+    def _came(self, *run: Block) -> None:
         if self.guards:
-            self.guards.came(block)
+            for block in run:
+                self.guards.came(block)
 
     def queue_demotion(self, *run: Block) -> None:
         """Have blocks written down to NVMe, as far as they are in DRAM only and known to be true, and
@@ -314,9 +320,8 @@ class Room:
     def _left(self, run: Sequence[Block], bit: int, why: int) -> None:
         parent, namespace = run[-1].parent, run[0].namespace
         policy = self.policy(bit, namespace)
-        for block in run:
-            policy.left(block)
-            index.left(block, bit)
+        policy.left(run)
+        index.left(run, bit)
         self.quotas.used(namespace, bit, -len(run))
         if self.quotas:
             for block in run:
@@ -328,8 +333,9 @@ class Room:
             if self.expiry:
                 for block in gone:
                     self.expiry.gone(block)
-            self.departed.note(namespace, [block.hash for block in gone], why)
-            self._family.forgotten(gone)
+            names = namespace.names_of([block.hash for block in gone])
+            self.departed.note(names, why)
+            self._family.forgotten(gone, names)
         if parent is not None and parent.where & bit and parent.where < PIN and not parent.has_child_in(bit):
             if not (self.guards and self.guards.guards(parent, bit)):
                 policy.may_leave(parent)
@@ -338,36 +344,46 @@ class Room:
 
     # -- DRAM --
 
-    def slot(
+    def slots(
         self,
         namespace: Namespace,
-        block_hash: bytes,
+        hashes: Sequence[bytes],
         parent: bytes,
         owner: int,
         prompt: Prompt | None = None,
-        wanted: int = 1,
-    ) -> int | None:
-        """An arena slot in state WRITING, or None when there is no room.
-
-        With a `prompt` the policy may answer that the block is not worth the room. `wanted`: slots that the same
-        run is going to ask for, this one included.
+    ) -> list[int]:
+        """Arena slots in state WRITING for these blocks, up to the first that finds no room. Each follows the one
+        before, the first one `parent`. With a `prompt` the policy may answer that one is not worth the room.
         """
-        digest = namespace.digest
+        reserve, digest, size_bytes = self.arena.reserve, namespace.digest, namespace.record_bytes
         self._no_room = outcomes.NOT_ADMITTED
-        if self.quotas:
-            above = namespace.blocks.get(parent)
-            if above is not None or parent not in namespace.writing:
-                self._spared = above
-            if not self._displace_own(namespace, IN_DRAM):
+        found: list[int] = []
+        limited = bool(self.quotas)
+        if limited:
+            self._spare(namespace, parent)
+        for at, block_hash in enumerate(hashes):
+            if limited and not self._displace_own(namespace, IN_DRAM):
                 self._no_room = outcomes.OVER_QUOTA
-                return None
-        parent_key = digest + parent if parent else b""
-        slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
-        if slot is None and self._evict_from_dram(namespace, block_hash, prompt, wanted):
-            slot = self.arena.reserve(digest + block_hash, parent_key, namespace.record_bytes, owner)
-        if slot is not None:
-            self.quotas.used(namespace, IN_DRAM, 1)
-        return slot
+                break
+            parent_key = digest + parent if parent else b""
+            slot = reserve(digest + block_hash, parent_key, size_bytes, owner)
+            if slot is None and self._evict_from_dram(namespace, block_hash, prompt, len(hashes) - at):
+                slot = reserve(digest + block_hash, parent_key, size_bytes, owner)
+            if slot is None:
+                break
+            found.append(slot)
+            parent = block_hash
+            if limited:  # the next one must count it
+                self.quotas.used(namespace, IN_DRAM, 1)
+        if found and not limited:
+            self.quotas.used(namespace, IN_DRAM, len(found))
+        return found
+
+    def _spare(self, namespace: Namespace, parent: bytes) -> None:
+        """What comes next hangs on this one. Where that is being written, on what it hangs on itself."""
+        above = namespace.blocks.get(parent)
+        if above is not None or parent not in namespace.writing:
+            self._spared = above
 
     def give_up(self, namespace: Namespace, slots: Sequence[int], free: bool = True) -> None:
         """Slots that nothing was committed to. Not `free`: somebody may write to them still."""

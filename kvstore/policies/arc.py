@@ -38,12 +38,13 @@ class Arc(Policy):
                 self._recent[key] = block
         self._trim()
 
-    def left(self, block: Block) -> None:
-        key = block.key
-        if self._recent.pop(key, None) is not None:
-            self._recent_ghosts[key] = None
-        elif self._frequent.pop(key, None) is not None:
-            self._frequent_ghosts[key] = None
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            key = block.key
+            if self._recent.pop(key, None) is not None:
+                self._recent_ghosts[key] = None
+            elif self._frequent.pop(key, None) is not None:
+                self._frequent_ghosts[key] = None
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         self._adapt(incoming)

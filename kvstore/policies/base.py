@@ -39,8 +39,8 @@ class Policy(ABC):
         it twice is harmless.
         """
 
-    def left(self, block: Block) -> None:  # noqa: B027 a policy may notice when the block surfaces in its order
-        """The tier lost the block: evicted, corrupt, or taken over with its slab."""
+    def left(self, run: Sequence[Block]) -> None:  # noqa: B027 a policy may notice when one surfaces in its order
+        """The tier lost these blocks: evicted, corrupt, or taken over with their slab."""
 
     def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
         """Whether a new block is worth more than what would leave for it. Changes nothing."""
@@ -87,5 +87,5 @@ class Policies:
         """Hits to be expected of a block, were it kept for long: what a write to NVMe buys. Up to about 1."""
         return 1.0
 
-    def forgotten(self, run: Sequence[Block]) -> None:
-        """No tier has these blocks of one namespace any more."""
+    def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
+        """No tier has these blocks of one namespace any more. `names`: what `Namespace.names_of` calls them."""

@@ -57,8 +57,9 @@ class Belady(Policy):
         for block in run:
             self._push(block, self._oracle.next_but_one(block.hash))
 
-    def left(self, block: Block) -> None:
-        self._valid.pop(block, None)
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            self._valid.pop(block, None)
 
     def is_choosy(self) -> bool:
         return True

@@ -43,8 +43,8 @@ class Learned(Policies):
     def worth(self, block: Block) -> float:
         return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0
 
-    def forgotten(self, run: Sequence[Block]) -> None:
-        self.reuse.forgotten(run)
+    def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
+        self.reuse.forgotten(run, names)
         self.contest.full()
 
 

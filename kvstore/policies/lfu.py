@@ -25,8 +25,9 @@ class Lfu(Policy):
             self._uses[key] = self._uses.get(key, 0) + 1
             self._push(block)
 
-    def left(self, block: Block) -> None:
-        self._latest.pop(block, None)
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            self._latest.pop(block, None)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         passed: list[Block] = []

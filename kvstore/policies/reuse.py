@@ -186,10 +186,24 @@ class Tally:
         self.densities = array("d", _UNKNOWN)  # by age
         self.hits = 1.0 - math.prod([1.0 - now for now in chance])
 
-    def grew(self, blocks: int) -> bool:
-        """So many more were counted; whether it is time to learn from it."""
+    def reached(self, age: int, blocks: int, grown: dict[Tally, None]) -> None:
+        """So many blocks are as old as this. `grown` collects who should learn from it."""
+        risk = self.risk
+        risk[age] += blocks
         self.grown += blocks
-        return self.grown * REUSE_GROWN_SHARE >= self.risk[0]
+        if self.grown * REUSE_GROWN_SHARE >= risk[0]:
+            grown[self] = None
+        if self.everybody is not None:
+            self.everybody.reached(age, blocks, grown)
+
+    def were_used(self, age: int, blocks: int, grown: dict[Tally, None]) -> None:
+        """The same of blocks that were used at this age."""
+        self.used[age] += blocks
+        self.grown += blocks
+        if self.grown * REUSE_GROWN_SHARE >= self.risk[0]:
+            grown[self] = None
+        if self.everybody is not None:
+            self.everybody.were_used(age, blocks, grown)
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
@@ -325,10 +339,10 @@ class Reuse:
             self._trim_ghosts()
         return sample
 
-    def forgotten(self, run: Sequence[Block]) -> None:
+    def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
         """No tier has these blocks of one namespace any more: from now on they are ghosts."""
         ghosts = self._ghosts
-        for block, name in zip(run, run[0].namespace.names_of([block.hash for block in run]), strict=True):
+        for block, name in zip(run, names, strict=True):
             stretch, block.stretch = block.stretch, None
             if stretch is not None:
                 self.held -= 1
@@ -423,44 +437,30 @@ class Reuse:
             tally = self._tallies[new.kind]
             if new.kind >= KINDS and tally.everybody is None:
                 tally = self._tallies[new.kind] = Tally(everybody=tally)
-            self._reached(tally, 0, blocks)
+            tally.reached(0, blocks, self._grown)
+            self._newly_counted += blocks
         if old is not None and old.alive:
             old.alive -= blocks
             age = bisect_right(AGE_STARTS, self.now - old.touched)
-            tally = self._tallies[old.kind]
-            tally.used[age] += blocks
-            self._grew(tally, blocks)
-            if tally.everybody is not None:
-                tally.everybody.used[age] += blocks
-                self._grew(tally.everybody, blocks)
-
-    def _reached(self, tally: Tally, age: int, blocks: int) -> None:
-        """So many blocks of a kind are as old as this."""
-        self._newly_counted += blocks
-        tally.risk[age] += blocks
-        self._grew(tally, blocks)
-        if tally.everybody is not None:
-            tally.everybody.risk[age] += blocks
-            self._grew(tally.everybody, blocks)
-
-    def _grew(self, tally: Tally, blocks: int) -> None:
-        if tally.grew(blocks):
-            self._grown[tally] = None
+            self._tallies[old.kind].were_used(age, blocks, self._grown)
 
     def _grow_older(self) -> None:
         """Move stretches that reached the next age there."""
-        tallies = self._tallies
+        tallies, grown, counted = self._tallies, self._grown, 0
         for age in range(AGES - 2, -1, -1):
             queue = self._aging[age]
-            born_until = math.floor(self.now - AGE_STARTS[age])
-            if not queue or queue[0].touched > born_until:
+            if not queue:
                 continue
+            born_until = math.floor(self.now - AGE_STARTS[age])
             older, take = self._aging[age + 1].append, queue.popleft
             while queue and queue[0].touched <= born_until:
                 stretch = take()
-                if stretch.alive:
-                    self._reached(tallies[stretch.kind], age + 1, stretch.alive)
+                alive = stretch.alive
+                if alive:
+                    tallies[stretch.kind].reached(age + 1, alive, grown)
+                    counted += alive
                     older(stretch)
+        self._newly_counted += counted
         oldest = self._aging[-1]
         while oldest and not oldest[0].alive:
             oldest.popleft()

@@ -41,14 +41,15 @@ class S3Fifo(Policy):
                 self._small[key] = block
         self._capacity = max(self._capacity, len(self._uses))
 
-    def left(self, block: Block) -> None:
-        key = block.key
-        if self._small.pop(key, None) is not None:
-            self._ghosts[key] = None
-            while len(self._ghosts) > self._capacity * (1 - SMALL_SHARE):
-                self._ghosts.popitem(last=False)
-        self._main.pop(key, None)
-        self._uses.pop(key, None)
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            key = block.key
+            if self._small.pop(key, None) is not None:
+                self._ghosts[key] = None
+                while len(self._ghosts) > self._capacity * (1 - SMALL_SHARE):
+                    self._ghosts.popitem(last=False)
+            self._main.pop(key, None)
+            self._uses.pop(key, None)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         """Each block that is pinned, or used since, is passed over; a round without a victim ends it."""

@@ -40,13 +40,14 @@ class Sieve(Policy):
             node.older.newer = node
             self._end.older = node
 
-    def left(self, block: Block) -> None:
-        node = self._nodes.pop(block, None)
-        if node is None:
-            return
-        if self._hand is node:
-            self._hand = node.newer
-        node.newer.older, node.older.newer = node.older, node.newer
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            node = self._nodes.pop(block, None)
+            if node is None:
+                continue
+            if self._hand is node:
+                self._hand = node.newer
+            node.newer.older, node.older.newer = node.older, node.newer
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         for _ in range(2 * len(self._nodes) + 2):

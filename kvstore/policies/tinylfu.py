@@ -55,10 +55,11 @@ class TinyLfu(Policy):
                 key, block = self._window.popitem(last=False)
                 self._probation[key] = block
 
-    def left(self, block: Block) -> None:
-        key = block.key
-        for queue in (self._window, self._probation, self._protected):
-            queue.pop(key, None)
+    def left(self, run: Sequence[Block]) -> None:
+        for block in run:
+            key = block.key
+            for queue in (self._window, self._probation, self._protected):
+                queue.pop(key, None)
 
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while len(self._window) > max(1, int(self._capacity * WINDOW_SHARE)):

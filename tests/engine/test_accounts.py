@@ -398,10 +398,10 @@ def test_departed_keys_are_remembered_compactly() -> None:
     second = Namespace(1, NamespaceSpec(b"b" * 16, 1, 8))
     departed = Departed(4096)
     numbers = [number.to_bytes(8, "big") for number in range(100_000)]
-    departed.note(first, numbers, outcomes.EVICTED_DRAM)
-    departed.note(first, numbers[-1:], outcomes.CORRUPT)
+    departed.note(first.names_of(numbers), outcomes.EVICTED_DRAM)
+    departed.note(first.names_of(numbers[-1:]), outcomes.CORRUPT)
     for why in (outcomes.EVICTED_DRAM, outcomes.CORRUPT):  # again, so that it is there already
-        departed.note(first, numbers[-1:], why)
+        departed.note(first.names_of(numbers[-1:]), why)
     assert departed.why(first, (99_999).to_bytes(8, "big")) == outcomes.CORRUPT
     latest = [departed.why(first, n.to_bytes(8, "big")) for n in range(98_500, 99_999)]
     assert sum(why == outcomes.EVICTED_DRAM for why in latest) > 1300

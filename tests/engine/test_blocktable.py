@@ -26,7 +26,7 @@ def name(number: int) -> bytes:
 def filled(*numbers: range) -> BlockTable:
     table = BlockTable()
     for number in (n for each in numbers for n in each):
-        table[name(number)] = Block(SPACE, name(number))
+        table.setdefault(name(number), Block(SPACE, name(number)))
     return table
 
 
@@ -45,7 +45,7 @@ def test_it_answers_as_a_dict_does(steps: list[tuple[int, int]]) -> None:
             if what <= 1:
                 key = name(number)
                 number += 1
-                table[key] = model[key] = Block(SPACE, key)
+                model[key] = table.setdefault(key, Block(SPACE, key))
                 order.append(key)
             elif what <= 3 and order:
                 key = order.popleft() if what == 2 else order.pop()
@@ -81,7 +81,7 @@ def test_the_memory_is_that_of_what_is_there() -> None:
     before_bytes = sum(map(sys.getsizeof, table.dicts()))
     for number in range(held, 11 * held):
         del table[name(number - held)]
-        table[name(number)] = Block(SPACE, name(number))
+        table.setdefault(name(number), Block(SPACE, name(number)))
     after_bytes = sum(map(sys.getsizeof, table.dicts()))
     assert len(table) == held
     assert after_bytes <= 1.1 * before_bytes
@@ -105,7 +105,7 @@ def test_no_collection_walks_it() -> None:
     for number in range(0, 20_000, 3):
         del table[name(number)]
     for number in range(20_000, 40_000):
-        table[name(number)] = Block(SPACE, name(number))
+        table.setdefault(name(number), Block(SPACE, name(number)))
     assert not any(map(gc.is_tracked, table.dicts()))
 
 
@@ -123,7 +123,7 @@ def test_a_walk_sees_all_that_stay(changes: list[tuple[int, bool, int]]) -> None
             _, come, count = due.pop(0)
             if come:
                 for number in range(coming, coming + count):
-                    table[name(number)] = Block(SPACE, name(number))
+                    table.setdefault(name(number), Block(SPACE, name(number)))
                 coming += count
             else:
                 for number in sorted(stay)[:count]:

@@ -55,7 +55,7 @@ def test_blocks_that_left_are_freed_without_a_collection() -> None:
         ]
         marks = [watched(block) for block in blocks]
         for depth in order:
-            index.left(blocks[depth], IN_DRAM)
+            index.left([blocks[depth]], IN_DRAM)
         del blocks
         assert not space.blocks
         assert not any(mark() for mark in marks)
@@ -82,12 +82,12 @@ def test_children_are_counted_by_tier_however_many_there_are() -> None:
     assert isinstance(parent.children, Children)
     assert parent.has_child_in(IN_DRAM)
     assert parent.has_child_in(IN_NVME)
-    index.left(first, IN_DRAM)
-    index.left(second, IN_DRAM)
+    index.left([first], IN_DRAM)
+    index.left([second], IN_DRAM)
     assert not parent.has_child_in(IN_DRAM)
     assert parent.has_child_in(IN_NVME)
     assert index.check(space) == []
-    index.left(second, IN_NVME)
+    index.left([second], IN_NVME)
     assert parent.children is None
     assert index.check(space) == []
 
