@@ -64,8 +64,14 @@ class Block(msgspec.Struct, gc=False, eq=False):
         return (self.where >> _SLOT_SHIFT & _SLOT_MASK) - 1
 
     def put_in(self, slot: int) -> None:
-        """Its bytes are in this slot of the arena; NO_SLOT: in none any more."""
+        """Its bytes are in this slot of the arena."""
         self.where = self.where & _WITHOUT_SLOT | (slot + 1) << _SLOT_SHIFT
+
+    def take_out(self) -> int:
+        """Its bytes are in no slot of the arena any more: answers in which they were."""
+        where = self.where
+        self.where = where & _WITHOUT_SLOT
+        return (where >> _SLOT_SHIFT & _SLOT_MASK) - 1
 
     @property
     def pins(self) -> int:

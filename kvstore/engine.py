@@ -331,7 +331,7 @@ class Engine:
             raise UnknownLease(f"write lease {number}: not held by this connection")
         if len(checksums) != CHECKSUM_BYTES * len(indexes):
             raise BadRequest(f"commit: {len(checksums)} bytes of checksums for {len(indexes)} blocks")
-        if len(set(indexes)) != len(indexes) or any(i not in lease.slots for i in indexes):
+        if len(set(indexes)) != len(indexes) or not lease.slots.keys() >= set(indexes):
             raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
         now_s = self._clock()
         run: list[Block] = []
@@ -343,8 +343,9 @@ class Engine:
         for start, end in _in_turn(indexes):
             first, last = indexes[start], indexes[end - 1]
             before = hashes[first - 1] if first else lease.parent
-            run += self.room.arrived_in_dram(namespace, hashes[first : last + 1], before, slots[start:end])
-        namespace.writing.difference_update(block.hash for block in run)
+            piece = hashes[first : last + 1]
+            run += self.room.arrived_in_dram(namespace, piece, before, slots[start:end])
+            namespace.writing.difference_update(piece)
         self.room.touched(run, lease.prompt, now_s)
         self.room.queue_demotion(*run)
         self.room.settle(*run)

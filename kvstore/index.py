@@ -84,7 +84,7 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
 def would_cycle(namespace: Namespace, parent: bytes, run: list[Block | None]) -> bool:
     """Whether hanging this run under `parent` would close a circle, which no true chain can. None: a block that
     the index does not have."""
-    inner = {id(block) for block in run if block is not None and block.children is not None}
+    inner = {id(block) for block in filter(None, run) if block.children is not None}
     above = namespace.blocks.get(parent) if inner else None
     while above is not None:
         if id(above) in inner:

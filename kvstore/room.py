@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice, takewhile
 
 from kvstore import index, outcomes
-from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, NO_SLOT, PIN, Block
+from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, PIN, Block
 from kvstore.constants import (
     DELETING_MAX,
     DEMOTING_MAX,
@@ -292,9 +293,7 @@ class Room:
                 self._waive(block)
         free = self.arena.free
         for block in run:
-            slot = block.slot
-            block.put_in(NO_SLOT)
-            free(slot)
+            free(block.take_out())
         self._left(run, IN_DRAM, why)
 
     def left_nvme(self, *run: Block, why: int = outcomes.EVICTED_NVME) -> None:
@@ -356,6 +355,7 @@ class Room:
         before, the first one `parent`. With a `prompt` the policy may answer that one is not worth the room.
         """
         reserve, digest, size_bytes = self.arena.reserve, namespace.digest, namespace.record_bytes
+        parent_key = digest + parent if parent else b""
         self._no_room = outcomes.NOT_ADMITTED
         found: list[int] = []
         limited = bool(self.quotas)
@@ -365,14 +365,14 @@ class Room:
             if limited and not self._displace_own(namespace, IN_DRAM):
                 self._no_room = outcomes.OVER_QUOTA
                 break
-            parent_key = digest + parent if parent else b""
-            slot = reserve(digest + block_hash, parent_key, size_bytes, owner)
+            key = digest + block_hash
+            slot = reserve(key, parent_key, size_bytes, owner)
             if slot is None and self._evict_from_dram(namespace, block_hash, prompt, len(hashes) - at):
-                slot = reserve(digest + block_hash, parent_key, size_bytes, owner)
+                slot = reserve(key, parent_key, size_bytes, owner)
             if slot is None:
                 break
             found.append(slot)
-            parent = block_hash
+            parent_key = key
             if limited:  # the next one must count it
                 self.quotas.used(namespace, IN_DRAM, 1)
         if found and not limited:
@@ -414,15 +414,16 @@ class Room:
             if self._stays(victim):
                 continue  # comes back to the policy when it was written, or could not be; when no pin guards it
             why = self._why_evicted(victim)
-            run = [victim]
-            for block in policy.together(victim, min(wanted, until_next_look))[1:]:
-                if self._stays(block) or self._why_evicted(block) != why:
-                    break
-                run.append(block)
+            run = policy.together(victim, min(wanted, until_next_look))
+            if self.nvme is not None or self.guards:  # others may stay, or leave for another reason
+                run = list(takewhile(partial(self._goes_too, why), run))
             self._evictions += len(run) - 1
             self._evict(run, why)
             return True
         return self._take_over_slab(namespace)
+
+    def _goes_too(self, why: int, block: Block) -> bool:
+        return not self._stays(block) and self._why_evicted(block) == why
 
     def _stays(self, block: Block) -> bool:
         return self._is_kept(block) or self.guards.guards(block, IN_DRAM)

@@ -158,33 +158,54 @@ class Stretch(msgspec.Struct, gc=False, eq=False):
 
 
 Use = tuple[bytes, Stretch]  # key of a block, and what its use was
+Lesson = tuple[Sequence[float], Sequence[float], Sequence[float], float]  # what `chances` needs
 
 
 class Tally:
-    """Of one kind: how many blocks reached each age, how many were used in it. hits: the chance that
-    one is ever used again, as long as ages are counted. everybody: of an application's kind, the same
-    kind of all. relatives: of others, whose experience they borrow.
+    """Of one kind: how many blocks reached each age, how many were used in it. everybody: of an
+    application's kind, the same kind of all. relatives: of others, whose experience they borrow.
 
-    What follows from the counts is worked out when somebody asks: of most ages nobody does. Packed
-    numbers: there may be a thousand of these.
+    What follows from the counts is worked out when somebody asks: of most ages, and of many kinds, nobody
+    does. Packed numbers: there may be a thousand of these.
     """
 
-    __slots__ = ("chance", "densities", "everybody", "grown", "hits", "relatives", "risk", "used")
-
-    grown: int  # blocks counted since the counts were looked at
+    __slots__ = (
+        "_chance",
+        "_hits",
+        "_lesson",
+        "densities",
+        "everybody",
+        "grown",
+        "relatives",
+        "risk",
+        "used",
+    )
 
     def __init__(self, relatives: int = 0, everybody: Tally | None = None) -> None:
         self.relatives = relatives
         self.everybody = everybody
         self.risk, self.used = array("d", _NOTHING), array("d", _NOTHING)
-        self.learn(everybody.chance if everybody is not None else _PRIOR)
+        self.learn(everybody.chance() if everybody is not None else _PRIOR, 1.0)
 
-    def learn(self, chance: Sequence[float]) -> None:
-        """What follows from the chance of use within each age."""
-        self.grown = 0
-        self.chance = array("d", chance)
+    def learn(self, prior: Sequence[float], weight: float) -> None:
+        """Believe the counts of now, and `prior` and `weight` as `chances` has them."""
+        self.grown = 0  # blocks counted since
         self.densities = array("d", _UNKNOWN)  # by age
-        self.hits = 1.0 - math.prod([1.0 - now for now in chance])
+        self._lesson: Lesson | None = (self.used[:], self.risk[:], prior, weight)
+        self._hits = -1.0
+
+    def chance(self) -> array[float]:
+        """Of use within each age."""
+        if self._lesson is not None:
+            self._chance = array("d", chances(*self._lesson))
+            self._lesson = None
+        return self._chance
+
+    def hits(self) -> float:
+        """The chance that a block of this kind is ever used again, as long as ages are counted."""
+        if self._hits < 0.0:
+            self._hits = 1.0 - math.prod([1.0 - now for now in self.chance()])
+        return self._hits
 
     def reached(self, age: int, blocks: int, grown: dict[Tally, None]) -> None:
         """So many blocks are as old as this. `grown` collects who should learn from it."""
@@ -207,7 +228,7 @@ class Tally:
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
-        density = self.densities[age] = _density(self.chance, age)
+        density = self.densities[age] = _density(self.chance(), age)
         return density
 
     def halve_if_full(self) -> None:
@@ -266,7 +287,9 @@ def _pieces(
     hashes: Sequence[bytes], olds: Sequence[Stretch | None], prompt: Prompt
 ) -> Iterator[tuple[int, int]]:
     """Where neighbours of the same history begin and end; the last block of a prompt begins anew."""
-    starts = [0, *(at for at, (before, old) in enumerate(pairwise(olds), 1) if old is not before)]
+    starts = [0]
+    if olds.count(olds[0]) < len(olds):
+        starts += [at for at, (before, old) in enumerate(pairwise(olds), 1) if old is not before]
     if prompt.last in hashes:
         starts = sorted({*starts, hashes.index(prompt.last)})
     return pairwise([*starts, len(hashes)])
@@ -368,7 +391,7 @@ class Reuse:
 
     def hits(self, kind: int) -> float:
         """The chance that a block of this kind, just used, is ever used again."""
-        return self._tallies[kind].hits
+        return self._tallies[kind].hits()
 
     def kind_of_new(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> int:
         """The kind that a block would have which is not here yet."""
@@ -479,8 +502,9 @@ class Reuse:
         if tally is None:
             return
         del self._grown[tally]
-        prior = tally.everybody.chance if tally.everybody is not None else self._priors[tally.relatives]
-        tally.learn(chances(tally.used, tally.risk, prior, self._weight()))
+        everybody = tally.everybody
+        prior = everybody.chance() if everybody is not None else self._priors[tally.relatives]
+        tally.learn(prior, self._weight())
         tally.halve_if_full()
 
     def _learn_priors(self) -> None:
