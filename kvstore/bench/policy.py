@@ -9,6 +9,9 @@ of the processor, of which it uses one: others on the machine do not count.
 The memory is what the process grew by: index, policy, what it remembers of blocks that left,
 slot numbers; the table of the counted slots, which no daemon has, exists before. Each size is
 measured in a process of its own, once, with the machine's memory in mind.
+
+The limit is what the interpreter can do: an `OrderedDict` as LRU, without parents, leases,
+slots or tiers, is asked for the same prompts.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import multiprocessing
 import os
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
+from kvstore.index import split_hashes
 
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
@@ -58,6 +63,8 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
         with multiprocessing.get_context("spawn").Pool(1) as process:
             found = process.apply(cost, (blocks, plan.policy_operations))
         values[f"{policy}_ops_per_s"] = found.operations_per_s
+        values[f"{policy}_dict_ops_per_s"] = found.dict_operations_per_s
+        values[f"{policy}_ratio"] = round(found.operations_per_s / found.dict_operations_per_s, 4)
         values[f"{policy}_pause_ms"] = found.pause_ms
         values[f"{index}_bytes_per_block"] = found.bytes_per_block
         values[f"{index}_gc_pause_ms"] = found.gc_pause_ms
@@ -69,6 +76,7 @@ class Cost:
     """pause_ms: the slowest prompt of all, those that filled the node included; gc_pause_ms: a full collection."""
 
     operations_per_s: int
+    dict_operations_per_s: int
     pause_ms: float
     bytes_per_block: float
     gc_pause_ms: float
@@ -96,8 +104,11 @@ def cost(blocks: int, operations: int) -> Cost:
     gc.collect()
     collected_s = time.process_time()
     grown = _resident_bytes() - before
+    node.close()
+    del node
     return Cost(
         round(len(asked) * PROMPT_BLOCKS / (asked_s - started_s)),
+        round(len(asked) * PROMPT_BLOCKS / _dict_s(blocks, range(brought - held, brought), asked)),
         round(slowest_s * 1e3, 1),
         round(grown / blocks, 1),
         round((collected_s - asked_s) * 1e3, 1),
@@ -112,6 +123,27 @@ def _ask(node: Node, prompts: Iterable[bytes], number: int) -> float:
         node.ask(step * STEP_S, hashes)
         slowest_s = max(slowest_s, time.process_time() - before_s)
     return slowest_s
+
+
+def _dict_s(blocks: int, before: Iterable[int], asked: list[bytes]) -> float:
+    """How long an `OrderedDict` of so many blocks takes for these prompts, after the numbered ones."""
+    kept: OrderedDict[bytes, int] = OrderedDict()
+
+    def ask(hashes: bytes) -> None:
+        for block_hash in split_hashes(hashes, HASH_BYTES):
+            if block_hash in kept:
+                kept.move_to_end(block_hash)
+            else:
+                if len(kept) >= blocks:
+                    kept.popitem(last=False)
+                kept[block_hash] = 0
+
+    for number in before:
+        ask(_prompt(number))
+    started_s = time.process_time()
+    for hashes in asked:
+        ask(hashes)
+    return time.process_time() - started_s
 
 
 def available_bytes() -> int:

@@ -190,9 +190,9 @@ class Tally:
     def learn(self, prior: Sequence[float], weight: float) -> None:
         """Believe the counts of now, and `prior` and `weight` as `chances` has them."""
         self.grown = 0  # blocks counted since
-        self.densities = array("d", _UNKNOWN)  # by age
         self._lesson: Lesson | None = (self.used[:], self.risk[:], prior, weight)
-        self._hits = -1.0
+        self._chance, self._hits = _NOTHING, -1.0  # until they are worked out, as …
+        self.densities = _UNKNOWN  # … these are, by age
 
     def chance(self) -> array[float]:
         """Of use within each age."""
@@ -228,6 +228,8 @@ class Tally:
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
+        if self.densities is _UNKNOWN:
+            self.densities = _UNKNOWN[:]
         density = self.densities[age] = _density(self.chance(), age)
         return density
 
