@@ -47,12 +47,12 @@ def generated(directory: Path, shape: str, seed: int, blocks: int) -> Trace:
     return read([path])
 
 
-def compare(shape: str, seed: int, blocks: int) -> list[Cell]:
-    """All capacities of one trace."""
+def compare(shape: str, seed: int, blocks: int, capacities: Sequence[float] = CAPACITIES) -> list[Cell]:
+    """One trace at these capacities."""
     with tempfile.TemporaryDirectory() as directory:
         trace = generated(Path(directory), shape, seed, blocks)
     cells = []
-    for fraction in CAPACITIES:
+    for fraction in capacities:
         ratios = {
             cell.policy: table.run_cell(trace, cell).hit_ratio
             for cell in table.plan(trace, [OURS, *REFERENCES], [fraction])

@@ -105,8 +105,8 @@ def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("shape", ["agents", "chat", "scan", "shift", "study", "tasks"])
 def test_ours_is_close_to_the_envelope(shape: str) -> None:
     """On conversations, agents, documents, scans and sudden changes ours is nowhere further below the best
-    reference than is aimed at."""
-    assert min(cell.points for cell in compare(shape, 21, 60_000)) >= -AIM_POINTS
+    reference than is aimed at. `python -m benchmarks.envelope` has more capacities, seeds and blocks."""
+    assert min(cell.points for cell in compare(shape, 21, 60_000, (0.01, 0.1))) >= -AIM_POINTS
 
 
 @pytest.mark.slow
