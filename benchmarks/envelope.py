@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import sys
@@ -22,6 +21,7 @@ from benchmarks.traffic import SHAPES, as_line
 from kvstore.policies.names import OURS, REFERENCES
 from kvstore.replay import table
 from kvstore.replay.trace import Trace, read
+from kvstore.workers import workers
 
 CAPACITIES = (0.01, 0.05, 0.1, 0.25)
 LIKE_LIFE = ("agents", "chat", "scan", "shift", "study", "tasks")
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.blocks < 1:
         parser.error(f"--blocks {args.blocks}: at least 1")
     traces = [(shape, seed, args.blocks) for shape in args.shapes for seed in args.seed or (1, 2)]
-    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        cells = [cell for cells in pool.starmap(compare, traces, chunksize=1) for cell in cells]
+    with workers(len(os.sched_getaffinity(0))) as pool:
+        cells = [cell for cells in pool.map(compare, *zip(*traces, strict=True)) for cell in cells]
     below = [cell for cell in cells if cell.points < -AIM_POINTS]
     if args.output == "json":
         print(

@@ -5,6 +5,7 @@
     ├── RequestError        the daemon refuses one request; `code` travels in the Error frame
     │   └── ConnectionRefusal   …and closes the connection after saying so
     ├── ReplayError         a trace cannot be read
+    ├── WorkerError         a process that computed for us died
     └── ClientError         what a call of `kvstore.client` may raise, and nothing else
 
 Light on purpose: the client imports this module inside inference engines.
@@ -179,6 +180,10 @@ class TooSlow(ConnectionRefusal):
 
 class ReplayError(KvstoreError):
     """A trace cannot be read; the message names file and line."""
+
+
+class WorkerError(KvstoreError):
+    """A process that computed for us died."""
 
 
 # Calling the daemon -----------------------------------------------------------------

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import multiprocessing
 import os
 import random
 import time
@@ -32,6 +31,7 @@ from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
 from kvstore.index import split_hashes
+from kvstore.workers import workers
 
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
@@ -45,7 +45,7 @@ STEP_S = 0.05  # of the engine's clock, between two prompts
 
 
 def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]:
-    """Both sizes. One for which there is no memory is left out, and said so."""
+    """Both sizes. One for which there is no memory is left out, and said so. Raises WorkerError."""
     values: dict[str, Value] = {
         "policy_blocks": plan.policy_blocks,
         "policy_10m_blocks": plan.policy_10m_blocks,
@@ -60,8 +60,8 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
                 f"{blocks} blocks need {needed} bytes of memory" if blocks else "quick"
             )
             continue
-        with multiprocessing.get_context("spawn").Pool(1) as process:
-            found = process.apply(cost, (blocks, plan.policy_operations))
+        with workers(1) as pool:
+            found = pool.submit(cost, blocks, plan.policy_operations).result()
         values[f"{policy}_ops_per_s"] = found.operations_per_s
         values[f"{policy}_dict_ops_per_s"] = found.dict_operations_per_s
         values[f"{policy}_ratio"] = round(found.operations_per_s / found.dict_operations_per_s, 4)

@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[str, Measure]] = {
 
 
 def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None]) -> dict[str, Value]:
-    """Measure these parts with files under `directory`. Raises DaemonError, ClientError, TierError, OSError."""
+    """Measure these parts with files under `directory`. Raises DaemonError, KvstoreError, TierError, OSError."""
     arena_directory = _arena_directory(plan)
     started_s = time.monotonic()
     values: dict[str, Value] = {}

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from kvstore.bench import figures, plan, runner
     from kvstore.bench.daemon import DaemonError
-    from kvstore.errors import ClientError
+    from kvstore.errors import KvstoreError
     from tiers.errors import TierError
 
     directory = (args.dir or Path(tempfile.gettempdir())).absolute()
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     parts = [name for name in PARTS if not args.only or name in args.only]
     try:
         values = runner.run(chosen, directory, parts, _say)
-    except (DaemonError, ClientError, TierError, OSError) as error:
+    except (DaemonError, KvstoreError, TierError, OSError) as error:
         raise CliError(f"bench: {error}", exit_code=FAILED) from error
     if args.output == "json":
         print_json(figures.flat(values))

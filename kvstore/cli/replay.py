@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.errors import ReplayError
+    from kvstore.errors import ReplayError, WorkerError
     from kvstore.replay import table, trace
 
     fractions = _fractions(args.capacity)
@@ -78,9 +78,16 @@ def run(args: argparse.Namespace) -> int:
     )
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
-        results = table.compute(
-            requests, cells, args.trace, drop_tail, lambda done, total: _progress(show, cells, done, total)
-        )
+        try:
+            results = table.compute(
+                requests,
+                cells,
+                args.trace,
+                drop_tail,
+                lambda done, total: _progress(show, cells, done, total),
+            )
+        except (ReplayError, WorkerError) as error:
+            raise CliError(f"replay: {error}", exit_code=FAILED) from error
     document = _document(requests, results)
     if args.html is not None:
         from kvstore.pages.replay import replay_page

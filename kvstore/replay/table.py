@@ -5,10 +5,10 @@ cells ──▶ worker processes (each reads the trace once) ──▶ results, 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvstore.constants import REPLAY_HASH_BYTES, REPLAY_PROCESSES_MAX
@@ -17,6 +17,7 @@ from kvstore.policies.belady import Oracle
 from kvstore.policies.names import BOUND, EVERYTHING, POLICIES, REFERENCES
 from kvstore.replay import cell
 from kvstore.replay.trace import Trace, read
+from kvstore.workers import workers
 
 Progress = Callable[[int, int], None]  # cells done, cells in all
 
@@ -58,13 +59,12 @@ def envelope(results: Sequence[Result]) -> dict[float, float]:
 def compute(
     trace: Trace, cells: Sequence[Cell], paths: Sequence[Path], drop_tail: bool, progress: Progress
 ) -> list[Result]:
-    """Run the cells; the results are in their order."""
+    """Run the cells; the results are in their order. Raises ReplayError, WorkerError."""
     processes = min(len(os.sched_getaffinity(0)), len(cells), REPLAY_PROCESSES_MAX)
     if processes < 2:
         return list(_counted((run_cell(trace, c) for c in cells), len(cells), progress))
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, _load, (paths, drop_tail)) as pool:
-        return list(_counted(pool.imap(_run_loaded, cells), len(cells), progress))
+    with workers(processes) as pool:
+        return list(_counted(pool.map(partial(_run_read, paths, drop_tail), cells), len(cells), progress))
 
 
 def run_cell(trace: Trace, wanted: Cell) -> Result:
@@ -91,12 +91,10 @@ def _counted(results: Iterator[Result], total: int, progress: Progress) -> Itera
         yield result
 
 
-_loaded: list[Trace] = []  # in a worker: the trace it works on
+_read: list[Trace] = []  # in a worker: the trace it works on
 
 
-def _load(paths: Sequence[Path], drop_tail: bool) -> None:
-    _loaded[:] = [read(paths, drop_tail)]
-
-
-def _run_loaded(wanted: Cell) -> Result:
-    return run_cell(_loaded[0], wanted)
+def _run_read(paths: Sequence[Path], drop_tail: bool, wanted: Cell) -> Result:
+    if not _read:
+        _read.append(read(paths, drop_tail))
+    return run_cell(_read[0], wanted)
