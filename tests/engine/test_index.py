@@ -128,3 +128,52 @@ def test_blocks_found_along_a_chain_are_those_of_their_hashes(
     for start in range(len(down) + 1):
         assert index.not_held(space, down[start:]) == [h for h in down[start:] if not space.holds(h)]
     index.forget(space)
+
+
+@given(
+    tree=st.lists(st.integers(0, 9), min_size=10, max_size=10),
+    known=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([IN_DRAM, IN_NVME])), max_size=10),
+    last=st.integers(0, 9),
+    length=st.integers(1, 10),
+    gone=st.integers(0, 9),
+)
+def test_a_run_comes_and_goes_as_its_blocks_would_one_by_one(
+    tree: list[int], known: list[tuple[int, int]], last: int, length: int, gone: int
+) -> None:
+    """Onto any forest: blocks, ghosts and forks that were there before, in either tier."""
+    names = [b"%08d" % number for number in range(10)]
+    parents = [b"", *(names[number - 1 - tree[number] % number] for number in range(1, 10))]
+    chain = [names[last]]
+    while len(chain) < length and parents[names.index(chain[0])]:
+        chain.insert(0, parents[names.index(chain[0])])
+    above = parents[names.index(chain[0])]
+    at_once, one_by_one = a_namespace(), a_namespace()
+    for space in (at_once, one_by_one):
+        for number, bit in known:
+            index.arrived(space, names[number], parents[number], bit)
+    run = index.arrived_in_turn(at_once, chain, above, IN_DRAM)
+    assert [block.hash for block in run] == chain
+    for before, block_hash in zip([above, *chain], chain, strict=False):
+        index.arrived(one_by_one, block_hash, before, IN_DRAM)
+    assert forest(at_once) == forest(one_by_one)
+    assert index.check(at_once) == []
+    leaving = run[::-1][: gone + 1]
+    index.left(leaving, IN_DRAM)
+    for block in leaving:
+        index.left([one_by_one.blocks[block.hash]], IN_DRAM)
+    assert forest(at_once) == forest(one_by_one)
+    assert index.check(at_once) == []
+    index.forget(at_once)
+    index.forget(one_by_one)
+
+
+def forest(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
+    """Of every block: where it is, its parent, its children."""
+    return {
+        name: (
+            block.where,
+            block.parent.hash if block.parent is not None else b"",
+            {child.hash for child in block.each_child()},
+        )
+        for name, block in space.blocks.items()
+    }
