@@ -322,10 +322,11 @@ class Room:
         policy.left(run)
         index.left(run, bit)
         self.quotas.used(namespace, bit, -len(run))
-        if self.quotas:
+        limited, guarded = bool(self.quotas), bool(self.guards)
+        if limited:
             for block in run:
                 self.quotas.left(block, bit)
-        if self.guards:
+        if guarded:
             for block in run:
                 self.guards.gone(block)
         if gone := [block for block in run if not block.where & IN_ANY]:
@@ -336,9 +337,9 @@ class Room:
             self.departed.note(names, why)
             self._family.forgotten(gone, names)
         if parent is not None and parent.where & bit and parent.where < PIN and not parent.has_child_in(bit):
-            if not (self.guards and self.guards.guards(parent, bit)):
+            if not (guarded and self.guards.guards(parent, bit)):
                 policy.may_leave(parent)
-            if self.quotas:
+            if limited:
                 self.quotas.may_leave(parent)
 
     # -- DRAM --
@@ -410,12 +411,14 @@ class Room:
             if self._take_over_slab(namespace):
                 return True
         until_next_look = SLAB_TAKEOVER_EVERY - self._evictions % SLAB_TAKEOVER_EVERY
+        may_stay = self.nvme is not None or bool(self.guards)
+        why = outcomes.EVICTED_DRAM
         for victim in policy.victims(namespace.digest + incoming):
-            if self._stays(victim):
+            if may_stay and self._stays(victim):
                 continue  # comes back to the policy when it was written, or could not be; when no pin guards it
-            why = self._why_evicted(victim)
             run = policy.together(victim, min(wanted, until_next_look))
-            if self.nvme is not None or self.guards:  # others may stay, or leave for another reason
+            if may_stay:
+                why = self._why_evicted(victim)
                 run = list(takewhile(partial(self._goes_too, why), run))
             self._evictions += len(run) - 1
             self._evict(run, why)
