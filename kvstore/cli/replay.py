@@ -79,14 +79,8 @@ def run(args: argparse.Namespace) -> int:
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
         try:
-            results = table.compute(
-                requests,
-                cells,
-                args.trace,
-                drop_tail,
-                lambda done, total: _progress(show, cells, done, total),
-            )
-        except (ReplayError, WorkerError) as error:
+            results = table.compute(requests, cells, lambda done, total: _progress(show, cells, done, total))
+        except WorkerError as error:
             raise CliError(f"replay: {error}", exit_code=FAILED) from error
     document = _document(requests, results)
     if args.html is not None:

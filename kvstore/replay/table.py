@@ -1,6 +1,6 @@
 """The table: every policy at every capacity, each cell in a process of its own.
 
-cells ──▶ worker processes (each reads the trace once) ──▶ results, in the table's order
+cells, each with the trace ──▶ worker processes ──▶ results, in the table's order
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from kvstore.constants import REPLAY_HASH_BYTES, REPLAY_PROCESSES_MAX
 from kvstore.index import split_hashes
 from kvstore.policies.belady import Oracle
 from kvstore.policies.names import BOUND, EVERYTHING, POLICIES, REFERENCES
 from kvstore.replay import cell
-from kvstore.replay.trace import Trace, read
+from kvstore.replay.trace import Trace
 from kvstore.workers import workers
 
 Progress = Callable[[int, int], None]  # cells done, cells in all
@@ -56,15 +55,13 @@ def envelope(results: Sequence[Result]) -> dict[float, float]:
     return best
 
 
-def compute(
-    trace: Trace, cells: Sequence[Cell], paths: Sequence[Path], drop_tail: bool, progress: Progress
-) -> list[Result]:
-    """Run the cells; the results are in their order. Raises ReplayError, WorkerError."""
+def compute(trace: Trace, cells: Sequence[Cell], progress: Progress) -> list[Result]:
+    """Run the cells; the results are in their order. Raises WorkerError."""
     processes = min(len(os.sched_getaffinity(0)), len(cells), REPLAY_PROCESSES_MAX)
     if processes < 2:
         return list(_counted((run_cell(trace, c) for c in cells), len(cells), progress))
     with workers(processes) as pool:
-        return list(_counted(pool.map(partial(_run_read, paths, drop_tail), cells), len(cells), progress))
+        return list(_counted(pool.map(partial(run_cell, trace), cells), len(cells), progress))
 
 
 def run_cell(trace: Trace, wanted: Cell) -> Result:
@@ -89,12 +86,3 @@ def _counted(results: Iterator[Result], total: int, progress: Progress) -> Itera
     for done, result in enumerate(results, 1):
         progress(done, total)
         yield result
-
-
-_read: list[Trace] = []  # in a worker: the trace it works on
-
-
-def _run_read(paths: Sequence[Path], drop_tail: bool, wanted: Cell) -> Result:
-    if not _read:
-        _read.append(read(paths, drop_tail))
-    return run_cell(_read[0], wanted)
