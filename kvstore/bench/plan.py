@@ -61,7 +61,7 @@ QUICK = Plan(
 )
 
 # Bounds, whatever the plan.
-POLICY_BYTES_PER_BLOCK_EST = 600  # while it is measured, the table of the counted slots included
+POLICY_BYTES_PER_BLOCK_EST = 900  # while it is measured: the counted slots and its limit included
 DISK_FREE_SHARE_MAX = 0.5  # of the free bytes of --dir, for everything that is written there
 DISK_BYTES_MIN = 16 * MIB  # less per round is not worth a figure
 START_TIMEOUT_S = 60.0  # a daemon that is not ready by then counts as failed

@@ -6,12 +6,15 @@ another one is evicted for it. Half of the prompts are old ones; each begins wit
 system prompts, as those of a node's applications do. Hashes have 32 bytes, as vLLM's. Times are
 of the processor, of which it uses one: others on the machine do not count.
 
+Two speeds come of it: of the whole way through the engine, and of the policy by itself, by the
+time that its own calls take (`kvstore.bench.timed`).
+
 The memory is what the process grew by: index, policy, what it remembers of blocks that left,
 slot numbers; the table of the counted slots, which no daemon has, exists before. Each size is
-measured in a process of its own, once, with the machine's memory in mind.
+measured in a process of its own.
 
 The limit is what the interpreter can do: an `OrderedDict` as LRU, without parents, leases,
-slots or tiers, is asked for the same prompts.
+slots or tiers, is asked for the same prompts, in turn. It comes after the memory was measured.
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ import os
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
+from kvstore.bench.timed import Timed
 from kvstore.index import split_hashes
 from kvstore.workers import workers
 
@@ -50,10 +54,8 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
         "policy_blocks": plan.policy_blocks,
         "policy_10m_blocks": plan.policy_10m_blocks,
     }
-    for blocks, policy, index in (
-        (plan.policy_blocks, "policy", "index"),
-        (plan.policy_10m_blocks, "policy_10m", "index_10m"),
-    ):
+    for blocks, size in ((plan.policy_blocks, ""), (plan.policy_10m_blocks, "_10m")):
+        policy, engine, ordered_dict, index = (f"{of}{size}" for of in ("policy", "engine", "dict", "index"))
         needed = blocks * POLICY_BYTES_PER_BLOCK_EST
         if not blocks or needed > available_bytes():
             values[f"{policy}_skipped"] = (
@@ -62,9 +64,10 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
             continue
         with workers(1) as pool:
             found = pool.submit(cost, blocks, plan.policy_operations).result()
-        values[f"{policy}_ops_per_s"] = found.operations_per_s
-        values[f"{policy}_dict_ops_per_s"] = found.dict_operations_per_s
-        values[f"{policy}_ratio"] = round(found.operations_per_s / found.dict_operations_per_s, 4)
+        values[f"{policy}_ops_per_s"] = found.policy_operations_per_s
+        values[f"{engine}_ops_per_s"] = found.engine_operations_per_s
+        values[f"{ordered_dict}_ops_per_s"] = found.dict_operations_per_s
+        values[f"{engine}_ratio"] = round(found.engine_operations_per_s / found.dict_operations_per_s, 4)
         values[f"{policy}_pause_ms"] = found.pause_ms
         values[f"{index}_bytes_per_block"] = found.bytes_per_block
         values[f"{index}_gc_pause_ms"] = found.gc_pause_ms
@@ -75,7 +78,8 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
 class Cost:
     """pause_ms: the slowest prompt of all, those that filled the node included; gc_pause_ms: a full collection."""
 
-    operations_per_s: int
+    policy_operations_per_s: int
+    engine_operations_per_s: int
     dict_operations_per_s: int
     pause_ms: float
     bytes_per_block: float
@@ -87,63 +91,74 @@ def cost(blocks: int, operations: int) -> Cost:
     from kvstore.policies.names import OURS, POLICIES
     from kvstore.replay.cell import Node
 
-    node = Node(blocks, POLICIES[OURS](), HASH_BYTES)
+    policies = Timed(POLICIES[OURS]())
+    node = Node(blocks, policies, HASH_BYTES)
     held = max(1, (blocks - APPLICATIONS * SYSTEM_BLOCKS) // (PROMPT_BLOCKS - SYSTEM_BLOCKS))
     brought = round(held * BROUGHT_SHARE)
+    rounds = max(1, operations // PROMPT_BLOCKS)
     draw = random.Random(1)
     asked = [
         _prompt(brought + (step if draw.random() >= REUSED_SHARE else -1 - draw.randrange(held)))
-        for step in range(max(1, operations // PROMPT_BLOCKS))
+        for step in range(2 * rounds)
     ]
     gc.collect()
     before = _resident_bytes()
-    slowest_s = _ask(node, map(_prompt, range(brought)), 0)
-    started_s = time.process_time()
-    slowest_s = max(slowest_s, _ask(node, asked, brought))
-    asked_s = time.process_time()
+    unmeasured = chain(map(_prompt, range(brought)), asked[:rounds])
+    slowest_s = max(_ask(node, step, hashes) for step, hashes in enumerate(unmeasured))
+    gc_started_s = time.process_time()
     gc.collect()
-    collected_s = time.process_time()
+    gc_pause_s = time.process_time() - gc_started_s
     grown = _resident_bytes() - before
+
+    lru = DictLru(blocks)
+    for number in range(brought - held, brought):
+        lru.ask(_prompt(number))
+    engine_s = dict_s = policies.spent_s = 0.0
+    for step, hashes in enumerate(asked[rounds:], brought + rounds):
+        took_s = _ask(node, step, hashes)
+        slowest_s = max(slowest_s, took_s)
+        engine_s += took_s
+        dict_s += lru.ask(hashes)
     node.close()
-    del node
+    policy_speed, engine_speed, dict_speed = (
+        round(rounds * PROMPT_BLOCKS / spent_s) for spent_s in (policies.spent_s, engine_s, dict_s)
+    )
     return Cost(
-        round(len(asked) * PROMPT_BLOCKS / (asked_s - started_s)),
-        round(len(asked) * PROMPT_BLOCKS / _dict_s(blocks, range(brought - held, brought), asked)),
+        policy_speed,
+        engine_speed,
+        dict_speed,
         round(slowest_s * 1e3, 1),
         round(grown / blocks, 1),
-        round((collected_s - asked_s) * 1e3, 1),
+        round(gc_pause_s * 1e3, 1),
     )
 
 
-def _ask(node: Node, prompts: Iterable[bytes], number: int) -> float:
-    """One prompt after another, the first one at step `number`. Answers how long the slowest took, in s."""
-    slowest_s = 0.0
-    for step, hashes in enumerate(prompts, number):
+def _ask(node: Node, step: int, hashes: bytes) -> float:
+    """Ask for one prompt. Answers how long it took, in s."""
+    before_s = time.process_time()
+    node.ask(step * STEP_S, hashes)
+    return time.process_time() - before_s
+
+
+class DictLru:
+    """An `OrderedDict` of so many blocks."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
+
+    def ask(self, hashes: bytes) -> float:
+        """The same as `_ask`."""
+        kept = self._kept
         before_s = time.process_time()
-        node.ask(step * STEP_S, hashes)
-        slowest_s = max(slowest_s, time.process_time() - before_s)
-    return slowest_s
-
-
-def _dict_s(blocks: int, before: Iterable[int], asked: list[bytes]) -> float:
-    """How long an `OrderedDict` of so many blocks takes for these prompts, after the numbered ones."""
-    kept: OrderedDict[bytes, int] = OrderedDict()
-
-    def ask(hashes: bytes) -> None:
         for block_hash in split_hashes(hashes, HASH_BYTES):
             if block_hash in kept:
                 kept.move_to_end(block_hash)
             else:
-                if len(kept) >= blocks:
+                if len(kept) >= self._blocks:
                     kept.popitem(last=False)
                 kept[block_hash] = 0
-
-    for number in before:
-        ask(_prompt(number))
-    started_s = time.process_time()
-    for hashes in asked:
-        ask(hashes)
-    return time.process_time() - started_s
+        return time.process_time() - before_s
 
 
 def available_bytes() -> int:
