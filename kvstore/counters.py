@@ -41,6 +41,7 @@ class Counters:
     reservations_aborted: int = 0
     expired_acquires: int = 0
     refused_slower: int = 0  # lookups that were cut off where loading is slower than computing
+    refused_over_quota: int = 0  # lookups that were cut off where the rest has no room in a quota of DRAM
     refused_unavailable: int = 0  # lookups that were cut off at a block of a tier whose breaker is open
     nvme_probes: int = 0  # records read in the background to see how a tier is
     loads_refused: int = 0  # loads, and waits for one, beyond the limit of their queue

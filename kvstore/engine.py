@@ -28,10 +28,11 @@ from dataclasses import asdict
 from heapq import nlargest
 from itertools import accumulate, pairwise
 
-from kvstore import index
+from kvstore import index, outcomes
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.adoption import Adoption
 from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME, PIN, ROOTED, Block
+from kvstore.breakeven import slow_blocks
 from kvstore.constants import (
     PINNED_SHARE_DEFAULT,
     PREFIXES_TOLD,
@@ -473,7 +474,22 @@ class Engine:
         live = count
         if self.room.expiry:
             live = min(self.room.expiry.live(namespace, hashes, count) for namespace in namespaces)
-        return self.watch.find(namespaces, hashes, live, asking)._replace(expired=count - live)
+        found = self.watch.find(namespaces, hashes, live, asking)
+        if self.room.quotas and self.nvme is not None:
+            found = self._within_quotas(namespaces, hashes, found, asking)
+        return found._replace(expired=count - live)
+
+    def _within_quotas(
+        self, namespaces: list[Namespace], hashes: bytes, found: Found, asking: Asking
+    ) -> Found:
+        """No more than may be in DRAM at once: waiting for the rest would be in vain."""
+        fitting = self.room.quotas.fitting(namespaces, IN_DRAM)
+        skip = asking.local_tokens // max(1, namespaces[0].spec.block_tokens)
+        if fitting is None or found.usable <= skip + fitting:
+            return found
+        slow = slow_blocks(namespaces, hashes, found.usable, skip)
+        end = max(skip + fitting, slow[0][0]) if slow else found.usable
+        return found._replace(usable=end, why=outcomes.OVER_QUOTA) if end < found.usable else found
 
     def _nvme_changed(self) -> None:
         """A breaker of NVMe changed its state."""

@@ -97,6 +97,9 @@ class NvmeWatch:
                 self.break_even.learn(namespace, asking.prefill_tokens_per_s)
         if found.usable == found.held:
             return
+        if found.why == outcomes.OVER_QUOTA:
+            self._counters.refused_over_quota += 1
+            return
         if found.why == outcomes.SLOWER:
             self._counters.refused_slower += 1
             self._refused = True

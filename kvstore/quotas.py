@@ -130,6 +130,15 @@ class Quotas:
         size = self._slot_bytes(namespace, bit)
         return any(holder.excess(bit, size) for holder in self.holders(namespace))
 
+    def fitting(self, namespaces: Sequence[Namespace], bit: int) -> int | None:
+        """How many blocks a tier may hold in all of these namespaces at once, None where no quota says so."""
+        sizes: dict[Holder, int] = {}
+        for namespace in namespaces:
+            for holder in self.holders(namespace):
+                sizes[holder] = sizes.get(holder, 0) + self._slot_bytes(namespace, bit)
+        limits = [(holder.limits[bit], size) for holder, size in sizes.items()]
+        return min((limit // size for limit, size in limits if limit is not None), default=None)
+
     def holder(self, namespace: str, tenant: str | None) -> Holder:
         """The holder that a rule names (namespace: digest in hex)."""
         if tenant is not None:

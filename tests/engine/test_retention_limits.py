@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import expiry, retention, room
+from kvstore import expiry, outcomes, retention, room
+from kvstore.accounts import Asking
+from kvstore.leases import Acquired
 from kvstore.namespaces import NamespaceSpec
 from tests.engine.test_retention import MIB, Node, chain, joined
 from tiers.checksum import digest
@@ -44,4 +46,53 @@ def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) ->
     assert node.nvme is not None and not node.nvme.rows
     assert node.engine.counters.dooms_dropped == 0
     assert node.engine.check() == []
+    node.close()
+
+
+@pytest.mark.parametrize("spaces", [[0], [0, 1]])
+@pytest.mark.parametrize("quota", [0, 1, 5, 6, 11, 12, 40])
+@pytest.mark.parametrize("warm", [0, 1])
+def test_no_more_is_promised_than_a_quota_lets_into_dram(quota: int, spaces: list[int], warm: int) -> None:
+    """All that a lookup promises comes, at once, into a quota smaller than the prefix; the rest says why it does not."""
+    node = Node(nvme_slots=48, slabs=4)
+    names = chain("a", 12)
+    for space in spaces:
+        node.put(*names, space=space)
+        node.settle()
+    node.quota("acme", 0)
+    node.settle(1)
+    assert node.used("acme") == 0
+    node.quota("acme", quota)
+    if warm and quota:
+        node.engine.prefetch(node.spaces[0], joined(names[0]))
+        node.io.run()
+    numbers = [node.spaces[space] for space in spaces]
+    usable = node.engine.lookup(numbers, joined(*names))
+    assert usable == min(12, quota // len(spaces))
+    assert node.engine.explain(numbers, joined(*names))[1][usable:] == [outcomes.OVER_QUOTA] * (12 - usable)
+    for number in numbers if usable else ():
+        answers: list[Acquired] = []
+        node.engine.acquire(node.session, number, joined(*names[:usable]), answers.append)
+        node.io.run()
+        assert answers and None not in answers[0].slots
+    assert usable * len(spaces) <= node.used("acme") <= quota
+    assert node.engine.counters.refused_over_quota == (usable < 12)
+    assert node.engine.check() == []
+    node.close()
+
+
+def test_what_the_engine_has_itself_needs_no_room_in_a_quota() -> None:
+    """Of a prompt that goes on behind the engine's own blocks, as many as there is room for."""
+    node = Node(nvme_slots=48)
+    names = chain("a", 12)
+    node.put(*names)
+    node.settle()
+    node.quota("acme", 3)
+    node.settle(1)
+    found = node.engine.find(node.spaces[:1], joined(*names), Asking(local_tokens=5))
+    assert (found.usable, found.held, found.why) == (8, 12, outcomes.OVER_QUOTA)
+    node.quota("acme", 0)
+    node.settle(1)
+    assert node.engine.find(node.spaces[:1], joined(*names), Asking(local_tokens=5)).usable == 5
+    assert node.engine.find(node.spaces[:1], joined(*names), Asking(local_tokens=12)).usable == 12
     node.close()
