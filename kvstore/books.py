@@ -58,12 +58,15 @@ def _check_nvme(engine: Engine, blocks: list[Block]) -> list[str]:
         or engine.watch.blocks_underway()
     ):
         return []  # rows are being written or dropped right now
-    known = sum(1 for block in blocks if block.where & IN_NVME)
-    records = engine.nvme.stats().records
+    held = [block.namespace for block in blocks if block.where & IN_NVME]
+    stats = engine.nvme.stats()
     given_up = len(engine.room.doomed) + len(engine.room.deleting) + engine.counters.dooms_dropped
-    if known <= records <= known + given_up:
-        return []
-    return [f"nvme: {records} rows, {known} blocks in the index, {given_up} rows given up"]
+    if not len(held) <= stats.records <= len(held) + given_up:
+        return [f"nvme: {stats.records} rows, {len(held)} blocks in the index, {given_up} rows given up"]
+    counted = sum(engine.room.slot_bytes(namespace, IN_NVME) for namespace in held)
+    if stats.classes and not given_up and counted != stats.used_bytes:
+        return [f"nvme: {stats.used_bytes} bytes in use, {counted} by the sizes of its blocks"]
+    return []
 
 
 def _check_quotas(engine: Engine) -> list[str]:

@@ -104,7 +104,7 @@ class Room:
         """What one record of this namespace takes in a tier."""
         if bit == IN_DRAM:
             return max(namespace.slot_bytes, self.arena.layout.slot_bytes_min)
-        return namespace.slot_bytes
+        return max(namespace.slot_bytes, self.nvme.slot_bytes_min if self.nvme is not None else 0)
 
     def line(self, namespace: Namespace) -> Line:
         """Where loads of a namespace wait: one that its quota holds up must not hold up others."""

@@ -87,6 +87,7 @@ class Tier(ABC):
     """A place for records. Every method may be called from any thread."""
 
     name: str
+    slot_bytes_min: int = 1  # smaller records take a slot of this size
 
     @abstractmethod
     def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:

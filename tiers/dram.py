@@ -29,6 +29,7 @@ class DramTier(Tier):
     def __init__(self, arena: Arena) -> None:
         """Indexes what the arena adopted; an adopted record is verified by the get that asks for it."""
         self._arena = arena
+        self.slot_bytes_min = arena.layout.slot_bytes_min
         self._lock = threading.Lock()
         self._slots: dict[bytes, int] = {}
         for slot, record in arena.adopted_slots():

@@ -60,6 +60,7 @@ class NvmeTier(Tier):
     ) -> None:
         """Open every directory. Raises an OpenError; then none is left open."""
         _check_settings(directories, capacity_bytes, slab_bytes, slot_bytes_min)
+        self.slot_bytes_min = slot_bytes_min
         self.directories: list[NvmeDirectory] = []
         self._lock = threading.Lock()
         self._placed: dict[bytes, tuple[NvmeDirectory, int]] = {}  # being put: directory, puts under way

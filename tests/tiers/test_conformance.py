@@ -15,6 +15,7 @@ from tests.tiers.filler import RECORDS, SIZES
 from tiers.base import Get, Put, Tier
 from tiers.checksum import digest
 from tiers.errors import RecordSizeError
+from tiers.slots import slot_bytes_for
 
 SIZE = 50_000
 
@@ -118,6 +119,13 @@ def test_used_and_free_make_total(holding: Tier) -> None:
         if stats.classes:
             assert sum(entry.used * entry.slot_bytes for entry in stats.classes) == stats.used_bytes
             assert sum(entry.used for entry in stats.classes) == stats.records
+
+
+@pytest.mark.parametrize("size_bytes", [1, 5000, 20_000])
+def test_a_record_takes_the_slot_that_is_told(holding: Tier, size_bytes: int) -> None:
+    """Whole slots, and none smaller than the tier's smallest."""
+    holding.put([record(0, size_bytes)])
+    assert holding.stats().used_bytes == max(slot_bytes_for(size_bytes), holding.slot_bytes_min)
 
 
 def test_delete_forgets(holding: Tier) -> None:
