@@ -186,7 +186,9 @@ class Engine:
         self, namespaces: list[int], hashes: bytes, found: Found, asking: Asking = NOBODY_IN_PARTICULAR
     ) -> None:
         """Account for the tokens of a lookup that was answered."""
-        self.accounts.book([self.namespaces.get(number) for number in namespaces], hashes, found, asking)
+        spaces = [self.namespaces.get(number) for number in namespaces]
+        rate = self.watch.break_even.rate(spaces[0], asking)
+        self.accounts.book(spaces, hashes, found, asking._replace(prefill_tokens_per_s=rate))
 
     def settle(self, ticket: int, tokens: int, number: int, block_hash: bytes) -> None:
         """A client could use only so many tokens of what its ticket found; see `Accounts.settle`."""
@@ -208,7 +210,7 @@ class Engine:
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
             "rows_left": max(0, len(rows) - skip - len(told)),
-            "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)],
+            "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD, since_s)],
         }
 
     def residency(self, number: int, hashes: bytes) -> bytes:

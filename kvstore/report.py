@@ -21,7 +21,7 @@ from typing import Any
 
 from kvstore import outcomes
 from kvstore.durations import parse_duration
-from kvstore.totals import HOUR_S, MOVES
+from kvstore.totals import MOVES, hour_of
 
 Document = dict[str, Any]
 Row = Mapping[str, Any]
@@ -63,7 +63,7 @@ def document(report: Mapping[str, Any], since_s: float, by: Sequence[str] = GROU
     """What `kvstore report -o json` prints. report: the answer of `Client.report`. by: of GROUPINGS."""
     rows: list[Row] = report["rows"]
     price, now_s = float(report["gpu_hour_price"]), float(report["now_s"])
-    first_s = int(since_s) // HOUR_S * HOUR_S
+    first_s = hour_of(since_s)
     total = figures(rows, price)
     return {
         "region": report["region"],

@@ -18,6 +18,7 @@ import logging
 import sqlite3
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from heapq import nlargest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ class Totals:
 
     def of(self, namespace: Namespace, now_s: float) -> Total:
         """The row that counts now for this namespace; the caller changes it."""
-        hour_s = int(now_s) // HOUR_S * HOUR_S
+        hour_s = hour_of(now_s)
         if hour_s != self._newest_hour_s:
             self._newest.clear()
             self._newest_hour_s = hour_s
@@ -195,12 +196,14 @@ class Totals:
 
     def since(self, since_s: float) -> list[Total]:
         """Rows of the hours that began then or later, oldest first, and the hour that was under way."""
-        first = int(since_s) // HOUR_S * HOUR_S
-        return sorted((row for row in self._rows.values() if row.hour_s >= first), key=_key_of)
+        first_s = hour_of(since_s)
+        return sorted((row for row in self._rows.values() if row.hour_s >= first_s), key=_key_of)
 
-    def heaviest(self, count: int) -> list[Prefix]:
-        """The prefixes that saved most, best first."""
-        return sorted(self._prefixes.values(), key=lambda prefix: -prefix.tokens_saved)[:count]
+    def heaviest(self, count: int, since_s: float = 0.0) -> list[Prefix]:
+        """The prefixes that saved most, best first, of those hit in these hours."""
+        first_s = hour_of(since_s)
+        hit = (prefix for prefix in self._prefixes.values() if prefix.last_s >= first_s)
+        return nlargest(count, hit, key=lambda prefix: prefix.tokens_saved)
 
     def check(self) -> list[str]:
         """One line per row that cannot be true."""
@@ -291,6 +294,11 @@ def _open(path: Path) -> sqlite3.Connection:
     )
     base.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID")
     return base
+
+
+def hour_of(at_s: float) -> int:
+    """When the hour began that this time is in."""
+    return int(at_s) // HOUR_S * HOUR_S
 
 
 def _key_of(row: Total) -> Key:

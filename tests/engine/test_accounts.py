@@ -33,7 +33,13 @@ FIELDS = {"model": "tiny", "tenant": "acme"}
 class Node:
     """An engine with four slots of DRAM, perhaps `nvme`, and a client that asks with tickets."""
 
-    def __init__(self, path: Path, nvme: FaultyTier | None = None, totals: Totals | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        nvme: FaultyTier | None = None,
+        totals: Totals | None = None,
+        prefill_tokens_per_s: float = 0.0,
+    ) -> None:
         self.arena = open_arena(path, 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.now_s = 1000.0 * HOUR_S
@@ -46,6 +52,7 @@ class Node:
             clock=lambda: self.now_s,
             totals=self.totals,
             wall_clock=lambda: self.now_s,
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
         self.engine.adopt()
         self.session = self.engine.open_session(0)
@@ -328,6 +335,33 @@ def test_totals_survive_a_restart(tmp_path: Path) -> None:
     assert [row.as_dict() for row in again.since(0)] == [row.as_dict() for row in node.totals.since(0)]
     assert [row.tokens[outcomes.HIT_DRAM] for row in again.since(node.now_s)] == [32]
     assert [(p.tokens, p.uses, p.tokens_saved) for p in again.heaviest(9)] == [(32, 2, 64)]
+    node.arena.close(unlink=True)
+
+
+def test_old_prefixes_hide_none_that_was_hit_since(tmp_path: Path) -> None:
+    """However much prefixes saved last week: a report tells of those that were hit in its time."""
+    node = Node(tmp_path / "arena")
+    totals, space = node.totals, node.engine.namespaces.get(node.space)
+    for number in range(60):
+        totals.used(space, number.to_bytes(8, "big"), 100, 10_000, node.now_s)
+    later_s = node.now_s + 100 * HOUR_S
+    totals.used(space, b"new one!", 100, 1, later_s)
+    told = node.engine.report(later_s - 24 * HOUR_S)["prefixes"]
+    assert isinstance(told, list)
+    assert [prefix["block_hash"] for prefix in told] == [b"new one!".hex()]
+    assert [prefix.tokens_saved for prefix in totals.heaviest(2)] == [10_000, 10_000]
+    node.arena.close(unlink=True)
+
+
+def test_a_configured_prefill_speed_counts_where_engines_tell_none(tmp_path: Path) -> None:
+    """What a hit saved is worked out at the speed that decides about loading, told, learned or configured."""
+    node = Node(tmp_path / "arena", prefill_tokens_per_s=100.0)
+    node.put("a0", "a1")
+    node.ask("a0", "a1")
+    (row,) = node.totals.since(0)
+    assert row.prefill_s_saved == pytest.approx(32 / 100.0)
+    node.ask("a0", "a1", prefill_tokens_per_s=1000.0)
+    assert row.prefill_s_saved == pytest.approx(32 / 100.0 + 32 / 1000.0)
     node.arena.close(unlink=True)
 
 

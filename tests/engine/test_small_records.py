@@ -28,7 +28,7 @@ class Node:
         self.nvme = NvmeTier([directory / "nvme"], capacity_for(SLABS, 2 * MIB), 2 * MIB)
         self.arena = open_arena(directory / "arena", 8 * MIB, 2 * MIB)
         self.io = SteppedIo()
-        self.engine = Engine(self.arena, self.nvme, NamespaceRegistry(), self.io)
+        self.engine = Engine(self.arena, self.nvme, NamespaceRegistry(), self.io, clock=lambda: 0.0)
         self.engine.adopt()
         self.session = self.engine.open_session(0)
         self.specs = [
