@@ -132,6 +132,7 @@ PREFIXES_TOLD = 50  # … and told in a report
 
 # ---- admission to NVMe (kvstore/endurance.py) ---------------------------------------------
 ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
+ENDURANCE_STRETCH_SHARE = 0.5  # of that: so much is on disk as spent before it is
 ENDURANCE_MEMORY_S = 1800.0  # worths offered longer ago than this hardly count
 ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is spent; 1 at half of it
 ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …

@@ -5,6 +5,7 @@
       lock                 flock'ed while a daemon runs; holds its pid, for the message
       namespaces.json      readable names of namespaces (kvstore/namespaces.py)
       retention.json       pins, TTLs and quotas (kvstore/rules.py)
+      endurance.json       what was spent of the NVMe write budget (kvstore/endurance_file.py)
       stored_times.sqlite  when blocks under a TTL were stored (kvstore/stored_times.py)
 
 The instance id names the arena in shared memory, so it decides what a restarted daemon
@@ -45,6 +46,10 @@ class DataDir:
     @property
     def rules_path(self) -> Path:
         return self.path / "retention.json"
+
+    @property
+    def endurance_path(self) -> Path:
+        return self.path / "endurance.json"
 
     @property
     def stored_times_path(self) -> Path:

@@ -17,8 +17,9 @@ before. So bytes are promised first, and spent when they are written.
 
 A block that is refused stays in DRAM and is offered again when it is used again.
 
-Invariant: within any 24 hours at most the budget is spent, restarts included: what was spent is
-remembered by the hour, and a daemon starts with what the totals tell of the day before.
+Invariants: within any 24 hours at most the budget is spent, restarts and kills included: what was
+spent is remembered by the hour, and nothing is promised that is not on disk as spent
+already (`kvstore.endurance_file`).
 """
 
 from __future__ import annotations
@@ -27,25 +28,42 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from kvstore.constants import (
     DAY_S,
     ENDURANCE_BURST_S,
     ENDURANCE_CATCH_UP,
     ENDURANCE_MEMORY_S,
+    ENDURANCE_STRETCH_SHARE,
     ENDURANCE_WORTH_STEPS,
     ENDURANCE_WORTHS,
     HOUR_S,
 )
 
 
+class Ledger(msgspec.Struct):
+    """spent: (when at the latest, bytes). ahead_bytes: to be spent later, at most. written_bytes: spent by
+    this daemon until now."""
+
+    spent: list[tuple[float, int]]
+    ahead_bytes: int
+    written_bytes: int = 0
+
+
 class Endurance:
     """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
 
-    spent: what an earlier daemon spent, as (when at the latest, bytes).
+    spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: whoever made it writes
+    a `ledger` whenever `wants_keeping`, and tells `kept`; nothing is let in before.
     """
 
     def __init__(
-        self, bytes_per_day: int, clock: Callable[[], float], spent: Sequence[tuple[float, int]] = ()
+        self,
+        bytes_per_day: int,
+        clock: Callable[[], float],
+        spent: Sequence[tuple[float, int]] = (),
+        is_kept: bool = False,
     ) -> None:
         self.bytes_per_day = bytes_per_day
         self.refused_blocks = 0
@@ -56,6 +74,9 @@ class Endurance:
         self._spent = deque(sorted(spent))  # by the hour, oldest first
         self._spent_bytes = sum(size_bytes for _, size_bytes in spent)
         self._promised_bytes = 0  # let in and not written yet
+        self._written_bytes = 0  # by this daemon
+        self._ahead_bytes: float = 0 if is_kept else math.inf  # on disk as spent, and not spent
+        self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
         self._offered = [0.0] * ENDURANCE_WORTHS  # bytes by worth, fading with ENDURANCE_MEMORY_S
         self._threshold = 0  # worths from this step on are let in …
         self._share = 1.0  # … and of those one step below, this share
@@ -98,8 +119,24 @@ class Endurance:
         """What may be promised now."""
         while self._spent and self._spent[0][0] <= now_s - DAY_S:
             self._spent_bytes -= self._spent.popleft()[1]
-        left_bytes = min(self._allowance_bytes, self.bytes_per_day - self._spent_bytes)
+        left_bytes = min(self._allowance_bytes, self.bytes_per_day - self._spent_bytes, self._ahead_bytes)
         return left_bytes - self._promised_bytes
+
+    # -- on disk --
+
+    @property
+    def wants_keeping(self) -> bool:
+        """Whether little is left of what was written ahead."""
+        return self.limited and self._ahead_bytes - self._promised_bytes < self._stretch_bytes / 2
+
+    def ledger(self, is_last: bool = False) -> Ledger:
+        """What is to be on disk before more is let in. is_last: nothing more will be."""
+        ahead_bytes = self._promised_bytes + (0 if is_last else self._stretch_bytes)
+        return Ledger(list(self._spent), ahead_bytes, self._written_bytes)
+
+    def kept(self, ledger: Ledger) -> None:
+        """It is on disk."""
+        self._ahead_bytes = ledger.ahead_bytes - (self._written_bytes - ledger.written_bytes)
 
     @property
     def spent_bytes(self) -> int:
@@ -125,6 +162,8 @@ class Endurance:
     def _spend(self, size_bytes: int, now_s: float) -> None:
         self._allowance_bytes -= size_bytes
         self._spent_bytes += size_bytes
+        self._written_bytes += size_bytes
+        self._ahead_bytes -= size_bytes
         if not self._spent or now_s > self._spent[-1][0]:
             self._spent.append((now_s + HOUR_S, 0))  # for all that is spent until then
         until_s, hour_bytes = self._spent[-1]

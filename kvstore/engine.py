@@ -45,6 +45,7 @@ from kvstore.constants import (
 from kvstore.counters import Counters
 from kvstore.demotion import Demoter
 from kvstore.endurance import Endurance
+from kvstore.endurance_file import EnduranceFile
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.iopool import Io
 from kvstore.leases import (
@@ -91,6 +92,7 @@ class Engine:
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
         endurance: Endurance | None = None,
+        endurance_file: EnduranceFile | None = None,
         stall_s: float = STALL_S,
         prefill_tokens_per_s: float = 0.0,
         rules: tuple[RuleFile, StoredTimes] | None = None,
@@ -119,6 +121,7 @@ class Engine:
         self._clock = clock
         self._io = io
         self._lease_number = 0
+        self._endurance_file = endurance_file
         self._saving_names = False
 
     # -- sessions --
@@ -380,6 +383,8 @@ class Engine:
         self.demoter.retry()
         self.promoter.feed()
         self._save_names()
+        if self._endurance_file is not None:
+            self._endurance_file.keep(self.endurance, self._io)
         self.accounts.save(self._io, self._clock())
 
     def _save_names(self) -> None:

@@ -24,9 +24,7 @@ from kvstore import __version__
 from kvstore.config import Config
 from kvstore.constants import (
     CHECK_IDLE_S,
-    DAY_S,
     FLUSH_POLL_S,
-    HOUR_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
     TICK_INTERVAL_S,
@@ -34,7 +32,7 @@ from kvstore.constants import (
     WATCH_SHARE,
 )
 from kvstore.door import Door
-from kvstore.endurance import Endurance
+from kvstore.endurance_file import EnduranceFile
 from kvstore.engine import Engine
 from kvstore.errors import SocketPathError
 from kvstore.iopool import IoPool
@@ -44,7 +42,7 @@ from kvstore.policies.names import POLICIES
 from kvstore.rules import RuleFile
 from kvstore.storage import Storage
 from kvstore.stored_times import StoredTimes
-from kvstore.totals import DEMOTED, Totals
+from kvstore.totals import Totals
 from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.service")
@@ -58,6 +56,7 @@ class Service:
         self.storage = storage
         self.failure: str | None = None  # why it stopped, when nobody asked it to
         self._notifier = notifier or Notifier()
+        self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
         self._started_s = time.monotonic()
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
@@ -86,7 +85,8 @@ class Service:
             self._save_names()
             self._save_totals()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
-            self._save_totals()  # what that wrote is part of the budget of the next daemon
+            self._save_totals()
+            self._endurance_file.close(self.engine.endurance)
             watching.cancel()
             adopting.cancel()
         finally:
@@ -144,7 +144,8 @@ class Service:
             POLICIES[self.config.engine.policy](),
             jobs_max=threads,
             totals=totals,
-            endurance=Endurance(self.config.nvme.write_bytes_per_day, time.monotonic, spent(totals)),
+            endurance=self._endurance_file.open(self.config.nvme.write_bytes_per_day),
+            endurance_file=self._endurance_file,
             stall_s=self.config.nvme.stall_s,
             prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
             rules=(RuleFile(storage.data_dir.rules_path), StoredTimes(storage.data_dir.stored_times_path)),
@@ -305,16 +306,6 @@ class Service:
             await asyncio.sleep(FLUSH_POLL_S)
         left = len(self.engine.room.demoting)
         log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
-
-
-def spent(totals: Totals) -> list[tuple[float, int]]:
-    """What was written to NVMe by the hour, on the monotonic clock, for `Endurance`."""
-    now_s = time.time()
-    return [
-        (time.monotonic() - max(0.0, now_s - row.hour_s - HOUR_S), row.bytes_moved[DEMOTED])
-        for row in totals.since(now_s - DAY_S)
-        if row.bytes_moved[DEMOTED]
-    ]
 
 
 class Figures:

@@ -1,0 +1,197 @@
+"""The budget on disk: no kill makes it larger, and a clean stop costs nothing of it."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.constants import DAY_S, ENDURANCE_STRETCH_SHARE, HOUR_S
+from kvstore.endurance import Endurance
+from kvstore.endurance_file import EnduranceFile
+from tests.engine.fakes import SteppedIo
+
+BLOCK_BYTES = 1000
+BUDGET_BYTES = 200 * BLOCK_BYTES
+BURST_BYTES = BUDGET_BYTES * HOUR_S / (DAY_S + HOUR_S)
+
+
+class Daemons:
+    """One after another over the same file. Each has a clock of its own; the wall clock goes on."""
+
+    def __init__(self, path: Path, budget_bytes: int = BUDGET_BYTES) -> None:
+        self.path = path
+        self.budget_bytes = budget_bytes
+        self.wall_s = 1_700_000_000.0
+        self.written: list[tuple[float, int]] = []  # what really went to the disk, and when
+        self.promised = 0  # blocks let in and not written yet
+        self.start()
+
+    def start(self) -> None:
+        self.booted_s = self.wall_s - random.Random(int(self.wall_s)).random() * 1e6
+        self.io = SteppedIo()
+        self.promised = 0
+        self.file = EnduranceFile(self.path, lambda: self.wall_s - self.booted_s, lambda: self.wall_s)
+        self.endurance: Endurance = self.file.open(self.budget_bytes)
+
+    def stop(self) -> None:
+        self.write(self.promised)
+        self.io.run()
+        self.file.close(self.endurance)
+        self.start()
+
+    def offer(self) -> bool:
+        if not self.endurance.admits(1.0, BLOCK_BYTES):
+            return False
+        self.promised += 1
+        return True
+
+    def write(self, blocks: int) -> None:
+        for _ in range(min(blocks, self.promised)):
+            self.promised -= 1
+            self.endurance.wrote(BLOCK_BYTES)
+            self.written.append((self.wall_s, BLOCK_BYTES))
+
+    def tick(self, how_far: str = "tick") -> None:
+        """The file is to be written; perhaps it is; perhaps it is known that it was."""
+        self.file.keep(self.endurance, self.io)
+        if how_far == "tick":
+            self.io.run()
+        elif how_far == "written" and self.io.waiting:
+            self.io.half_step()
+
+    def most_in_a_day(self) -> int:
+        most, first, inside = 0, 0, 0
+        for at_s, size_bytes in self.written:
+            inside += size_bytes
+            while self.written[first][0] <= at_s - DAY_S:
+                inside -= self.written[first][1]
+                first += 1
+            most = max(most, inside)
+        return most
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Daemons:
+    return Daemons(tmp_path / "endurance.json")
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.floats(0.1, 3 * HOUR_S),
+            st.integers(0, 40),  # offers
+            st.integers(0, 40),  # writes that end
+            st.sampled_from(["", "tick", "tick", "asked for", "written", "stop", "kill"]),
+        ),
+        min_size=1,
+        max_size=80,
+    )
+)
+def test_no_day_exceeds_the_budget_whoever_is_killed(steps: list[tuple[float, int, int, str]]) -> None:
+    """Bursts, pauses, stops, and kills between any two steps, also while the file is being written."""
+    with tempfile.TemporaryDirectory() as directory:
+        daemons = Daemons(Path(directory) / "endurance.json")
+        for pause_s, offers, writes, event in steps:
+            daemons.wall_s += pause_s
+            for _ in range(offers):
+                daemons.wall_s += 0.5
+                daemons.offer()
+            daemons.write(writes)
+            if event == "kill":  # what was let in may have reached the disk
+                daemons.written += [(daemons.wall_s, BLOCK_BYTES)] * daemons.promised
+                daemons.start()
+            elif event == "stop":
+                daemons.stop()
+            elif event:
+                daemons.tick(event)
+        assert daemons.most_in_a_day() <= BUDGET_BYTES
+
+
+def test_kills_in_a_row_spend_what_is_written_ahead_only(daemons: Daemons) -> None:
+    """Sixty starts, in each as much as it can: together no more than the day's budget."""
+    for _ in range(60):
+        while daemons.offer():
+            daemons.write(1)
+        daemons.wall_s += 1
+        daemons.start()
+    assert daemons.most_in_a_day() <= BUDGET_BYTES
+    assert len(daemons.written) > 0.9 * BUDGET_BYTES / BLOCK_BYTES
+    assert not daemons.offer()
+    daemons.wall_s += DAY_S + HOUR_S
+    daemons.start()
+    assert daemons.offer()
+
+
+def test_a_clean_stop_gives_back_what_was_written_ahead(daemons: Daemons) -> None:
+    """Of many stops nothing is lost; of a kill no more than what was ahead."""
+    for _ in range(10):
+        daemons.stop()
+    assert daemons.endurance.spent_bytes == 0
+    daemons.offer()
+    daemons.stop()
+    assert daemons.endurance.spent_bytes == BLOCK_BYTES
+    daemons.start()
+    ahead_bytes = daemons.endurance.spent_bytes - BLOCK_BYTES
+    assert 0 < ahead_bytes <= BURST_BYTES * ENDURANCE_STRETCH_SHARE + 1
+
+
+def test_a_budget_that_is_written_in_time_is_all_used(daemons: Daemons) -> None:
+    """With a tick a minute, the file costs nothing of a day's budget."""
+    for _ in range(24 * 60):
+        daemons.wall_s += 60
+        daemons.offer()
+        daemons.write(1)
+        daemons.tick()
+    assert 0.9 * BUDGET_BYTES < daemons.most_in_a_day() <= BUDGET_BYTES
+
+
+def test_nothing_is_let_in_while_the_file_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told once; when the disk has room again, so has the budget."""
+    home = tmp_path / "gone"
+    daemons = Daemons(home / "endurance.json")
+    for _ in range(3):
+        daemons.tick()
+        assert not daemons.offer()
+    assert caplog.text.count("cannot be") == 1
+    home.mkdir()
+    daemons.tick()
+    assert daemons.offer()
+
+
+def test_a_damaged_file_counts_as_a_budget_spent(daemons: Daemons, caplog: pytest.LogCaptureFixture) -> None:
+    """It is put aside; a day later there is a budget again."""
+    daemons.path.write_bytes(b'{"spent": "much"}')
+    daemons.start()
+    assert "not known" in caplog.text and daemons.path.with_suffix(".unreadable").exists()
+    assert not daemons.offer()
+    daemons.wall_s += DAY_S + HOUR_S
+    daemons.tick()
+    assert daemons.offer()
+
+
+def test_a_wall_clock_that_is_set_back_forgets_nothing(daemons: Daemons) -> None:
+    """What was spent in a future that is no more counts as spent now."""
+    while daemons.offer():
+        daemons.write(1)
+    spent_bytes = daemons.endurance.spent_bytes
+    daemons.stop()
+    daemons.wall_s -= 10 * DAY_S
+    daemons.start()
+    assert daemons.endurance.spent_bytes >= spent_bytes
+
+
+def test_without_a_budget_there_is_no_file(tmp_path: Path) -> None:
+    """0 is no limit, and nothing is written about it."""
+    daemons = Daemons(tmp_path / "endurance.json", 0)
+    assert all(daemons.offer() for _ in range(1000))
+    daemons.tick()
+    daemons.stop()
+    assert not list(tmp_path.iterdir())
