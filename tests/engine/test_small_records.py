@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.blocks import IN_DRAM, IN_NVME
+from kvstore.constants import EVICT_AHEAD_RECORDS
 from kvstore.engine import Engine
 from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
 from tests.engine.fakes import SteppedIo
@@ -78,7 +79,7 @@ def test_a_quota_counts_what_the_disk_does(node: Node) -> None:
 def test_record_sizes_that_share_a_slot_size_make_room_for_each_other(node: Node) -> None:
     """NVMe full of one of them takes in the other: they are in one order of eviction."""
     node.put(2 * SLOTS)
-    assert SLOTS - 8 <= node.on_nvme() <= SLOTS  # a few leave ahead
+    assert SLOTS - EVICT_AHEAD_RECORDS <= node.on_nvme() <= SLOTS  # some leave ahead
     node.put(50, space=1)
     assert node.on_nvme(1) == 50 and node.on_nvme(0) <= SLOTS - 50
     assert node.engine.counters.demote_failed == 0
