@@ -240,6 +240,18 @@ class Client:
     def _report_page(self, since_s: float, skip: int) -> dict[str, Any]:
         return self._call((), lambda w, _: w.Report(since_s, skip)).report  # type: ignore[no-any-return]
 
+    def list_namespaces(self) -> list[dict[str, Any]]:
+        """Every namespace, as `status` has those with most blocks. Raises Unavailable, Refused."""
+        page = self._namespaces_page(0)
+        spaces: list[dict[str, Any]] = page["namespaces"]
+        while page["namespaces_left"] and page["namespaces"]:
+            page = self._namespaces_page(len(spaces))
+            spaces += page["namespaces"]
+        return spaces
+
+    def _namespaces_page(self, skip: int) -> dict[str, Any]:
+        return self._call((), lambda w, _: w.Namespaces(skip)).report  # type: ignore[no-any-return]
+
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         """Where each block is, one byte a hash: 0 absent, else wire.IN_DRAM, IN_NVME, PREFIX_BROKEN.
 

@@ -306,6 +306,9 @@ class DoorConnection(asyncio.BufferedProtocol):
     def _report(self, request: wire.Report) -> wire.Answer:
         return wire.StatusReport(self._door.totals(request.since_s, request.skip))
 
+    def _list(self, request: wire.Namespaces) -> wire.Answer:
+        return wire.StatusReport(self._engine.list_namespaces(request.skip))
+
     def _pin(self, request: wire.SetPin) -> None:
         self._is_saving = True
         self._engine.retention.pin(request.namespace, request.hash, request.pinned, self._saved)
@@ -500,6 +503,7 @@ _SERVE: dict[type[Any], Callable[[DoorConnection, Any], wire.Answer | None]] = {
     wire.Settle: DoorConnection._settle,
     wire.Explain: DoorConnection._explain,
     wire.Report: DoorConnection._report,
+    wire.Namespaces: DoorConnection._list,
     wire.SetPin: DoorConnection._pin,
     wire.SetTtl: DoorConnection._ttl,
     wire.SetQuota: DoorConnection._quota,

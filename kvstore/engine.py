@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from heapq import nlargest
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 from kvstore import index, outcomes
 from kvstore.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
@@ -429,16 +429,16 @@ class Engine:
             "queues": queues(self),
             "namespaces_total": len(self.namespaces),
             "namespaces": [
-                {
-                    "digest": n.digest.hex(),
-                    "record_bytes": n.record_bytes,
-                    "block_tokens": n.spec.block_tokens,
-                    "blocks": len(n.blocks),
-                    "fields": n.spec.fields,
-                }
+                n.as_dict()
                 for n in nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
             ],
         }
+
+    def list_namespaces(self, skip: int) -> dict[str, object]:
+        """A page of all namespaces, behind the first `skip`."""
+        page = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
+        left = max(0, len(self.namespaces) - skip - len(page))
+        return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
 
     def _endurance_status(self) -> dict[str, object] | None:
         if self.nvme is None or not self.endurance.limited:

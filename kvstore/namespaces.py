@@ -80,6 +80,16 @@ class Namespace:
         """The same of one block."""
         return (hash(block_hash) ^ self.salt) & KEY_NAME_MASK
 
+    def as_dict(self) -> dict[str, object]:
+        """As it is in answers; the fields are documented in docs/cli.md."""
+        return {
+            "digest": self.digest.hex(),
+            "record_bytes": self.record_bytes,
+            "block_tokens": self.spec.block_tokens,
+            "blocks": len(self.blocks),
+            "fields": self.spec.fields,
+        }
+
     def holds(self, block_hash: bytes) -> bool:
         """Whether some tier has this block."""
         block = self.blocks.get(block_hash)

@@ -177,6 +177,13 @@ class Report(msgspec.Struct, array_like=True, tag=15):
     skip: _Id = 0
 
 
+class Namespaces(msgspec.Struct, array_like=True, tag=16):
+    """All namespaces in the order in which they came, as many as fit an answer. Answer: StatusReport with
+    `namespaces`, each as in a status, and `namespaces_left`."""
+
+    skip: _Id = 0
+
+
 # Retention (tags 32 to 39): each is answered when the rule is on disk -------------------
 
 _Selector = Annotated[str, Meta(max_length=2 * DIGEST_BYTES, pattern="^[0-9a-fA-F]*$")]
@@ -306,6 +313,7 @@ Request = (
     | Settle
     | Explain
     | Report
+    | Namespaces
     | SetPin
     | SetTtl
     | SetQuota

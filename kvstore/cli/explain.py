@@ -71,9 +71,7 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
     from kvstore.prompthash import block_hashes
 
     try:
-        spaces = explanation.choose(
-            client.status()["namespaces"], args.namespace.lower(), args.model, args.tenant
-        )
+        spaces = explanation.choose(client.list_namespaces(), args.namespace.lower(), args.model, args.tenant)
     except explanation.Unclear as error:
         code = NOT_FOUND if isinstance(error, explanation.NoneSuch) else USAGE
         raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error

@@ -13,6 +13,7 @@ import pytest
 
 from kvstore import outcomes
 from kvstore.client import Client
+from kvstore.constants import STATUS_NAMESPACES_MAX
 from kvstore.explanation import Unclear, choose, engine_of, judged, runs
 from kvstore.prompthash import ALGORITHMS, DEFAULT_SEED, block_hashes, cbor, none_hash
 from tests.running import Daemon, Place, kvstore
@@ -310,3 +311,21 @@ def test_a_namespace_that_says_nothing_is_named() -> None:
 
     with pytest.raises(CliError, match="not told how its engine hashes"):
         _root(SimpleNamespace(get=lambda name, default: default), None)  # type: ignore[arg-type]  # fields without any
+
+
+def test_an_engine_is_found_among_many(place: Place, serve: Callable[..., Daemon]) -> None:
+    """More namespaces than a status lists, and the one that is asked about has the fewest blocks."""
+    serve(place)
+    with Client(place.socket, timeout_s=10) as client:
+        for number in range(STATUS_NAMESPACES_MAX + 5):
+            described = fields(tenant=f"t{number}")
+            space = client.namespace(number.to_bytes(16, "big"), RECORD_BYTES, 32, BLOCK_TOKENS, described)
+            blocks = named(TOKENS)[: 1 if number == 3 else 2]
+            assert client.put(space, blocks, b"", [bytes(RECORD_BYTES)] * len(blocks)) == len(blocks)
+        assert len(client.list_namespaces()) == STATUS_NAMESPACES_MAX + 5
+        assert len({space["digest"] for space in client.list_namespaces()}) == STATUS_NAMESPACES_MAX + 5
+    done = kvstore(
+        "explain", "--tokens", ids(TOKENS), "--tenant", "t3", "-o", "json", "--socket", place.socket
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["hit_tokens"] == BLOCK_TOKENS
