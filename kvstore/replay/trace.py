@@ -2,15 +2,17 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
-`timestamp` is in milliseconds; a hash id stands for a block and everything before it. The
-last block is partly filled when the prompt is not a whole number of blocks; an engine
-never stores it, `tail="drop"` leaves it out. Lines may be out of order by accident of
+`timestamp` is in milliseconds. A hash id stands for a block and everything before it, so it has
+the same parent wherever it is named; ids that have several are no chained hashes, and refused.
+The last block is partly filled when `input_length` is told and is not a whole number of blocks;
+an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
 logging: time never runs backwards here.
 """
 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LIN
 from kvstore.errors import ReplayError
 
 GZIP_MAGIC = b"\x1f\x8b"
+Parents = dict[int, int | None]  # of each hash id of a file the one it follows, None for a first one
 
 
 class Line(msgspec.Struct):
@@ -28,7 +31,7 @@ class Line(msgspec.Struct):
 
     timestamp: float
     hash_ids: list[int]
-    input_length: int = 0
+    input_length: int | None = None  # not every recorder tells it
 
 
 @dataclass(slots=True)
@@ -44,39 +47,39 @@ class Trace:
 def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
     """The requests of several files, one after the other. Raises ReplayError naming file and line."""
     trace = Trace()
-    names: dict[tuple[int, int], bytes] = {}
-    for number, path in enumerate(paths):
+    for path in paths:
+        names: dict[int, bytes] = {}  # files do not share blocks: they were recorded apart
         for line in _lines(path):
             ids = line.hash_ids
             if drop_tail and ids and _is_partial(line):
                 ids = ids[:-1]
             if not ids:
                 continue
-            hashes = [_name(names, number, i) for i in ids]
+            hashes = [names.get(i) or _name(names, i, trace) for i in ids]
             now_s = line.timestamp / 1000
             trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
             trace.prompts.append(b"".join(hashes))
             trace.block_refs += len(hashes)
-    trace.unique_blocks = len(names)
     if not trace.prompts:
         raise ReplayError(f"no requests with blocks in {', '.join(map(str, paths))}")
     return trace
 
 
-def _name(names: dict[tuple[int, int], bytes], file: int, hash_id: int) -> bytes:
-    """The hash bytes of a block: files do not share blocks, they were recorded apart."""
-    name = names.get((file, hash_id))
-    if name is None:
-        name = names[file, hash_id] = len(names).to_bytes(REPLAY_HASH_BYTES, "big")
+def _name(names: dict[int, bytes], hash_id: int, trace: Trace) -> bytes:
+    """The hash bytes of a block that was not named before."""
+    name = names[hash_id] = trace.unique_blocks.to_bytes(REPLAY_HASH_BYTES, "big")
+    trace.unique_blocks += 1
     return name
 
 
 def _is_partial(line: Line) -> bool:
-    return line.input_length < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
+    tokens = line.input_length
+    return tokens is not None and tokens < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
 
 
 def _lines(path: Path) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
+    parents: Parents = {}
     number = 0
     try:
         with open(path, "rb") as raw:
@@ -86,10 +89,29 @@ def _lines(path: Path) -> Iterator[Line]:
                 number += 1
                 if text.strip():
                     line = decoder.decode(text)
-                    if len(set(line.hash_ids)) != len(line.hash_ids):
-                        raise ReplayError(f"{path}:{number}: a block is repeated in one prompt")
+                    if wrong := _misplaced(line.hash_ids, parents):
+                        raise ReplayError(f"{path}:{number}: {wrong}")
                     yield line
     except (OSError, EOFError) as error:
         raise ReplayError(f"{path}: {error}") from error
+    except zlib.error as error:
+        raise ReplayError(f"{path}: damaged gzip after line {number}: {error}") from error
     except msgspec.MsgspecError as error:
         raise ReplayError(f"{path}:{number}: {error}") from error
+    except RecursionError as error:
+        raise ReplayError(f"{path}:{number}: nested too deeply") from error
+
+
+def _misplaced(ids: list[int], parents: Parents) -> str:
+    """What is wrong with these ids, "" if nothing: each has to follow the one that it followed before."""
+    following: list[int | None] = [None, *ids][:-1]
+    known = list(map(parents.setdefault, ids, following))
+    if known == following:
+        return ""
+    if len(set(ids)) != len(ids):
+        return "hash_ids: a block is repeated in one prompt"
+    at = next(n for n, parent in enumerate(known) if parent != following[n])
+    here, earlier = (
+        "first" if parent is None else f"after {parent}" for parent in (following[at], known[at])
+    )
+    return f"hash_ids: {ids[at]} is {here} here and was {earlier} earlier; allowed is one parent for each"

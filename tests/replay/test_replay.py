@@ -24,10 +24,10 @@ from kvstore.replay.trace import Trace, read
 GAPS = {"drift": 1.6, "popular": 0.8, "rag": 0.4}  # points
 
 
-def write(path: Path, *requests: tuple[int, list[int]], tokens: int = 0) -> Path:
+def write(path: Path, *requests: tuple[int, list[int]], tokens: int | None = 0) -> Path:
+    told = {} if tokens is None else {"input_length": tokens}
     lines = [
-        json.dumps({"timestamp": at, "input_length": tokens, "output_length": 1, "hash_ids": ids})
-        for at, ids in requests
+        json.dumps({"timestamp": at, **told, "output_length": 1, "hash_ids": ids}) for at, ids in requests
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -54,6 +54,16 @@ def test_a_partly_filled_tail_can_be_left_out(tmp_path: Path) -> None:
     assert read([path], drop_tail=True).block_refs == 2
 
 
+def test_a_tail_of_unknown_length_stays(tmp_path: Path) -> None:
+    """`--tail drop` drops only where `input_length` is told: a missing one is not 0 tokens."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2]), (1, [1, 3]), tokens=None)
+    assert read([path], drop_tail=True) == read([path])
+    assert read([path]).block_refs == 4
+    path.write_text('{"timestamp": 0, "hash_ids": [1, 2], "input_length": null}')
+    assert read([path], drop_tail=True).block_refs == 2
+    assert read([write(path, (0, [1, 2]), tokens=0)], drop_tail=True).block_refs == 1
+
+
 def test_time_never_runs_backwards_and_files_share_no_blocks(tmp_path: Path) -> None:
     """Late lines happen at the time of the line before; equal numbers in two files are two blocks."""
     first = write(tmp_path / "a.jsonl", (9000, [1]), (4000, [2]))
@@ -69,6 +79,59 @@ def test_a_bad_trace_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ReplayError, match=r"bad\.jsonl"):
         read([path])
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ([3, 2, 1], "3 is first here and was after 2 earlier"),
+        ([1, 3], "3 is after 1 here and was after 2 earlier"),
+        ([4, 1], "1 is after 4 here and was first earlier"),
+        ([5, 6, 5], "repeated in one prompt"),
+        ([1, 1], "repeated in one prompt"),
+    ],
+)
+def test_a_block_with_two_parents_is_refused(tmp_path: Path, second: list[int], says: str) -> None:
+    """Ids are chained hashes: one that follows another id than before stands for two prefixes."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2, 3]), (1, [1, 2]), (2, second))
+    with pytest.raises(ReplayError, match=rf"a\.jsonl:3: hash_ids: .*{says}"):
+        read([path])
+
+
+def test_parents_are_those_of_one_file(tmp_path: Path) -> None:
+    """Files were recorded apart: equal ids may follow others, also those of a dropped tail."""
+    first = write(tmp_path / "a.jsonl", (0, [1, 2, 3]), (1, []), (2, [1, 4]))
+    second = write(tmp_path / "b.jsonl", (0, [3, 2, 1]))
+    assert read([first, second], drop_tail=True).unique_blocks == 2 + 2
+    assert read([first, second]).unique_blocks == 4 + 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generated_traffic_is_chained(tmp_path: Path, shape: str) -> None:
+    """Every shape of made-up traffic is a trace as it has to be."""
+    assert generated(tmp_path, shape, 3, 3000).prompts
+
+
+def test_a_line_of_brackets_is_named(tmp_path: Path) -> None:
+    """A field nobody reads, nested deeper than the parser goes, is an error with file and line."""
+    path = write(tmp_path / "a.jsonl", (0, [1]))
+    with path.open("a") as file:
+        file.write('{"timestamp":0,"hash_ids":[1],"x":' + 100_000 * "[")
+    with pytest.raises(ReplayError, match=r"a\.jsonl:2: nested too deeply"):
+        read([path])
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    """Whatever a flipped byte makes of a packed trace, it is an error of that file or a trace, and no other."""
+    plain = write(tmp_path / "a.jsonl", *((n, [n, n + 10_000]) for n in range(1000)))
+    packed = gzip.compress(plain.read_bytes())
+    said = ""
+    for at in range(20, len(packed) - 8, len(packed) // 100):
+        plain.write_bytes(packed[:at] + bytes((packed[at] ^ 0xFF,)) + packed[at + 1 :])
+        with pytest.raises(ReplayError, match=r"a\.jsonl") as caught:
+            read([plain])
+        said += str(caught.value)
+    assert "damaged gzip after line" in said and "invalid" in said
 
 
 def test_half_a_gzip_file_is_named(tmp_path: Path) -> None:
@@ -95,7 +158,7 @@ def test_everything_that_fits_is_hit(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
-    """At every capacity Belady's bound is not below a policy that does not know the future."""
+    """On traffic like life Belady's bound, approximate as it is, is not below a policy that does not know the future."""
     trace = generated(tmp_path, "chat", 2, 10_000)
     for fraction in (0.02, 0.1):
         assert ratio(trace, name, fraction) <= ratio(trace, BOUND, fraction)
@@ -135,20 +198,44 @@ def test_generated_traffic_follows_from_its_seed() -> None:
 
 def test_json_is_what_programs_expect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One document with the trace, a result a cell, and the envelope of the references."""
-    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
     assert main(["replay", str(path), "--capacity", "50%,25%", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 12}
+    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 42}
     cells = {(r["policy"], r["capacity_fraction"]): r for r in document["results"]}
     assert len(cells) == 2 * (len(POLICIES) + 1) + 1
-    assert cells["lru", 0.5]["capacity_blocks"] == 6
+    assert cells["lru", 0.5]["capacity_blocks"] == 21
     best = max(cells[name, 0.25]["hit_ratio"] for name in REFERENCES)
     assert document["envelope"]["0.25"] == best
 
 
+def test_a_capacity_is_one_number_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A percentage is the fraction it means; the envelope has it as a key, however close two are."""
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
+    asked = "14.3%,14.30000001%,1%,5%,10%,25%,0.1%,100%"
+    assert main(["replay", str(path), "--policy", "lru", "--capacity", asked, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    fractions = [result["capacity_fraction"] for result in document["results"]]
+    assert fractions == [0.001, 0.01, 0.05, 0.1, 0.143, 0.1430000001, 0.25, 1.0]
+    assert list(document["envelope"]) == list(map(json.dumps, fractions))
+    assert {"0.01", "0.05", "0.1", "0.25"} < set(document["envelope"])
+    assert main(["replay", str(path), "--policy", "lru", "--capacity", asked]) == 0
+    columns = capsys.readouterr().out.splitlines()[1].split("policy")[1]
+    assert columns.split(" %")[4:6] == ["  14.3", "  14.30000001"]
+
+
+def test_a_trace_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of a file is bytes; on the page it is what can be shown of it."""
+    path = write(tmp_path / "a\udcff.jsonl", (0, [1, 2]))
+    page = tmp_path / "page.html"
+    assert main(["replay", str(path), "--policy", "lru", "--html", str(page)]) == 0
+    assert "a\ufffd.jsonl" in page.read_text()
+    assert "lru" in capsys.readouterr().out
+
+
 def test_the_table_compares_with_the_envelope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row a policy, then the envelope and how far ours is from it; progress goes to stderr."""
-    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
     assert main(["replay", str(path), "--policy", OURS, "--policy", "lru", "--capacity", "25%"]) == 0
     printed = capsys.readouterr()
     rows = [line.split()[0] for line in printed.out.splitlines() if line.startswith("  ")]
@@ -162,6 +249,8 @@ def test_the_table_compares_with_the_envelope(tmp_path: Path, capsys: pytest.Cap
         (["--policy", "best"], 2, "known are all"),
         (["--capacity", "10"], 2, "percentages"),
         (["--capacity", "0%"], 2, "percentages"),
+        (["--capacity", "100.1%"], 2, "percentages"),
+        (["--capacity", f"0.{400 * '0'}1%"], 2, "percentages"),
     ],
 )
 def test_wrong_options_are_explained(
