@@ -18,6 +18,7 @@ import difflib
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from kvstore.config import DEFAULT_FILE, Config, keys, misfits, sections, value_of
-from kvstore.constants import CONFIG_FILE_BYTES_MAX, NEAREST_NAME_CUTOFF
+from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX, NEAREST_NAME_CUTOFF
 
 ENV_PREFIX = "KVSTORE_"
 ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting
@@ -132,6 +133,11 @@ def _from_file(path: Path, text: str, problems: list[str]) -> dict[str, Given]:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{path}: not a configuration: nested too deeply"]) from error
+    except ValueError as error:  # Python's own limit
+        digits = sys.get_int_max_str_digits()
+        raise ConfigError([f"{path}: a number has too many digits: allowed are {digits}"]) from error
     lines = key_lines(text)
     known, given = list(keys()), {}
     for key, value in _flat(content):
@@ -215,6 +221,15 @@ def written(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
+def _shown(value: Any) -> str:
+    """A wrong value as it would stand in a TOML file, as far as it fits a line."""
+    try:
+        text = written(value)
+    except (RecursionError, ValueError):  # a deep table, a number of thousands of digits
+        return "…"
+    return text if len(text) <= CONFIG_SHOWN_CHARS_MAX else f"{text[:CONFIG_SHOWN_CHARS_MAX]}…"
+
+
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Config:
     nested: dict[str, Any] = {}
     for key, entry in given.items():
@@ -227,7 +242,7 @@ def _validated(given: Mapping[str, Given], problems: list[str]) -> Config:
         raise ConfigError(problems) from error
     for key, message in misfits(config):
         where = given[key].where if key in given else "default"
-        problems.append(f"{where}: {key} = {written(value_of(config, key))}: {message}")
+        problems.append(f"{where}: {key} = {_shown(value_of(config, key))}: {message}")
     if problems:
         raise ConfigError(problems)
     return config
@@ -242,7 +257,7 @@ def _explained(error: ValidationError, given: Mapping[str, Given]) -> list[str]:
         value = entry.value if entry is not None else detail["input"]
         message = str(detail.get("ctx", {}).get("error") or detail["msg"]).replace("Input should", "should")
         if key not in said:
-            said[key] = f"{entry.where if entry else 'default'}: {key} = {written(value)}: {message}"
+            said[key] = f"{entry.where if entry else 'default'}: {key} = {_shown(value)}: {message}"
     return list(said.values())
 
 

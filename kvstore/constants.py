@@ -21,6 +21,7 @@ def require(truth: bool, relation: str) -> None:
 
 # ---- configuration (kvstore/config.py): the ranges that settings must lie in -----------
 CONFIG_FILE_BYTES_MAX = 1 * MIB  # a larger one is not a configuration file
+CONFIG_SHOWN_CHARS_MAX = 200  # of a wrong value
 DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
 NVME_CAPACITY_BYTES_MIN, NVME_CAPACITY_BYTES_MAX = 4 * MIB, 1024 * TIB
 SLAB_ALIGN_BYTES = 2 * MIB  # slabs start on huge pages

@@ -11,7 +11,8 @@ Adding a command is one line in COMMANDS and one module with two functions:
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failed, 2 wrong usage
 or configuration, 3 not found, 4 no daemon answers. What a user can get wrong is raised as
-CliError and printed as one line; a traceback means a bug of ours.
+CliError and printed as one line; a traceback means a bug of ours. So is a stdout that is closed or
+full; only of a reader that had enough nothing is said.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE = 0, 1, 2, 3, 4
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -62,23 +67,62 @@ class Parser(argparse.ArgumentParser):
         command = self.prog.removeprefix("kvstore ")
         raise CliError(f"{command}: {message} (see {self.prog} --help)", exit_code=USAGE)
 
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """As anything else is printed: argparse itself is silent where stdout cannot be written."""
+        print(self.format_help(), end="", file=file)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Entry point of the `kvstore` script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # closed: print() would take stdout in its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 needed until the process ends
+    if sys.stdout is None:
+        return _say(CliError("stdout is closed; where it is not wanted, redirect it to /dev/null"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _run(words)
-        sys.stdout.flush()
-        return code
-    except CliError as error:
-        for problem in error.problems:
-            print(f"kvstore: {problem}", file=sys.stderr)
-        return error.exit_code
+        return _told(words)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return FAILED
+    except OSError as error:
+        if _can_write():
+            raise
+        _leave_stdout()
+        return _say(CliError(f"cannot write to stdout: {error.strerror}"))
+
+
+def _told(words: list[str]) -> int:
+    """Run the command, say what was wrong; everything for stdout has left us."""
+    try:
+        code = _run(words)
+    except CliError as error:
+        code = _say(error)
+    sys.stdout.flush()
+    return code
+
+
+def _say(error: CliError) -> int:
+    for problem in error.problems:
+        print(f"kvstore: {problem}", file=sys.stderr)
+    return error.exit_code
+
+
+def _can_write() -> bool:
+    """Whether stdout takes one more character: else an OSError was about it, and no bug of ours."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_stdout() -> None:
+    """What is still to be written goes nowhere: the interpreter would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -93,7 +137,26 @@ def _run(words: list[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(words[1:])))
+    try:
+        args = parser.parse_args(words[1:])
+    except SystemExit:  # --help, and there it is
+        return OK
+    for name, text in _not_utf8(args):
+        raise CliError(f"{command}: argument {name}: not valid UTF-8: {text}", exit_code=USAGE)
+    return int(module.run(args))
+
+
+def _not_utf8(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Names of arguments and what can be shown of them. A path may be any bytes, as for the kernel."""
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not _is_utf8(text):
+                shown = os.fsencode(text).decode(errors="backslashreplace")
+                yield name.replace("_", "-"), shown
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)  # what Python makes of other bytes
 
 
 def _no_command(words: list[str]) -> int:

@@ -222,6 +222,8 @@ def _read(word: str) -> str:
     """The word itself, or what is in the file or on stdin that it names."""
     if word != "-" and not word.startswith("@"):
         return word
+    if word == "-" and sys.stdin is None:
+        raise CliError("explain: -: stdin is closed", exit_code=USAGE)
     try:
         if word == "-":
             content = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)

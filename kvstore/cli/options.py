@@ -20,8 +20,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="configuration file (default: $KVSTORE_CONFIG, else /etc/kvstore/kvstore.toml if it is there)",
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="same as --set data_dir=DIR")
-    parser.add_argument("--socket", metavar="PATH", help="same as --set socket_path=PATH")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="same as --set data_dir=DIR")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="same as --set socket_path=PATH")
     parser.add_argument(
         "--set",
         action="append",
@@ -50,11 +50,7 @@ def load_config(args: argparse.Namespace) -> Loaded:
         "data_dir": ("--data-dir", args.data_dir),
         "socket_path": ("--socket", args.socket),
     }
-    flags = {
-        key: (flag, str(Path(value).absolute()))
-        for key, (flag, value) in absolute.items()
-        if value is not None
-    }
+    flags = {key: (flag, str(path.absolute())) for key, (flag, path) in absolute.items() if path is not None}
     try:
         return load(args.config, args.set, flags)
     except ConfigError as error:
@@ -64,5 +60,6 @@ def load_config(args: argparse.Namespace) -> Loaded:
 def socket_path(args: argparse.Namespace) -> Path:
     """Where the daemon listens. With --socket no configuration is read at all."""
     if args.socket is not None:
-        return Path(args.socket).absolute()
+        path: Path = args.socket
+        return path.absolute()
     return load_config(args).config.socket_path

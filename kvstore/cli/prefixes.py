@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import print_json
+from kvstore.cli.output import print_json, printable
 
 _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 
@@ -35,7 +35,17 @@ def add_namespace_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tenant_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tenant", metavar="NAME", help="every namespace of this tenant")
+    parser.add_argument("--tenant", type=_tenant, metavar="NAME", help="every namespace of this tenant")
+
+
+def _tenant(text: str) -> str:
+    from kvstore.constants import TENANT_CHARS_MAX
+
+    if len(text) > TENANT_CHARS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{len(text)} characters, at most {TENANT_CHARS_MAX} are allowed: {printable(text[:40])}…"
+        )
+    return text
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,12 @@
   kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
 
 Traces are in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
-hash_ids, optionally input_length. The requests go through the daemon's own engine and its own
-policies; only the bytes and the clock are made up. The envelope is the best reference policy of
-each capacity; belady knows the future, and infinite never evicts. Exit code 0 when all was
-computed, whatever the figures are.
+hash_ids, each of which stands for a block and everything before it, so that it follows the same
+one everywhere; optionally input_length, without which --tail drop leaves a request as it is. The
+requests go through the daemon's own engine and its own policies; only the bytes and the clock are
+made up. The envelope is the best reference policy of each capacity; belady knows the future, and is
+an approximate bound; infinite never evicts. Exit code 0 when all was computed, whatever the figures
+are.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_output_argument
-from kvstore.cli.output import print_json, print_table, progress_bars
+from kvstore.cli.output import print_json, print_table, printable, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tail",
         choices=("keep", "drop"),
         default="keep",
-        help="the partly filled last block of a prompt (default keep)",
+        help="the partly filled last block of a prompt, by its input_length (default keep)",
     )
     add_html_argument(parser)
 
@@ -76,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     _say(
         f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
     )
+    if requests.unchained_ids:
+        _say(f"{requests.unchained_ids} hash ids follow several others: hits are only about right")
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
         try:
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         from kvstore.pages.replay import replay_page
 
         lasted_s = requests.times_s[-1] - requests.times_s[0]
-        names = [path.name for path in args.trace]
+        names = [printable(path.name) for path in args.trace]
         write_page(args.html, replay_page(document, names, drop_tail, lasted_s), "replay")
     if args.output == "json":
         print_json(document)
@@ -98,12 +103,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _fractions(text: str) -> list[float]:
     words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"\d+(\.\d+)?%", word) and 0 < float(word[:-1]) <= 100 for word in words):
+    given = [float(Decimal(word[:-1]) / 100) for word in words if re.fullmatch(r"\d+(\.\d+)?%", word)]
+    if len(given) < len(words) or not all(0 < fraction <= 1 for fraction in given):
         raise CliError(
             f"replay: --capacity {text}: percentages above 0 % up to 100 % are allowed, e.g. {CAPACITIES}",
             exit_code=USAGE,
         )
-    return sorted({float(word[:-1]) / 100 for word in words})
+    return sorted(set(given))
 
 
 def _policies(names: list[str]) -> list[str]:
@@ -134,7 +140,7 @@ def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
             }
             for result in results
         ],
-        "envelope": {f"{fraction:g}": round(ratio, 5) for fraction, ratio in envelope(results).items()},
+        "envelope": {repr(fraction): round(ratio, 5) for fraction, ratio in envelope(results).items()},
     }
 
 
@@ -154,7 +160,7 @@ def _print(results: list[Result], fractions: list[float]) -> None:
             rows[f"{OURS} - envelope"] = [
                 round(100 * (ours[f] - best[f]), 1) + 0.0 for f in fractions
             ]  # no -0.0
-    columns = ["policy", *(f"{100 * fraction:g} %" for fraction in fractions)]
+    columns = ["policy", *map(_percent, fractions)]
     print_table(
         "prefix hit ratio in per cent, by capacity", columns, [[name, *row] for name, row in rows.items()]
     )
@@ -165,7 +171,12 @@ def _progress(show: object, cells: list[Cell], done: int, total: int) -> None:
         show("replay", done, total)
     else:
         done_cell = cells[done - 1]
-        _say(f"{done} of {total}: {done_cell.policy} at {100 * done_cell.fraction:g} %")
+        _say(f"{done} of {total}: {done_cell.policy} at {_percent(done_cell.fraction)}")
+
+
+def _percent(fraction: float) -> str:
+    """As it was given: digits enough to tell close ones apart, and none that only multiplying made."""
+    return f"{100 * fraction:.12g} %"
 
 
 def _say(line: str) -> None:

@@ -23,5 +23,5 @@ REFERENCES: dict[str, Callable[[], Policies]] = {
     "wtinylfu": lambda: Policies(TinyLfu),
 }
 POLICIES: dict[str, Callable[[], Policies]] = {OURS: Learned, **REFERENCES}
-BOUND = "belady"  # knows the future: only a replay can run it
+BOUND = "belady"  # knows the future: only a replay can run it; approximate, as it keeps prefixes whole
 EVERYTHING = "infinite"  # a cache that never evicts

@@ -2,15 +2,17 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
-`timestamp` is in milliseconds; a hash id stands for a block and everything before it. The
-last block is partly filled when the prompt is not a whole number of blocks; an engine
-never stores it, `tail="drop"` leaves it out. Lines may be out of order by accident of
+`timestamp` is in milliseconds. A hash id stands for a block and everything before it
+(`kvstore.replay.parents`).
+The last block is partly filled when `input_length` is told and is not a whole number of blocks;
+an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
 logging: time never runs backwards here.
 """
 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ import msgspec
 
 from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LINE_BYTES_MAX
 from kvstore.errors import ReplayError
+from kvstore.replay.parents import Parents
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -28,7 +31,7 @@ class Line(msgspec.Struct):
 
     timestamp: float
     hash_ids: list[int]
-    input_length: int = 0
+    input_length: int | None = None  # not every recorder tells it
 
 
 @dataclass(slots=True)
@@ -39,43 +42,45 @@ class Trace:
     prompts: list[bytes] = field(default_factory=list)
     block_refs: int = 0
     unique_blocks: int = 0
+    unchained_ids: int = 0  # of these, such as follow several others
 
 
 def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
     """The requests of several files, one after the other. Raises ReplayError naming file and line."""
     trace = Trace()
-    names: dict[tuple[int, int], bytes] = {}
-    for number, path in enumerate(paths):
-        for line in _lines(path):
+    for path in paths:
+        names: dict[int, bytes] = {}  # files do not share blocks: they were recorded apart
+        parents = Parents()
+        for line in _lines(path, parents):
             ids = line.hash_ids
             if drop_tail and ids and _is_partial(line):
                 ids = ids[:-1]
             if not ids:
                 continue
-            hashes = [_name(names, number, i) for i in ids]
+            hashes = [names.get(i) or _name(names, i, trace) for i in ids]
             now_s = line.timestamp / 1000
             trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
             trace.prompts.append(b"".join(hashes))
             trace.block_refs += len(hashes)
-    trace.unique_blocks = len(names)
+        trace.unchained_ids += parents.unchained
     if not trace.prompts:
         raise ReplayError(f"no requests with blocks in {', '.join(map(str, paths))}")
     return trace
 
 
-def _name(names: dict[tuple[int, int], bytes], file: int, hash_id: int) -> bytes:
-    """The hash bytes of a block: files do not share blocks, they were recorded apart."""
-    name = names.get((file, hash_id))
-    if name is None:
-        name = names[file, hash_id] = len(names).to_bytes(REPLAY_HASH_BYTES, "big")
+def _name(names: dict[int, bytes], hash_id: int, trace: Trace) -> bytes:
+    """The hash bytes of a block that was not named before."""
+    name = names[hash_id] = trace.unique_blocks.to_bytes(REPLAY_HASH_BYTES, "big")
+    trace.unique_blocks += 1
     return name
 
 
 def _is_partial(line: Line) -> bool:
-    return line.input_length < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
+    tokens = line.input_length
+    return tokens is not None and tokens < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path, parents: Parents) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     number = 0
     try:
@@ -87,9 +92,19 @@ def _lines(path: Path) -> Iterator[Line]:
                 if text.strip():
                     line = decoder.decode(text)
                     if len(set(line.hash_ids)) != len(line.hash_ids):
-                        raise ReplayError(f"{path}:{number}: a block is repeated in one prompt")
+                        raise ReplayError(f"{path}:{number}: hash_ids: a block is repeated in one prompt")
+                    parents.note(line.hash_ids, number)
                     yield line
+        if circle := parents.circle():
+            number, (hash_id, parent) = circle
+            raise ReplayError(
+                f"{path}:{number}: hash_ids: {hash_id} follows {parent}, and comes before it elsewhere"
+            )
     except (OSError, EOFError) as error:
         raise ReplayError(f"{path}: {error}") from error
+    except zlib.error as error:
+        raise ReplayError(f"{path}: damaged gzip after line {number}: {error}") from error
     except msgspec.MsgspecError as error:
         raise ReplayError(f"{path}:{number}: {error}") from error
+    except RecursionError as error:
+        raise ReplayError(f"{path}:{number}: nested too deeply") from error

@@ -10,8 +10,10 @@ import pytest
 
 from kvstore.config import Config, keys, sections, value_of
 from kvstore.config_sources import ConfigError, Given, load, variable
+from tests.running import kvstore
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "kvstore.toml"
+DEEP = 100_000  # more than any parser goes
 
 
 def write(path: Path, text: str) -> Path:
@@ -181,3 +183,25 @@ def test_every_key_has_a_variable_of_its_own() -> None:
     defaults = tomllib.loads(SAMPLE.read_text())
     assert set(defaults) - set(sections()) == {key for key in keys() if "." not in key}
     assert value_of(load(environment={"KVSTORE_STOP_TIMEOUT_S": "7"}).config, "stop_timeout_s") == 7.0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a=" + DEEP * "[", "nested too deeply"),
+        ("a=" + DEEP * "{a=", "nested too deeply"),
+        ("a=" + 10_000 * "9", "too many digits: allowed are 4300"),
+        ("stop_timeout_s=0x" + 10_000 * "f", "stop_timeout_s = …: should be a valid number"),
+        ("log.level." + ".".join(3000 * "a") + "=1", "log.level = …: should be 'debug'"),
+        (f'log.level="{10_000 * "x"}"', "x…: should be 'debug'"),
+    ],
+    ids=["lists", "tables", "digits", "hex digits", "dots", "text"],
+)
+def test_a_file_beyond_every_limit_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    """What Python's parser or printer gives up on is a problem of that file, told in one short line."""
+    file = write(tmp_path, text)
+    (problem,) = problems(file)
+    assert problem.startswith(str(file)) and says in problem
+    assert len(problem) < 500 and "\n" not in problem
+    done = kvstore("config", "check", "--config", file)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"kvstore: {problem}\n")

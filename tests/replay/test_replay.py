@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.envelope import AIM_POINTS, compare, generated
 from benchmarks.traffic import SHAPES
@@ -17,6 +20,7 @@ from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
 from kvstore.policies.names import BOUND, EVERYTHING, OURS, POLICIES, REFERENCES
 from kvstore.replay import cell, table
+from kvstore.replay.parents import Parents
 from kvstore.replay.trace import Trace, read
 
 # Traffic that nobody has seen in life, and short: the right judge is found too late. What is
@@ -24,10 +28,10 @@ from kvstore.replay.trace import Trace, read
 GAPS = {"drift": 1.6, "popular": 0.8, "rag": 0.4}  # points
 
 
-def write(path: Path, *requests: tuple[int, list[int]], tokens: int = 0) -> Path:
+def write(path: Path, *requests: tuple[int, list[int]], tokens: int | None = 0) -> Path:
+    told = {} if tokens is None else {"input_length": tokens}
     lines = [
-        json.dumps({"timestamp": at, "input_length": tokens, "output_length": 1, "hash_ids": ids})
-        for at, ids in requests
+        json.dumps({"timestamp": at, **told, "output_length": 1, "hash_ids": ids}) for at, ids in requests
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -54,6 +58,16 @@ def test_a_partly_filled_tail_can_be_left_out(tmp_path: Path) -> None:
     assert read([path], drop_tail=True).block_refs == 2
 
 
+def test_a_tail_of_unknown_length_stays(tmp_path: Path) -> None:
+    """`--tail drop` drops only where `input_length` is told: a missing one is not 0 tokens."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2]), (1, [1, 3]), tokens=None)
+    assert read([path], drop_tail=True) == read([path])
+    assert read([path]).block_refs == 4
+    path.write_text('{"timestamp": 0, "hash_ids": [1, 2], "input_length": null}')
+    assert read([path], drop_tail=True).block_refs == 2
+    assert read([write(path, (0, [1, 2]), tokens=0)], drop_tail=True).block_refs == 1
+
+
 def test_time_never_runs_backwards_and_files_share_no_blocks(tmp_path: Path) -> None:
     """Late lines happen at the time of the line before; equal numbers in two files are two blocks."""
     first = write(tmp_path / "a.jsonl", (9000, [1]), (4000, [2]))
@@ -69,6 +83,99 @@ def test_a_bad_trace_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ReplayError, match=r"bad\.jsonl"):
         read([path])
+
+
+@pytest.mark.parametrize("second", [[5, 6, 5], [1, 1]])
+def test_a_block_twice_in_a_prompt_is_refused(tmp_path: Path, second: list[int]) -> None:
+    """A prefix has each block once."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2, 3]), (1, second))
+    with pytest.raises(ReplayError, match=r"a\.jsonl:2: hash_ids: .*repeated in one prompt"):
+        read([path])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([[1, 2, 3], [3, 2, 1]], "2: hash_ids: (1 follows 2|2 follows 3)"),
+        ([[1, 2], [3, 4], [2, 3], [4, 1]], "4: hash_ids: 1 follows 4|3: hash_ids: 3 follows 2"),
+        ([[1, 2], [7, 8], [1, 8], [8, 9, 1]], "4: hash_ids: 1 follows 9|3: hash_ids: 8 follows 1"),
+    ],
+)
+def test_ids_before_and_after_each_other_are_refused(
+    tmp_path: Path, prompts: list[list[int]], says: str
+) -> None:
+    """Chained hashes cannot be so, nor can a cache hold them; a line that says it is named."""
+    path = write(tmp_path / "a.jsonl", *enumerate(prompts))
+    with pytest.raises(ReplayError, match=says):
+        read([path])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True), min_size=1, max_size=12))
+def test_whatever_is_read_can_be_replayed(prompts: list[list[int]]) -> None:
+    """Ids in any order: a circle is found, or every policy gets through."""
+    parents = Parents()
+    for number, prompt in enumerate(prompts, 1):
+        parents.note(prompt, number)
+    after = {(child, parent) for p in prompts for at, child in enumerate(p) for parent in p[:at]}
+    while more := {(a, d) for a, b in after for c, d in after if b == c} - after:
+        after |= more
+    circle = parents.circle()
+    assert (circle is not None) == any((a, a) in after for a in range(10))
+    if circle is not None:
+        line, (child, parent) = circle
+        assert (child, parent) in pairwise(reversed(prompts[line - 1])) and (parent, child) in after
+        return
+    trace = Trace(
+        [float(n) for n in range(len(prompts))], [b"".join(i.to_bytes(8, "big") for i in p) for p in prompts]
+    )
+    trace.block_refs, trace.unique_blocks = sum(map(len, prompts)), len({i for p in prompts for i in p})
+    for slots in (1, 3, 10):
+        assert 0 <= cell.run(trace, slots, POLICIES[OURS]()) <= 1
+
+
+def test_ids_that_follow_several_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are no chained hashes; what can be said of them is said, with a warning."""
+    path = write(tmp_path / "a.jsonl", (0, [1, 2, 3]), (1, [4, 2, 3]), (2, [3]), (3, [1, 2]))
+    assert read([path]).unchained_ids == 2
+    assert main(["replay", str(path), "--capacity", "50%", "--policy", "lru"]) == 0
+    assert "2 hash ids follow several others" in capsys.readouterr().err
+
+
+def test_parents_are_those_of_one_file(tmp_path: Path) -> None:
+    """Files were recorded apart: equal ids may follow others, also those of a dropped tail."""
+    first = write(tmp_path / "a.jsonl", (0, [1, 2, 3]), (1, []), (2, [1, 4]))
+    second = write(tmp_path / "b.jsonl", (0, [3, 2, 1]))
+    assert read([first, second], drop_tail=True).unique_blocks == 2 + 2
+    assert read([first, second]).unique_blocks == 4 + 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generated_traffic_is_chained(tmp_path: Path, shape: str) -> None:
+    """Every shape of made-up traffic is a trace as it has to be."""
+    assert generated(tmp_path, shape, 3, 3000).prompts
+
+
+def test_a_line_of_brackets_is_named(tmp_path: Path) -> None:
+    """A field nobody reads, nested deeper than the parser goes, is an error with file and line."""
+    path = write(tmp_path / "a.jsonl", (0, [1]))
+    with path.open("a") as file:
+        file.write('{"timestamp":0,"hash_ids":[1],"x":' + 100_000 * "[")
+    with pytest.raises(ReplayError, match=r"a\.jsonl:2: nested too deeply"):
+        read([path])
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    """Whatever a flipped byte makes of a packed trace, it is an error of that file or a trace, and no other."""
+    plain = write(tmp_path / "a.jsonl", *((n, [n, n + 10_000]) for n in range(1000)))
+    packed = gzip.compress(plain.read_bytes())
+    said = ""
+    for at in range(20, len(packed) - 8, len(packed) // 100):
+        plain.write_bytes(packed[:at] + bytes((packed[at] ^ 0xFF,)) + packed[at + 1 :])
+        with pytest.raises(ReplayError, match=r"a\.jsonl") as caught:
+            read([plain])
+        said += str(caught.value)
+    assert "damaged gzip after line" in said and "invalid" in said
 
 
 def test_half_a_gzip_file_is_named(tmp_path: Path) -> None:
@@ -95,7 +202,7 @@ def test_everything_that_fits_is_hit(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_nobody_beats_the_bound(tmp_path: Path, name: str) -> None:
-    """At every capacity Belady's bound is not below a policy that does not know the future."""
+    """On traffic like life Belady's bound, approximate as it is, is not below a policy that does not know the future."""
     trace = generated(tmp_path, "chat", 2, 10_000)
     for fraction in (0.02, 0.1):
         assert ratio(trace, name, fraction) <= ratio(trace, BOUND, fraction)
@@ -135,20 +242,44 @@ def test_generated_traffic_follows_from_its_seed() -> None:
 
 def test_json_is_what_programs_expect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One document with the trace, a result a cell, and the envelope of the references."""
-    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
     assert main(["replay", str(path), "--capacity", "50%,25%", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 12}
+    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 42}
     cells = {(r["policy"], r["capacity_fraction"]): r for r in document["results"]}
     assert len(cells) == 2 * (len(POLICIES) + 1) + 1
-    assert cells["lru", 0.5]["capacity_blocks"] == 6
+    assert cells["lru", 0.5]["capacity_blocks"] == 21
     best = max(cells[name, 0.25]["hit_ratio"] for name in REFERENCES)
     assert document["envelope"]["0.25"] == best
 
 
+def test_a_capacity_is_one_number_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A percentage is the fraction it means; the envelope has it as a key, however close two are."""
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
+    asked = "14.3%,14.30000001%,1%,5%,10%,25%,0.1%,100%"
+    assert main(["replay", str(path), "--policy", "lru", "--capacity", asked, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    fractions = [result["capacity_fraction"] for result in document["results"]]
+    assert fractions == [0.001, 0.01, 0.05, 0.1, 0.143, 0.1430000001, 0.25, 1.0]
+    assert list(document["envelope"]) == list(map(json.dumps, fractions))
+    assert {"0.01", "0.05", "0.1", "0.25"} < set(document["envelope"])
+    assert main(["replay", str(path), "--policy", "lru", "--capacity", asked]) == 0
+    columns = capsys.readouterr().out.splitlines()[1].split("policy")[1]
+    assert columns.split(" %")[4:6] == ["  14.3", "  14.30000001"]
+
+
+def test_a_trace_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of a file is bytes; on the page it is what can be shown of it."""
+    path = write(tmp_path / "a\udcff.jsonl", (0, [1, 2]))
+    page = tmp_path / "page.html"
+    assert main(["replay", str(path), "--policy", "lru", "--html", str(page)]) == 0
+    assert "a\ufffd.jsonl" in page.read_text()
+    assert "lru" in capsys.readouterr().out
+
+
 def test_the_table_compares_with_the_envelope(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row a policy, then the envelope and how far ours is from it; progress goes to stderr."""
-    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 5]) for n in range(60)))
+    path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
     assert main(["replay", str(path), "--policy", OURS, "--policy", "lru", "--capacity", "25%"]) == 0
     printed = capsys.readouterr()
     rows = [line.split()[0] for line in printed.out.splitlines() if line.startswith("  ")]
@@ -162,6 +293,8 @@ def test_the_table_compares_with_the_envelope(tmp_path: Path, capsys: pytest.Cap
         (["--policy", "best"], 2, "known are all"),
         (["--capacity", "10"], 2, "percentages"),
         (["--capacity", "0%"], 2, "percentages"),
+        (["--capacity", "100.1%"], 2, "percentages"),
+        (["--capacity", f"0.{400 * '0'}1%"], 2, "percentages"),
     ],
 )
 def test_wrong_options_are_explained(
