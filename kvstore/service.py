@@ -56,7 +56,6 @@ class Service:
         self.storage = storage
         self.failure: str | None = None  # why it stopped, when nobody asked it to
         self._notifier = notifier or Notifier()
-        self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
         self._started_s = time.monotonic()
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
@@ -136,6 +135,7 @@ class Service:
         storage, threads = self.storage, self.config.engine.io_threads
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
+        self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
         self.engine = Engine(
             storage.arena,
             storage.nvme,
