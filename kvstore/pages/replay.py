@@ -97,7 +97,9 @@ def _headline(
     ]
     if EVERYTHING in ratios:
         most = max(ratios[EVERYTHING].values())
-        boxes.append(("At most", percent(most), "can be hit at all: the rest is asked for once"))
+        boxes.append(
+            ("At most", percent(most), "can be hit at all: the rest had never been asked for before")
+        )
     if OURS in ratios and fractions:
         middle = fractions[len(fractions) // 2]
         difference = _less(ratios[OURS][middle], ratios.get(ENVELOPE, {}).get(middle))
@@ -156,11 +158,21 @@ def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
     return html.section(
         "Hit ratio by capacity",
         plot,
-        note=f"Higher is better.{_legend(set(shown))}",
+        _legend(shown),
+        note=f"Higher is better.{_told_of_lines(set(shown))}",
     )
 
 
-def _legend(shown: set[str]) -> str:
+def _legend(shown: Sequence[str]) -> Html:
+    """Colours and names again, for who cannot see the right end of the lines. Both bounds have one colour."""
+    named = [(name, _series(name, [])) for name in reversed(shown)]
+    return html.legend(
+        (f"c-{one.colour}", f"{one.name}, level" if name == EVERYTHING else one.name, "")
+        for name, one in named
+    )
+
+
+def _told_of_lines(shown: set[str]) -> str:
     """What the lines mean that look unlike others, as far as they are there."""
     told = [
         meaning
@@ -198,6 +210,7 @@ def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
     return html.section(
         "Distance to the envelope",
         svg.lines(frame, series, _positions(fractions), places, marks),
+        _legend(shown),
         note="The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
         "Which reference is the best can depend on the capacity.",
     )
