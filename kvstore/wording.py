@@ -6,6 +6,7 @@ programs take the JSON.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 NOTHING = "–"  # where a figure does not exist, as opposed to being 0
@@ -54,9 +55,10 @@ def moment(unix_s: float) -> str:
 
 
 def money(amount: float | None, currency: str) -> str:
-    """12.3456 -> "12.35 EUR"; small amounts keep two digits that count, large ones none."""
+    """12.3456 -> "12.35 EUR"; below 1 at least two digits that count, large amounts without a fraction."""
     if amount is None:
         return NOTHING
-    if 0 < abs(amount) < 0.01:
-        return f"{amount:.2g} {currency}"
-    return f"{amount:,.2f} {currency}" if abs(amount) < 1000 else f"{count(amount)} {currency}"
+    if abs(amount) >= 1000:
+        return f"{count(amount)} {currency}"
+    digits = 1 - math.floor(math.log10(abs(amount))) if amount else 0
+    return f"{amount:,.{max(2, digits)}f} {currency}"

@@ -3,7 +3,7 @@
   kvstore demo                         progress on stderr, at the end a table
   kvstore demo -o json                 one JSON document instead of the table
   kvstore demo --model DIRECTORY       a real model (a GPU, or a CPU and patience)
-  kvstore demo --html page.html        also the report of these phases, as a page for a browser
+  kvstore demo --html page.html        also a page for a browser: the table, and the daemon's report of these phases
   kvstore demo --keep                  leave data and logs of the run behind, and say where
 
 Without --model a tiny model is made on the spot; nothing is downloaded. Every phase is a fresh
@@ -27,7 +27,7 @@ from pathlib import Path
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json, print_table
-from kvstore.cli.report import add_html_argument, require_page
+from kvstore.cli.report import add_html_argument, require_page, write_page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kvstore.demo.phases import show
-    from kvstore.demo.report import document, table
+    from kvstore.demo.report import document, page, table
 
     if importlib.util.find_spec("vllm") is None:
         raise CliError(
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
     try:
-        shown, stopped = show(
-            directory, args.model and args.model.absolute(), lambda text: _say(started, text), args.html
+        shown, stopped, answer = show(
+            directory, args.model and args.model.absolute(), lambda text: _say(started, text)
         )
     except OSError as error:
         raise CliError(f"demo: {error}") from error
@@ -66,13 +66,17 @@ def run(args: argparse.Namespace) -> int:
             _say(started, f"kept: {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-    report = document(shown, [stopped] if stopped else [])
+    also = [stopped] if stopped else []
+    report = document(shown, also)
     if args.output == "json":
         print_json(report)
     else:
         print_table("the same prompts, one fresh engine a phase", *table(shown))
     for problem in report["problems"]:
         print(f"kvstore: demo: {problem}", file=sys.stderr)
+    if args.html is not None and answer is not None:
+        write_page(args.html, page(shown, answer, also), "demo")
+        _say(started, f"the table and a report of these phases: {args.html}")
     return OK if report["ok"] else FAILED
 
 

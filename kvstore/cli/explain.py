@@ -119,7 +119,8 @@ def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -
     missed = [run for run in runs if run.outcome not in ("dram", "nvme")]
     if missed:
         first = missed[0]
-        told += f"; from token {count(first.first_token)} on they would not: {MEANINGS[first.outcome]}"
+        why = f"{first.outcome} ({MEANINGS[first.outcome]})"
+        told += f"; from token {count(first.first_token)} on they would not, for the reason {why}"
     end = ". Sliding windows need only the end of a prefix; they are not judged here." if windowed else "."
     return told + end
 

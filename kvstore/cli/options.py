@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,18 @@ def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:
         default=choices[0],
         help=f"form of the output (default {choices[0]})",
     )
+
+
+def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str]:
+    """The words of an option that takes names, with commas or several times. option: "report: --by".
+
+    Raises CliError for the first that is not known.
+    """
+    words = [word.strip() for text in given for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise CliError(f"{option} {word or '(nothing)'}: known are {', '.join(known)}", exit_code=USAGE)
+    return words
 
 
 def load_config(args: argparse.Namespace) -> Loaded:

@@ -34,8 +34,8 @@ class Figure(str):
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A titled table; numbers right, text left."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    """A titled table; numbers right, text left. What could steer a terminal is taken out of every cell."""
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[n], (int, float, Figure)) for row in rows)
         for n in range(len(columns))

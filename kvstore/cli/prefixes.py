@@ -95,10 +95,21 @@ def ask(args: argparse.Namespace, command: str, question: Callable[[Any], Any]) 
         raise CliError(f"{command}: {error.message}", exit_code=code) from error
 
 
+def subject(args: argparse.Namespace, namespaces: list[str]) -> str:
+    """What a rule is about that is no prefix: a tenant, or else the one namespace."""
+    if args.tenant is not None:
+        return f"tenant {printable(args.tenant) or '(none)'}"
+    return f"namespace {_short(namespaces)}"
+
+
 def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], namespaces: list[str]) -> None:
     """Say what is in force now: a line for people, the facts for programs."""
     if args.output == "json":
         print_json({**facts, "namespaces": namespaces})
         return
-    where = "" if not namespaces else f" (namespace {', '.join(digest[:12] for digest in namespaces)})"
-    print(f"{done}{where}")
+    is_said = not namespaces or f"namespace {_short(namespaces)}" in done
+    print(done if is_said else f"{done} (namespace {_short(namespaces)})")
+
+
+def _short(namespaces: list[str]) -> str:
+    return ", ".join(digest[:12] for digest in namespaces)

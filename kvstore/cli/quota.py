@@ -22,6 +22,7 @@ from kvstore.cli.prefixes import (
     ask,
     confirm,
     namespace_of,
+    subject,
 )
 
 
@@ -50,10 +51,9 @@ def run(args: argparse.Namespace) -> int:
     )
     sizes = {"dram": dram_bytes, "nvme": nvme_bytes}
     given = {name: size for name, size in sizes.items() if size != AS_IT_IS}
-    about = f"tenant {args.tenant}" if args.tenant is not None else "namespace"
     told = ", ".join(f"{name} {'no limit' if n is None else short_size(n)}" for name, n in given.items())
     facts = {"tenant": args.tenant, **{f"{name}_bytes": size for name, size in given.items()}}
-    confirm(args, f"{about}: {told}", facts, namespaces)
+    confirm(args, f"{subject(args, namespaces)}: {told}", facts, namespaces)
     return OK
 
 

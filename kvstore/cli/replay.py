@@ -2,7 +2,7 @@
 
   kvstore replay trace.jsonl                      every policy at 1, 5, 10 and 25 % of the trace's blocks
   kvstore replay trace.jsonl.gz --capacity 2%,40% other capacities
-  kvstore replay trace.jsonl --policy kvstore     one policy (may be given several times)
+  kvstore replay trace.jsonl --policy kvstore,lru some of the policies
   kvstore replay trace.jsonl --tail drop          without the partly filled last blocks, as engines store
   kvstore replay trace.jsonl --html page.html     one self-contained page with plots, beside the table
   kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_output_argument
+from kvstore.cli.options import add_output_argument, names
 from kvstore.cli.output import print_json, print_table, printable, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the trace's unique blocks (default {CAPACITIES.replace('%', '%%')})",
     )
     parser.add_argument(
-        "--policy", action="append", metavar="NAME", help="all (default) or one of the table's names"
+        "--policy", action="append", metavar="LIST", help="all (default), or names of the table: kvstore,lru"
     )
     parser.add_argument(
         "--tail",
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
         from kvstore.pages.replay import replay_page
 
         lasted_s = requests.times_s[-1] - requests.times_s[0]
-        names = [printable(path.name) for path in args.trace]
-        write_page(args.html, replay_page(document, names, drop_tail, lasted_s), "replay")
+        traces = [printable(path.name) for path in args.trace]
+        write_page(args.html, replay_page(document, traces, drop_tail, lasted_s), "replay")
     if args.output == "json":
         print_json(document)
     else:
@@ -112,14 +112,12 @@ def _fractions(text: str) -> list[float]:
     return sorted(set(given))
 
 
-def _policies(names: list[str]) -> list[str]:
+def _policies(given: list[str]) -> list[str]:
     from kvstore.policies.names import BOUND, EVERYTHING, POLICIES
 
     known = [*POLICIES, BOUND, EVERYTHING]
-    unknown = [name for name in names if name not in [*known, "all"]]
-    if unknown:
-        raise CliError(f"replay: --policy {unknown[0]}: known are all, {', '.join(known)}", exit_code=USAGE)
-    return [name for name in known if "all" in names or name in names]
+    wanted = names("replay: --policy", given, ["all", *known])
+    return [name for name in known if "all" in wanted or name in wanted]
 
 
 def _document(requests: Trace, results: list[Result]) -> dict[str, object]:

@@ -2,8 +2,8 @@
 
   kvstore report                       of the last 24 hours, in tables
   kvstore report --since 7d            since a span ago (30m, 24h, 7d, 2w) or a time (2026-11-21T15:00, UTC)
-  kvstore report --by tenant           one grouping: tier, reason, model, tenant or hour (may be given several times)
-  kvstore report --html page.html      one self-contained page with plots, beside the tables
+  kvstore report --by tenant,hour      these groupings and nothing else: of tier, reason, model, tenant, hour
+  kvstore report --html page.html      one self-contained page of all of it with plots, beside the tables
   kvstore report -o json               for programs; docs/cli.md lists the fields
 
 Totals are kept by the hour, so a report begins with the whole hour that --since falls into.
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
-from kvstore.cli.output import Figure, is_terminal, print_json, print_table, printable
+from kvstore.cli.options import add_config_arguments, add_output_argument, names, socket_path
+from kvstore.cli.output import Figure, is_terminal, print_json, print_table
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", default="24h", metavar="WHEN", help="30m, 24h, 7d, 2w, or a time in UTC (default 24h)"
     )
-    parser.add_argument("--by", action="append", choices=BY, help="this grouping; may be given several times")
+    parser.add_argument(
+        "--by", action="append", default=[], metavar="LIST", help=f"these groupings only, of {','.join(BY)}"
+    )
     add_html_argument(parser)
 
 
@@ -50,6 +52,7 @@ def add_html_argument(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from kvstore.cli.status import ask
 
+    chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
     _since(args.since, FAR_S)  # a wrong one is told before anybody is asked
     document = ask(socket_path(args), lambda client: fetch(client, args.since))
@@ -57,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
         from kvstore.pages.report import report_page
 
         write_page(args.html, report_page(document), "report")
-    wanted = args.by or (BY if args.output == "json" else SHOWN)
+    wanted = chosen or (BY if args.output == "json" else SHOWN)
     document["by"] = {name: document["by"][name] for name in BY if name in wanted}
     if args.output == "json":
         print_json(document)
     else:
-        _print(document)
+        _print(document, is_whole=not chosen)
     return OK
 
 
@@ -104,7 +107,8 @@ def write_page(path: Path, text: str, command: str) -> None:
         raise CliError(f"{command}: --html {path}: {error.strerror or error}", exit_code=FAILED) from error
 
 
-def _print(document: Document) -> None:
+def _print(document: Document, is_whole: bool) -> None:
+    """is_whole: with the totals and the prefixes, and not groupings alone."""
     from kvstore.wording import moment
 
     region = f", region {document['region']}" if document["region"] else ""
@@ -112,7 +116,8 @@ def _print(document: Document) -> None:
     if not document["totals"]["tokens"]:
         print("Nothing was looked up in this time: there is nothing to report.")
         return
-    _print_totals(document)
+    if is_whole:
+        _print_totals(document)
     for name, groups in document["by"].items():
         if name == "tier":
             _print_tiers(groups)
@@ -120,7 +125,8 @@ def _print(document: Document) -> None:
             _print_reasons(groups)
         else:
             _print_sums(name, groups, document["currency"])
-    _print_prefixes(document)
+    if is_whole:
+        _print_prefixes(document)
 
 
 def _print_totals(document: Document) -> None:
@@ -137,7 +143,8 @@ def _print_totals(document: Document) -> None:
             percent(total["overall_ratio"]),
             f"of all {count(total['tokens'])} prompt tokens, with the engines' own caches",
         ),
-        ("tokens hit", count(total["hit_tokens"]), f"in {count(total['lookups'])} lookups"),
+        ("lookups", count(total["lookups"]), "one for each prompt that an engine asked about"),
+        ("tokens hit", count(total["hit_tokens"]), "were loaded and not computed"),
         ("tokens missed", count(total["missed_tokens"]), "were computed"),
         ("in the engine", count(total["engine_tokens"]), "were still in the engine's own cache"),
     ]
@@ -194,21 +201,22 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
         cells = [count(g["lookups"]), count(g["tokens"]), count(g["hit_tokens"]), percent(g["hit_ratio"])]
         cells += [short_size(g["bytes"]["loaded"]), short_size(g["bytes"]["stored"])]
         cells += [span(g["prefill_s_saved"])] * timed + [money(g["money_saved"], currency)] * paid
-        rows.append([printable(label), *map(Figure, cells)])
+        rows.append([label, *map(Figure, cells)])
     columns = [f"{name} (UTC)" if name == "hour" else name, "lookups", "tokens", "of these hits", "hit ratio"]
     columns += ["loaded", "stored"] + ["prefill saved"] * timed + ["money saved"] * paid
     print_table(f"by {name}", columns, rows)
 
 
 def _print_prefixes(document: Document) -> None:
-    from kvstore.pages.report import lives_in, saved
+    from kvstore.pages.report import cut, lives_in, saved
     from kvstore.wording import count, span
 
+    shown = document["prefixes"][:PREFIXES_SHOWN]
     rows = [
         [
             p["block_hash"][:10] if is_terminal() else p["block_hash"],  # whole, it would be folded
-            printable(p["model"] or "(none)"),
-            printable(p["tenant"] or "(none)"),
+            p["model"] or "(none)",
+            p["tenant"] or "(none)",
             Figure(saved(p)),
             Figure(count(p["uses"])),
             Figure(count(p["tokens"])),
@@ -216,7 +224,7 @@ def _print_prefixes(document: Document) -> None:
             Figure(span(p["idle_s"])),
             lives_in(p["tiers"]),
         ]
-        for p in document["prefixes"][:PREFIXES_SHOWN]
+        for p in shown
     ]
     if rows:
         columns = [
@@ -226,8 +234,9 @@ def _print_prefixes(document: Document) -> None:
             "tokens saved",
             "hits",
             "length",
-            "first seen",
+            "first hit",
             "last hit",
             "lives in",
         ]
-        print_table("prefixes that saved most, since they were first seen (times are ago)", columns, rows)
+        title = f"prefixes that saved most, since they were first hit{cut(shown, document)} (times are ago)"
+        print_table(title, columns, rows)

@@ -85,7 +85,7 @@ def _print_quotas(report: Row) -> None:
     if rows:
         print_table("quotas", columns, rows)
     held = [
-        [t["tenant"] or "(none)", _size(t["dram_used_bytes"]), _size(t["nvme_used_bytes"])]
+        [_told(t["tenant"]), _size(t["dram_used_bytes"]), _size(t["nvme_used_bytes"])]
         for t in report["tenants"]
     ]
     if held:
@@ -94,11 +94,12 @@ def _print_quotas(report: Row) -> None:
 
 def _about(row: Row) -> list[object]:
     namespace = row["namespace"]
-    return [namespace[:12] if namespace else "(all)", row["model"] or "", _told(row["tenant"])]
+    return [namespace[:12] if namespace else "(all)", _told(row["model"]), _told(row["tenant"])]
 
 
 def _told(value: object) -> object:
-    return "" if value is None else value
+    """Blank where the question does not arise; "(none)" for the name of whoever gave none."""
+    return "" if value is None else "(none)" if value == "" else value
 
 
 def _size(size_bytes: int | None) -> str:

@@ -116,7 +116,8 @@ def _print_head(report: Report) -> None:
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
     share = percent(hit / asked) if asked else "nothing asked yet"
-    print(f"lookups     {counters['lookups']}: {hit} of {asked} blocks hit ({share})")
+    told = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
+    print(f"lookups     {counters['lookups']}: {told}")
     print(flush=True)
 
 
@@ -141,7 +142,7 @@ def _print_tiers(report: Report) -> None:
                 counters.get(f"corrupt_{name}", 0),
             ]
         )
-    columns = ["tier", "capacity", "used", "used %", "records", "hits", "evicted", "corrupt"]
+    columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
     print_table("tiers", columns, rows)
     _print_health(report)
 

@@ -25,6 +25,7 @@ from kvstore.cli.prefixes import (
     confirm,
     namespace_of,
     prefix_hash,
+    subject,
 )
 
 
@@ -63,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     told = "never expires" if ttl_s is None else f"expires {short_duration(ttl_s)} after it was stored"
     if not is_set:
         told = "has no TTL of its own any more"
-    about = f"tenant {args.tenant}" if args.tenant is not None else block_hash.hex() or "namespace"
-    confirm(args, f"{about} {told}", facts, namespaces)
+    confirm(args, f"{block_hash.hex() or subject(args, namespaces)} {told}", facts, namespaces)
     return OK
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvstore.demo import constants as c
 from kvstore.demo.corrupt import corrupt_one_record
@@ -34,7 +35,8 @@ ENGINES = 7  # fresh processes that the phases below use in all
 
 
 class Show:
-    """The phases over one daemon; results in `shown`, in order, as they come."""
+    """The phases over one daemon; results in `shown`, in order, as they come. report: what the first daemon
+    has to report when its phases are over."""
 
     def __init__(
         self,
@@ -43,17 +45,15 @@ class Show:
         model: str,
         tiny: bool,
         say: Callable[[str], None],
-        page: Path | None = None,
     ) -> None:
-        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each.
-        page: where to write what `kvstore report --html` makes of the first daemon."""
+        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each."""
         self.shown: list[Shown] = []
+        self.report: dict[str, Any] | None = None
         self._daemon = daemon
         self._engines = engines
         self._model = model
         self._tiny = tiny
         self._say = say
-        self._page = page
         self._cold: Run | None = None
         self._prompts = [
             f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")
@@ -72,23 +72,10 @@ class Show:
         self._phase("arena lost", Expected("nvme"))
         self._without_arena(damaged=True)
         self._phase("corrupt block", Expected("nvme", corrupt_blocks=1))
-        self._write_page()
+        self.report = self._daemon.report()
         self._daemon.start_empty()
         self._prefill_and_decode()
         self._daemon.stop()
-
-    def _write_page(self) -> None:
-        """The report of the daemon that all phases until now had. Raises OSError."""
-        if self._page is None:
-            return
-        from kvstore.pages.html import write
-        from kvstore.pages.report import report_page
-        from kvstore.report import document
-
-        answer = self._daemon.report()
-        first_s = min((row["hour_s"] for row in answer["rows"]), default=answer["now_s"])
-        write(self._page, report_page(document(answer, first_s)))
-        self._say(f"report of these phases: {self._page}")
 
     def _without_arena(self, damaged: bool = False) -> None:
         """Have everything on NVMe and nothing in DRAM; damaged: with one record that is not what it was."""
@@ -188,12 +175,13 @@ def sizes_for(tiny: bool) -> Sizes:
 
 
 def show(
-    directory: Path, model: Path | None, say: Callable[[str], None], page: Path | None = None
-) -> tuple[list[Shown], str]:
-    """Carry out the demo in an empty directory: what was shown, and why it stopped early ("" if it did not).
+    directory: Path, model: Path | None, say: Callable[[str], None]
+) -> tuple[list[Shown], str, dict[str, Any] | None]:
+    """Carry out the demo in an empty directory: what was shown, why it stopped early ("" if it did not), and
+    what the daemon of the phases before `prefill, decode` had to report (None if it did not come to that).
 
-    model: a model's directory, or None for the tiny one. page: where the report goes, if anywhere. Leaves logs and data in `directory`;
-    processes and shared memory are gone when it returns. Raises OSError where a file cannot be written.
+    model: a model's directory, or None for the tiny one. Leaves logs and data in `directory`; processes and
+    shared memory are gone when it returns. Raises OSError where a file cannot be written.
     """
     from kvstore.demo.model import ensure_model
 
@@ -201,12 +189,12 @@ def show(
     path = ensure_model(directory) if model is None else model
     daemon = Daemon(directory, sizes_for(tiny))
     engines = Engines(directory, ENGINES)
-    demo = Show(daemon, engines, str(path), tiny, say, page)
+    demo = Show(daemon, engines, str(path), tiny, say)
     try:
         demo.run()
     except DemoError as error:
-        return demo.shown, str(error)
+        return demo.shown, str(error), demo.report
     finally:
         engines.close()
         daemon.close()
-    return demo.shown, ""
+    return demo.shown, "", demo.report

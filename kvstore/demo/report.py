@@ -1,17 +1,26 @@
-"""What the phases showed: the verdict, the JSON document and the table.
+"""What the phases showed: the verdict, the JSON document, the table and the page.
 
     {"phases": [{"name", "prompt_tokens", "cached_tokens": {tier: n}, "ttft_ms", "outputs_equal",
                  "corrupt_blocks"}],
      "ok": true, "problems": []}
 
-The fields are a contract: they may grow, none is renamed or removed.
+The fields are a contract: they may grow, none is renamed or removed. The page has the table on top, and
+below it what the daemon itself has to report of the phases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+NOTE = (
+    "The same prompts again and again, each time from a fresh engine process. The faults were provoked: the daemon was "
+    "killed, its memory was thrown away, and bytes of one stored block were flipped on disk. That block is what is counted "
+    "as corrupt below, with all that was held behind it in its prompt. Output: whether every token of the answers is that "
+    "of the cold run. Not in the figures below this table: the last seconds before the daemon was killed, and the last "
+    "phase, which had an empty daemon of its own."
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,3 +102,22 @@ def table(phases: Sequence[Shown]) -> tuple[list[str], list[list[object]]]:
             ]
         )
     return columns, rows
+
+
+def page(phases: Sequence[Shown], answer: Mapping[str, Any], also: Sequence[str] = ()) -> str:
+    """The page: this table, then the report of the daemon. answer: of `Client.report`. also: as for `document`."""
+    from kvstore import report
+    from kvstore.pages import html
+    from kvstore.pages.report import report_page
+
+    columns, rows = table(phases)
+    cells = [
+        [html.Figure(f"{cell:,}") if isinstance(cell, int | float) else cell for cell in row] for row in rows
+    ]
+    shown = html.table(
+        "tokens by where they came from; ttft: time to the first token, median", columns, cells
+    )
+    wrong = [html.paragraph(problem) for problem in (*problems(phases), *also)]
+    first_s = min((row["hour_s"] for row in answer["rows"]), default=answer["now_s"])
+    section = html.section("What the demo did", shown, *wrong, note=NOTE)
+    return report_page(report.document(answer, first_s), [section])

@@ -79,7 +79,10 @@ def tiles(figures: Iterable[tuple[str, str, str]]) -> Html:
 def table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], marked: Sequence[int] = ()
 ) -> Html:
-    """A table with a caption; `Figure` cells go right. marked: numbers of rows that stand out."""
+    """A table with a caption; `Figure` cells go right. marked: numbers of rows that stand out.
+
+    The caption stands outside of what scrolls, so that it wraps where a table is wider than the page.
+    """
     listed = [list(row) for row in rows]
     right = [bool(listed) and all(isinstance(row[n], Figure) for row in listed) for n in range(len(columns))]
     head = "".join(
@@ -92,8 +95,8 @@ def table(
         for number, row in enumerate(listed)
     )
     return Html(
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<figure><figcaption>{escape(caption)}</figcaption><div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></figure>"
     )
 
 
@@ -122,12 +125,14 @@ def bars(parts: Iterable[tuple[float, str, str]]) -> Html:
     return Html(f'<span class="bar">{pieces}</span>')
 
 
+def chip(css: str, what: str) -> Html:
+    """A colour and its word, on one line."""
+    return Html(f'<span class="chipped"><i class="chip {css}"></i>{escape(what)}</span>')
+
+
 def legend(entries: Iterable[tuple[str, str, str]]) -> Html:
     """What each colour stands for: (colour, name, figure)."""
-    items = "".join(
-        f'<li><i class="chip {css}"></i>{escape(what)} <b>{escape(figure)}</b></li>'
-        for css, what, figure in entries
-    )
+    items = "".join(f"<li>{chip(css, what)} <b>{escape(figure)}</b></li>" for css, what, figure in entries)
     return Html(f'<ul class="legend">{items}</ul>')
 
 

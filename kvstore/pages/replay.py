@@ -33,7 +33,7 @@ POLICIES = {
     "sieve": "One queue in order of arrival, and a hand that passes over it and spares what was used since it last came by.",
     "lfu": "Least frequently used, with a count for every block that was ever seen, kept for ever.",
     "wtinylfu": "A small window for newcomers; to stay, a block must have been used more often than the one it replaces.",
-    BOUND: "Knows the future, and gives up what is needed last. No real cache can do that: it is the upper bound at a capacity.",
+    BOUND: "Knows the future, and gives up what is needed last. No real cache can do that: it is about the most that is possible at a capacity.",
     EVERYTHING: "Never gives anything up: all that can be hit in these requests, with room for everything.",
     ENVELOPE: "Not a policy: at each capacity the best of the references (all but ours and the bounds). Which one that is can differ.",
 }
@@ -97,7 +97,9 @@ def _headline(
     ]
     if EVERYTHING in ratios:
         most = max(ratios[EVERYTHING].values())
-        boxes.append(("At most", percent(most), "can be hit at all: the rest is asked for once"))
+        boxes.append(
+            ("At most", percent(most), "can be hit at all: the rest had never been asked for before")
+        )
     if OURS in ratios and fractions:
         middle = fractions[len(fractions) // 2]
         difference = _less(ratios[OURS][middle], ratios.get(ENVELOPE, {}).get(middle))
@@ -156,18 +158,31 @@ def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
     return html.section(
         "Hit ratio by capacity",
         plot,
-        note=f"Higher is better.{_legend(set(shown))}",
+        _legend(shown),
+        note=f"Higher is better.{_told_of_lines(set(shown))}",
     )
 
 
-def _legend(shown: set[str]) -> str:
+def _legend(shown: Sequence[str]) -> Html:
+    """Colours and names again, for who cannot see the right end of the lines. Both bounds have one colour."""
+    named = [(name, _series(name, [])) for name in reversed(shown)]
+    return html.legend(
+        (f"c-{one.colour}", f"{one.name}, level" if name == EVERYTHING else one.name, "")
+        for name, one in named
+    )
+
+
+def _told_of_lines(shown: set[str]) -> str:
     """What the lines mean that look unlike others, as far as they are there."""
     told = [
         meaning
         for names, meaning in (
             ({OURS}, "the thick line is ours"),
             ({ENVELOPE}, "the dashed line is the envelope, the best reference at each capacity"),
-            ({BOUND, EVERYTHING}, "a dotted line is a bound that no real cache can pass"),
+            (
+                {BOUND, EVERYTHING},
+                "a dotted line is a bound: belady at a capacity, which is approximate, infinite at any",
+            ),
         )
         if names & shown
     ]
@@ -198,6 +213,7 @@ def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
     return html.section(
         "Distance to the envelope",
         svg.lines(frame, series, _positions(fractions), places, marks),
+        _legend(shown),
         note="The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
         "Which reference is the best can depend on the capacity.",
     )

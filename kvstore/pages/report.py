@@ -14,7 +14,7 @@ from kvstore.pages.hours import Bars, bars
 from kvstore.pages.html import Figure, Html
 from kvstore.report import Document
 from kvstore.sizes import short_size
-from kvstore.wording import NOTHING, count, moment, money, percent, short_count, span
+from kvstore.wording import count, moment, money, percent, short_count, span
 
 # Outcomes as they are drawn, hits below misses: colour, name, which.
 KINDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -64,8 +64,8 @@ WORDS = (
 )
 
 
-def report_page(document: Document) -> str:
-    """The page. document: with every grouping of `report.GROUPINGS`."""
+def report_page(document: Document, first: Sequence[Html] = ()) -> str:
+    """The page. document: with every grouping of `report.GROUPINGS`. first: sections before all others."""
     region = f", region {document['region']}" if document["region"] else ""
     title = "What the KV cache gave back"
     period = f"{moment(document['since_s'])} to {moment(document['until_s'])} UTC{region}"
@@ -77,8 +77,9 @@ def report_page(document: Document) -> str:
             "Nothing was asked for",
             html.paragraph("No engine looked anything up in this time, so there is nothing to report."),
         )
-        return html.page(title, (period, LEAD), [_moved_table(document), empty, _words()], made_by)
+        return html.page(title, (period, LEAD), [*first, _moved_table(document), empty, _words()], made_by)
     parts = [
+        *first,
         html.tiles(_headline(document)),
         _verdict(document),
         _whole(document),
@@ -113,14 +114,11 @@ def _headline(document: Document) -> list[tuple[str, str, str]]:
         (
             "Tokens saved",
             short_count(total["hit_tokens"]),
-            f"loaded and not computed again, in {count(total['lookups'])} lookups",
-        ),
-        (
-            "Prefill time saved",
-            span(prefill_s) if prefill_s else NOTHING,
-            "of engine time" if prefill_s else "engines did not say how fast they compute",
+            f"loaded and not computed again; {count(total['lookups'])} lookups in all",
         ),
     ]
+    if prefill_s:
+        boxes.append(("Prefill time saved", span(prefill_s), "of engine time"))
     if prefill_s and price:
         each = f"at {money(price, document['currency'])} an hour"
         boxes.append(("Money saved", money(total["money_saved"], document["currency"]), each))
@@ -164,18 +162,19 @@ def _whole(document: Document) -> Html:
     )
     legend = html.legend((f"c-{colour}", what, percent(amount / tokens)) for colour, what, amount in drawn)
     rows = [
-        (_chip(colour, what), Figure(count(amount)), Figure(percent(amount / tokens)))
+        (html.chip(f"c-{colour}", what), Figure(count(amount)), Figure(percent(amount / tokens)))
         for colour, what, amount in drawn
     ]
     rows.append((Html("all"), Figure(count(tokens)), Figure(percent(1.0))))
-    table = html.table("tokens by what became of them", ["outcome", "tokens", "share"], rows)
+    table = html.table("tokens by what became of them", ["outcome", "tokens", "of all prompt tokens"], rows)
     overall = percent(total["overall_ratio"])
     return html.section(
         "Where every token went",
         Html(f'<div class="whole">{bar}</div>'),
         legend,
         html.folded("the same as a table", table),
-        note=f"Of {count(tokens)} prompt tokens, {overall} did not have to be computed, the engines' own caches included.",
+        note=f"Of {count(tokens)} prompt tokens, {overall} did not have to be computed, the engines' own caches included. "
+        "Shares here are of all prompt tokens; the hit ratio is of those that engines asked for.",
     )
 
 
@@ -302,7 +301,10 @@ def _moved_bars(made: Bars) -> Html:
 
 def _moved_table(document: Document) -> Html:
     moved = document["totals"]["bytes"]
-    rows = [(_chip(name, what), means, Figure(short_size(moved.get(name, 0)))) for name, what, means in MOVED]
+    rows = [
+        (html.chip(f"c-{name}", what), means, Figure(short_size(moved.get(name, 0))))
+        for name, what, means in MOVED
+    ]
     table = html.table("bytes moved in the whole time", ["", "what it is", "bytes"], rows)
     return Html(f'<div class="narrow">{table}</div>')
 
@@ -316,11 +318,10 @@ def _reasons(document: Document) -> Html:
         return html.section(
             "Why tokens missed", html.paragraph("None did: everything asked for was here.", "note")
         )
-    most = reasons[0]["tokens"]
     rows = [
         (
             Html(f"<code>{html.escape(reason['reason'])}</code>"),
-            html.bar(reason["tokens"] / most, f"c-{_colour_of(reason['reason'])}", percent(reason["share"])),
+            html.bar(reason["share"], f"c-{_colour_of(reason['reason'])}", percent(reason["share"])),
             Figure(percent(reason["share"])),
             Figure(count(reason["tokens"])),
             reason["meaning"],
@@ -330,8 +331,13 @@ def _reasons(document: Document) -> Html:
     missed = count(document["totals"]["missed_tokens"])
     return html.section(
         "Why tokens missed",
-        html.table("reasons, most tokens first", ["reason", "", "share", "tokens", "what it means"], rows),
-        note=f"{missed} tokens were not here when asked for, or could not be used. Each has one reason: that of its block.",
+        html.table(
+            "reasons, most tokens first; a full bar is all that missed",
+            ["reason", "", "share", "tokens", "what it means"],
+            rows,
+        ),
+        note=f"{missed} tokens were not here when asked for, or could not be used. Each has one reason: that of its block. "
+        "What was held behind a block that did not come cannot be used, and has the reason of that one.",
     )
 
 
@@ -359,7 +365,10 @@ def _who(field: str, title: str, otherwise: str, document: Document) -> Html:
         rows.append(row)
     columns = [field, "outcomes", "hit ratio", "tokens", "of these hits", "lookups"]
     columns += ["prefill saved"] * timed + ["money saved"] * (paid and timed)
-    return html.section(title, html.table("most tokens first; colours as above", columns, rows))
+    caption = (
+        "most tokens first; a bar is as long as the row has tokens, against the first row; colours as above"
+    )
+    return html.section(title, html.table(caption, columns, rows))
 
 
 def _prefixes(document: Document) -> Html:
@@ -394,17 +403,26 @@ def _prefixes(document: Document) -> Html:
         "tokens saved",
         "hits",
         "length",
-        "first seen",
+        "first hit",
         "last hit",
         "lives in",
     ]
-    table = html.table("tokens saved since the prefix was first seen; times are ago", columns, rows)
+    caption = (
+        f"tokens saved since the prefix was first hit, most first{cut(prefixes, document)}; times are ago"
+    )
+    table = html.table(caption, columns, rows)
     return html.section(
         title,
         Html(f'<div class="tight">{table}</div>'),
         note="The longest beginnings of prompts that were found here. ± says how much of a figure may belong to another "
         "prefix: only the heaviest are counted exactly.",
     )
+
+
+def cut(shown: Sequence[Mapping[str, Any]], document: Document) -> str:
+    """What a table of prefixes leaves out: ", 10 of 50", or nothing."""
+    there = len(document["prefixes"])
+    return f", {len(shown)} of {there}" if len(shown) < there else ""
 
 
 def saved(prefix: Mapping[str, Any]) -> str:
@@ -420,10 +438,6 @@ def lives_in(tiers: Sequence[str]) -> str:
 
 def _words() -> Html:
     return html.section("Words on this page", html.glossary(WORDS))
-
-
-def _chip(colour: str, what: str) -> Html:
-    return Html(f'<i class="chip c-{colour}"></i>{html.escape(what)}')
 
 
 def _colour_of(reason: str) -> str:

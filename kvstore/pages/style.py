@@ -69,31 +69,36 @@ section{margin-top:40px}
 .narrow table{width:auto;min-width:50%}
 @media (max-width:640px){td .bar{width:84px}}
 .wide .bar{width:min(440px,40vw)}
-.tight .bar{width:84px}.tight td bdi{white-space:nowrap}
+.tight .bar{width:84px}
+bdi{display:inline-block;min-width:8em;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--soft);font-size:13px;padding:8px 0 4px}
+figure{margin:0}
+figcaption{color:var(--soft);font-size:13px;padding:8px 0 4px}
 th{font-weight:600;font-size:13px;color:var(--soft);text-align:left;vertical-align:bottom;padding:5px 14px 5px 0;border-bottom:1px solid var(--line)}
 td{padding:6px 14px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 th:last-child,td:last-child{padding-right:6px}
 th.right,td.right{text-align:right;white-space:nowrap}
 tr.marked td{background:var(--mark);font-weight:600}
 tr.marked td:first-child{box-shadow:inset 3px 0 var(--ours);padding-left:10px}
-code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace}
+code{font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:.93em}
 td:last-child:not(.right){min-width:9em}
 /* ten digits are shown, all are copied */
-.hash{display:inline-block;max-width:10ch;overflow:hidden;white-space:nowrap;vertical-align:bottom}
+.hash{display:inline-block;max-width:10ch;overflow:hidden;white-space:nowrap;vertical-align:top;line-height:1.61}
 .bar{display:flex;width:170px;height:12px;margin-top:5px;border-radius:3px;overflow:hidden;background:color-mix(in srgb,var(--line) 55%,transparent)}
 .bar i{display:block;height:100%}
 .whole .bar{width:100%;height:26px;border-radius:6px;margin:8px 0 2px}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 20px;margin:10px 0 4px;padding:0;font-size:13.5px}
 .legend b{font-weight:600;font-variant-numeric:tabular-nums}
+.chipped{white-space:nowrap}
 .chip{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px}
 details{margin-top:8px;font-size:14px}
 summary{cursor:pointer;color:var(--soft)}
-.plot{overflow-x:auto;margin-top:6px}
+.plot{margin-top:6px}
+.unit{margin:0;font-size:12.5px;font-weight:600}
+.unit.x{text-align:center;max-width:none}
 svg{display:block;width:100%;min-width:620px;height:auto;font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:6px 28px}
-.grid svg{min-width:360px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:6px 28px}
+.grid svg{min-width:340px}
 svg text{fill:var(--soft);font-variant-numeric:tabular-nums}
 svg .strong{fill:var(--ink);font-weight:600}
 svg .axis{stroke:var(--line);stroke-width:1}
@@ -103,11 +108,24 @@ svg .thick{stroke-width:3.25}
 svg .dashed{stroke-dasharray:6 4}
 svg .dotted{stroke-dasharray:1.5 4}
 svg .thin{stroke-width:1}
-dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(300px,1fr));gap:12px 28px;margin:10px 0 0}
+dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:12px 28px;margin:10px 0 0}
 dt{font-weight:600}
 dd{margin:0;color:var(--soft)}
 footer{margin-top:44px;padding-top:12px;border-top:1px solid var(--line);color:var(--soft);font-size:13px}
-@media print{body{background:none}section{break-inside:avoid}}
+.bar,.bar i,.chip{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+@media print{
+body{background:none;font-size:13px}
+main{max-width:none;padding:0}
+h2,.note,figcaption{break-after:avoid}
+.plot,.tile,tr,dl div{break-inside:avoid}
+.scroll{overflow:visible}
+svg,.grid svg{min-width:0}
+table{font-size:10.5px}
+th{font-size:10px}
+th,td{padding-right:8px}
+td .bar,.tight .bar{width:60px}
+td:last-child:not(.right){min-width:6em}
+}
 """
 
 STYLE = (

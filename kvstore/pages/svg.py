@@ -4,8 +4,9 @@
           │▂ █ █ ▂            axes name their unit; every shape has a <title>,
           └────────── x       which browsers show when it is pointed at
 
-Everything is placed in the units of a fixed view box and scales with the page. Colours are
-classes of the style sheet: `c-…` fills, `s-…` strokes.
+Everything is placed in the units of a fixed view box and scales with the page, down to a width
+where it scrolls; what the axes are of stands outside of that, and wraps. Colours are classes of
+the style sheet: `c-…` fills, `s-…` strokes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from kvstore.pages.html import Html, escape
 
-TOP, RIGHT, BOTTOM, LEFT = 24.0, 14.0, 28.0, 62.0
+TOP, RIGHT, BOTTOM, LEFT = 10.0, 14.0, 28.0, 62.0
 BAR_WIDTH_MAX = 46.0
 LABEL_HEIGHT = 15.0  # of a line of text
 Tell = Callable[[float], str]
@@ -37,6 +38,7 @@ class Frame:
     """The place of a plot in its view box, and what its axes say.
 
     y: unit of the y axis. tell: a value of it in words. ticks: (position 0 to 1, text) on the x axis.
+    x: unit of the x axis, where it is not time.
     """
 
     title: str
@@ -55,28 +57,22 @@ class Frame:
 
     @property
     def bottom(self) -> float:
-        return self.height - BOTTOM - (LABEL_HEIGHT if self.x else 0)
+        return self.height - BOTTOM
 
     def at_x(self, share: float) -> float:
         return LEFT + share * self.inner_width
 
     def draw(self, shapes: str, grid: str) -> Html:
-        texts = [
-            f'<text class="strong" x="0" y="13">{escape(self.y)}</text>',
-            *(
-                f'<text x="{self.at_x(share):.1f}" y="{self.bottom + 18:.1f}" text-anchor="middle">{escape(text)}</text>'
-                for share, text in self.ticks
-            ),
-        ]
-        if self.x:
-            middle = LEFT + self.inner_width / 2
-            texts.append(
-                f'<text class="strong" x="{middle:.1f}" y="{self.height - 5:.1f}" text-anchor="middle">{escape(self.x)}</text>'
-            )
+        ticks = "".join(
+            f'<text x="{self.at_x(share):.1f}" y="{self.bottom + 18:.1f}" text-anchor="middle">{escape(text)}</text>'
+            for share, text in self.ticks
+        )
+        below = f'<p class="unit x">{escape(self.x)}</p>' if self.x else ""
         return Html(
-            f'<div class="plot"><svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img">'
+            f'<div class="plot"><p class="unit">{escape(self.y)}</p><div class="scroll">'
+            f'<svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img">'
             f"<title>{escape(self.title)}</title><desc>{escape(self.describes)}</desc>"
-            f"{grid}{shapes}{''.join(texts)}</svg></div>"
+            f"{grid}{shapes}{ticks}</svg></div>{below}</div>"
         )
 
 

@@ -204,8 +204,8 @@ def test_the_table_merges_blocks_and_ends_with_a_sentence(filled: Place, tmp_pat
         lines = done.stdout.splitlines()
         assert any(line.split()[:4] == ["0-3", "0-63", "64", "dram"] for line in lines)
         assert lines[-1] == (
-            "64 of 100 tokens (64.0 %) would hit; from token 64 on they would not: "
-            "not seen before, or longer ago than is remembered."
+            "64 of 100 tokens (64.0 %) would hit; from token 64 on they would not, "
+            "for the reason never_seen (not seen before, or longer ago than is remembered)."
         )
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from kvstore import outcomes, report, wording
 from kvstore.namespaces import Namespace, NamespaceSpec
-from kvstore.pages import svg
+from kvstore.pages import html, svg
 from kvstore.pages.hours import bars
 from kvstore.pages.report import KINDS, report_page
+from kvstore.pages.style import STYLE
 from kvstore.totals import HOUR_S, LOADED, Totals
 from tests.pages import read_page
 from tests.running import Daemon, Place, kvstore
@@ -217,6 +218,51 @@ def test_the_page_of_nothing_says_so() -> None:
     read_page(content)
 
 
+def test_bars_of_reasons_are_shares_of_all_misses() -> None:
+    """The bar beside "75.0 %" is three quarters of its place, though it is the longest."""
+    content = report_page(report.document(answer(row(never_seen=300, corrupt=100)), NOW_S - HOUR_S))
+    for reason, share in (("never_seen", "75.00"), ("corrupt", "25.00")):
+        cell = content.partition(f"<code>{reason}</code>")[2].partition("<i ")[2].partition(">")[0]
+        assert f'style="width:{share}%"' in cell
+    assert "has the reason of that one" in content
+
+
+def test_what_was_not_measured_has_no_tile() -> None:
+    """Prefill time is told where engines said how fast they compute, and left out where not."""
+    for prefill_s, is_there in ((0.0, False), (60.0, True)):
+        document = report.document(answer(row(dram=5, prefill_s=prefill_s)), NOW_S - HOUR_S)
+        assert ("Prefill time saved" in read_page(report_page(document)).texts) is is_there
+
+
+@pytest.mark.parametrize(("there", "told"), [(30, "20 of 30"), (20, "")])
+def test_a_table_of_prefixes_says_what_it_leaves_out(there: int, told: str) -> None:
+    """ "20 of 30" where ten are not shown; long names may be broken anywhere, and are in a cell that is."""
+    prefixes = [prefix(model="m" * 55) for _ in range(there)]
+    page = read_page(report_page(report.document(answer(row(dram=5), prefixes=prefixes), NOW_S - HOUR_S)))
+    (caption,) = [text for text in page.texts if text.startswith("tokens saved since")]
+    assert (" of " in caption) is bool(told) and told in caption and "first hit" in caption
+    assert page.texts.count("m" * 55) == 20 and "bdi{" in STYLE and "overflow-wrap:anywhere" in STYLE
+
+
+def test_captions_and_units_stand_outside_of_what_scrolls() -> None:
+    """On a narrow screen they wrap: no table has a caption of its own, and no plot a title inside."""
+    content = report_page(report.document(made_up(4), NOW_S - 24 * HOUR_S))
+    page = read_page(content)
+    assert "caption" not in page.tags and page.tags.count("figcaption") == page.tags.count("table")
+    assert content.count('<p class="unit">') == page.tags.count("svg") > 0
+    assert 'class="chip' not in content.replace('<span class="chipped"><i class="chip', "")
+
+
+def test_sections_can_be_put_before_all_others() -> None:
+    """What somebody puts first is on top, also of a page without anything to report."""
+    for rows in ([row(dram=5)], []):
+        document = report.document(answer(*rows), NOW_S - HOUR_S)
+        content = report_page(document, [html.section("What came before", html.paragraph("<b>"))])
+        assert "&lt;b&gt;" in content and content.count("<section>") > 1
+        assert content.index("<section>") == content.index("<section><h2>What came before")
+        read_page(content)
+
+
 def test_bars_keep_every_token() -> None:
     """Hours are put together without losing any, whatever the length of the time; there is no gap."""
     for hours in (1, 30, 200, 2000):
@@ -242,6 +288,18 @@ def test_names_of_lines_keep_their_distance() -> None:
 def test_percent_never_rounds_to_nothing(ratio: float | None, told: str) -> None:
     """A little is not nothing, and almost all is not all."""
     assert wording.percent(ratio) == told
+
+
+@pytest.mark.parametrize(
+    ("amount", "told"),
+    [
+        (None, "–"), (0, "0.00 EUR"), (0.0149, "0.015 EUR"), (0.0015, "0.0015 EUR"), (0.00001, "0.000010 EUR"),
+        (0.126, "0.13 EUR"), (0.9999, "1.00 EUR"), (12.3456, "12.35 EUR"), (-0.0149, "-0.015 EUR"), (12_345.6, "12,346 EUR"),
+    ],
+)  # fmt: skip
+def test_money_has_two_digits_that_count(amount: float | None, told: str) -> None:
+    """Small sums are not told as a cent, beside parts that are told exactly."""
+    assert wording.money(amount, "EUR") == told
 
 
 # -- with a daemon --
@@ -298,8 +356,23 @@ def test_groupings_can_be_chosen(filled: Place) -> None:
     """--by leaves out the others; several may be given."""
     done = kvstore("report", "-o", "json", "--by", "tenant", "--by", "hour", "--socket", filled.socket)
     assert list(json.loads(done.stdout)["by"]) == ["tenant", "hour"]
-    told = kvstore("report", "--by", "hour", "--socket", filled.socket).stdout
-    assert "by hour" in told and "misses by reason" not in told
+    done = kvstore("report", "-o", "json", "--by", "tier, model", "--socket", filled.socket)
+    assert list(json.loads(done.stdout)["by"]) == ["tier", "model"]
+
+
+def test_a_chosen_grouping_is_all_that_is_printed(filled: Place, tmp_path: Path) -> None:
+    """--by in tables: no totals, no prefixes, no other grouping. The page is whole all the same."""
+    file = tmp_path / "page.html"
+    told = kvstore("report", "--by", "hour", "--socket", filled.socket, "--html", file).stdout
+    titles = [line for line in told.splitlines() if line and not line.startswith(("  ", "kvstore report"))]
+    assert titles == ["by hour"]
+    assert {"Why tokens missed", "Models", "Prefixes that saved most"} <= set(
+        read_page(file.read_text()).texts
+    )
+    whole = kvstore("report", "--socket", filled.socket).stdout
+    assert "what it came to" in whole and "since they were first hit (times" in whole
+    lookups = next(line for line in whole.splitlines() if line.startswith("  lookups"))
+    assert lookups.split()[1] == "12"
 
 
 def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
@@ -314,6 +387,8 @@ def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
 def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
     """A wrong time, a directory, a directory that is not there: what, where, exit code 2, nothing written."""
     for words, says in (
+        (["--by", "tier,moon"], "report: --by moon: known are tier, reason, model, tenant, hour"),
+        (["--by", ""], "report: --by (nothing): known are tier,"),
         (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
         (["--html", tmp_path], "not a file"),
         (["--html", tmp_path / "none" / "page.html"], "no such directory"),

@@ -160,6 +160,40 @@ def test_the_lists_are_what_the_manual_says(place: Place, serve: Serve) -> None:
     assert run(place, "retention")["quotas"] == []
 
 
+def test_whoever_has_no_name_is_called_so(place: Place, serve: Serve) -> None:
+    """A rule for the tenant "" says "(none)", and one for a namespace names that once."""
+    serve(place)
+    with Client(place.socket, timeout_s=10, label="writer") as client:
+        space = client.namespace(TENANTS["acme"], RECORD_BYTES, 32, 16, {"model": "m", "tenant": ""})
+        assert client.put(space, hashes_of("a", 1), b"", [bytes(RECORD_BYTES)]) == 1
+    digest = TENANTS["acme"].hex()[:12]
+    for words, told in [
+        (["ttl", "1h", "--tenant", ""], "tenant (none) expires 1 h after it was stored"),
+        (["quota", "--nvme", "1GiB", "--tenant", ""], "tenant (none): nvme 1 GiB"),
+        (["quota", "--dram", "0", "--namespace", digest[:4]], f"namespace {digest}: dram 0 B"),
+        (["ttl", "2h", "--namespace", digest[:4]], f"namespace {digest} expires 2 h after it was stored"),
+        (["ttl", "3h", "ab" * 32], f"{'ab' * 32} expires 3 h after it was stored (namespace {digest})"),
+    ]:
+        done = kvstore(*words, "--socket", place.socket)
+        assert (done.returncode, done.stdout.strip()) == (0, told), done.stderr
+    rows = [line.split() for line in kvstore("retention", "--socket", place.socket).stdout.splitlines()]
+    assert ["(all)", "(all)", "(none)", "1", "h"] in rows
+    assert ["(all)", digest, "m", "(none)", "2", "h"] in rows
+
+
+def test_names_cannot_steer_a_terminal(place: Place, serve: Serve) -> None:
+    """Escape codes in what engines call themselves are harmless in the tables of status and retention."""
+    serve(place)
+    name = "t\u00e9\x1b[2J\nx"
+    with Client(place.socket, timeout_s=10, label=name) as client:
+        space = client.namespace(TENANTS["acme"], RECORD_BYTES, 32, 16, {"model": name, "tenant": name})
+        assert client.put(space, hashes_of("a", 2), b"", [bytes(RECORD_BYTES)] * 2) == 2
+        status = kvstore("status", "--socket", place.socket).stdout
+    kvstore("pin", last("a", 2), "--socket", place.socket)
+    for told in (status, kvstore("retention", "--socket", place.socket).stdout):
+        assert told.count("t\u00e9\ufffd[2J\ufffdx") >= 3 and "\x1b" not in told
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

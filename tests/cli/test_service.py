@@ -235,7 +235,7 @@ def test_status_counts_what_happened(place: Place, serve: Serve) -> None:
     put(place.socket)
     assert hits(place.socket) == len(HASHES)
     with Client(place.socket, timeout_s=10, label="watcher") as client:
-        client.arena  # noqa: B018  (attaches)
+        assert client.lookup([namespace(client)], HASHES) == len(HASHES)  # attaches, too
         report = status(place.socket)
     tiers = {tier["name"]: tier for tier in report["tiers"]}  # type: ignore[attr-defined]
     assert tiers["dram"]["records"] == len(HASHES)
@@ -248,6 +248,8 @@ def test_status_counts_what_happened(place: Place, serve: Serve) -> None:
     table = kvstore("status", "--socket", place.socket)
     assert table.returncode == 0
     assert "model=test" in table.stdout and "\n  dram " in table.stdout and "\033" not in table.stdout
+    assert "handed out" in table.stdout and " hits" not in table.stdout  # those are tokens, of reports
+    assert f"1: {len(HASHES)} of {len(HASHES)} blocks found (100.0 %), " in table.stdout
 
 
 def test_watch_prints_one_object_a_line(place: Place, serve: Serve) -> None:

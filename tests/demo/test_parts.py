@@ -14,7 +14,8 @@ from kvstore.demo.daemon import DemoError
 from kvstore.demo.engine import Reply, Run
 from kvstore.demo.model import LAYERS, ensure_model
 from kvstore.demo.phases import cached_tokens
-from kvstore.demo.report import Expected, Shown, document, problems, table
+from kvstore.demo.report import Expected, Shown, document, page, problems, table
+from tests.pages import read_page
 from tiers import checksum
 from tiers.base import Get, Put, Record
 from tiers.nvme import NvmeTier
@@ -64,6 +65,26 @@ def test_the_table_has_a_row_a_phase() -> None:
     columns, [row] = table([GOOD])
     assert len(columns) == len(row)
     assert row[columns.index("computed")] == 40
+
+
+def test_the_page_begins_with_the_table() -> None:
+    """Phases and their figures, that faults were provoked, and what went wrong, above the daemon's report."""
+    bad = replace(GOOD, name="corrupt <block>", ttft_ms=1234.56, outputs_equal=False)
+    answer = {
+        "region": "",
+        "now_s": 7200.0,
+        "gpu_hour_price": 0,
+        "currency": "EUR",
+        "rows": [],
+        "prefixes": [],
+    }
+    content = page([GOOD, bad], answer, ["it stopped"])
+    texts = read_page(content).texts
+    assert all(str(column) in texts for column in table([GOOD])[0])
+    assert {"corrupt <block>", "1,234.6", "equal", "DIFFERS", "it stopped"} <= set(texts)
+    assert "corrupt <block>: the output is not that of the cold run" in texts
+    assert "The faults were provoked" in content
+    assert content.index("What the demo did") < content.index("bytes moved in the whole time")
 
 
 def test_tokens_are_counted_where_the_engine_says() -> None:

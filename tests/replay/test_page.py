@@ -40,6 +40,23 @@ def test_the_page_has_the_figures_of_the_document(
         assert percent(result["hit_ratio"]) in page.texts and result["policy"] in page.texts
     assert any("a<b>&.jsonl" in text for text in page.texts)
     assert any(text.startswith("recorded in ") for text in page.texts)
+    assert page.texts.count("kvstore (ours)") == 4  # at the line and in the legend, of both plots
+    assert page.texts.count("belady (bound)") == 2 and page.texts.count("infinite (bound), level") == 1
+
+
+def test_several_policies_in_one_option(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--policy takes names with commas and may be repeated; an unknown one is one line and exit code 2."""
+    words = ["replay", str(trace), "--capacity", "10%", "-o", "json"]
+    assert main([*words, "--policy", "lru, kvstore", "--policy", "lfu"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [result["policy"] for result in results] == ["kvstore", "lru", "lfu"]
+    for wrong, said in (("lru,moon", "moon"), ("lru,", "(nothing)")):
+        assert main([*words, "--policy", wrong]) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith(f"kvstore: replay: --policy {said}: known are all, kvstore, lru, ")
+        assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(
