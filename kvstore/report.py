@@ -1,7 +1,7 @@
 """Reports: what the daemon's totals of some hours come to.
 
     rows (hour × model × tenant, `kvstore.totals`) ──▶ figures: one sum
-                                                 └──▶ by hour, model, tenant: a sum for each
+                                                 └──▶ by hour, model, tenant, region: a sum for each
                             outcomes of the sum ──▶ by tier (hits), by reason (misses)
 
     tokens = engine_tokens + hit_tokens + missed_tokens         hit_ratio = hit / (tokens - engine)
@@ -26,7 +26,7 @@ from kvstore.totals import MOVES, hour_of
 Document = dict[str, Any]
 Row = Mapping[str, Any]
 
-GROUPINGS = ("tier", "reason", "model", "tenant", "hour")
+GROUPINGS = ("tier", "reason", "model", "tenant", "region", "hour")
 ENGINE = outcomes.NAMES[outcomes.ENGINE]
 TIERS = tuple(outcomes.NAMES[number] for number in outcomes.HITS)
 SINCE_S_MAX = 10 * 365 * 86_400  # longer than any total is kept

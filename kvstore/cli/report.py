@@ -2,7 +2,7 @@
 
   kvstore report                       of the last 24 hours, in tables
   kvstore report --since 7d            since a span ago (30m, 24h, 7d, 2w) or a time (2026-11-21T15:00, UTC)
-  kvstore report --by tenant,hour      these groupings and nothing else: of tier, reason, model, tenant, hour
+  kvstore report --by tenant,hour      these groupings and nothing else: of tier, reason, model, tenant, region, hour
   kvstore report --html page.html      one self-contained page of all of it with plots, beside the tables
   kvstore report -o json               for programs; docs/cli.md lists the fields
 
@@ -24,7 +24,7 @@ from kvstore.cli.output import Figure, is_terminal, print_json, print_table
 if TYPE_CHECKING:
     from kvstore.client import Client
 
-BY = ("tier", "reason", "model", "tenant", "hour")
+BY = ("tier", "reason", "model", "tenant", "region", "hour")
 SHOWN = ("tier", "reason", "model", "tenant")  # in tables, unless --by says otherwise
 PREFIXES_SHOWN = 10
 FAR_S = 1e12  # no hour begins there: such a report has no rows

@@ -106,13 +106,20 @@ def test_every_token_is_counted_once_in_every_grouping(seed: int) -> None:
     total = document["totals"]
     assert sum(total["outcomes"].values()) == total["tokens"]
     assert total["engine_tokens"] + total["hit_tokens"] + total["missed_tokens"] == total["tokens"]
-    for name in ("model", "tenant", "hour"):
+    for name in ("model", "tenant", "region", "hour"):
         for field in ("tokens", "hit_tokens", "missed_tokens", "lookups"):
             assert sum(group[field] for group in document["by"][name]) == total[field]
         for outcome, tokens in total["outcomes"].items():
             assert sum(group["outcomes"][outcome] for group in document["by"][name]) == tokens
     assert sum(group["tokens"] for group in document["by"]["tier"]) == total["hit_tokens"]
     assert sum(group["tokens"] for group in document["by"]["reason"]) == total["missed_tokens"]
+
+
+def test_a_daemon_that_moved_tells_the_regions_apart() -> None:
+    """Lookups are of the region that the daemon was in then."""
+    rows = [row(dram=3), {**row(dram=4), "region": "ap"}]
+    by = report.document(answer(*rows), 0)["by"]
+    assert {group["region"]: group["tokens"] for group in by["region"]} == {rows[0]["region"]: 3, "ap": 4}
 
 
 def test_the_document_has_the_documented_fields() -> None:
@@ -132,7 +139,7 @@ def test_the_document_has_the_documented_fields() -> None:
     assert set(document["by"]) == set(report.GROUPINGS)
     assert set(document["by"]["tier"][0]) == {"tier", "tokens", "hit_ratio", "meaning"}
     assert set(document["by"]["reason"][0]) == {"reason", "tokens", "share", "meaning"}
-    for name, field in (("model", "model"), ("tenant", "tenant"), ("hour", "hour_s")):
+    for name, field in (("model", "model"), ("tenant", "tenant"), ("region", "region"), ("hour", "hour_s")):
         assert set(document["by"][name][0]) == COLUMNS | {field}
     hours = [group["hour_s"] for group in document["by"]["hour"]]
     assert hours == sorted(hours)
@@ -387,7 +394,7 @@ def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
 def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
     """A wrong time, a directory, a directory that is not there: what, where, exit code 2, nothing written."""
     for words, says in (
-        (["--by", "tier,moon"], "report: --by moon: known are tier, reason, model, tenant, hour"),
+        (["--by", "tier,moon"], "report: --by moon: known are tier, reason, model, tenant, region, hour"),
         (["--by", ""], "report: --by (nothing): known are tier,"),
         (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
         (["--html", tmp_path], "not a file"),
