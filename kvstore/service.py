@@ -25,6 +25,7 @@ from kvstore.config import Config
 from kvstore.constants import (
     CHECK_IDLE_S,
     DAY_S,
+    EXPIRY_PAUSE_S,
     FLUSH_POLL_S,
     HOUR_S,
     PROBE_READS_MAX,
@@ -78,6 +79,7 @@ class Service:
             with self._prefaulting(loop):
                 self._announce()
                 adopting = loop.create_task(self._adopt())
+                expiring = loop.create_task(self._expire())
                 watching = loop.create_task(self._watch())
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
@@ -88,6 +90,7 @@ class Service:
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
             self._save_totals()  # what that wrote is part of the budget of the next daemon
             watching.cancel()
+            expiring.cancel()
             adopting.cancel()
         finally:
             if io.close():
@@ -282,6 +285,12 @@ class Service:
         while True:
             await asyncio.sleep(min(TICK_INTERVAL_S, interval_s))
             self.engine.watch.look()
+
+    async def _expire(self) -> None:
+        """Where much is over at once, drop it between requests, and not only with the ticks."""
+        while True:
+            is_late = self.engine.retention.step()
+            await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""
