@@ -140,17 +140,31 @@ ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
 ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 
 # ---- retention (kvstore/retention.py, rules.py, guards.py, expiry.py, quotas.py) ------------
-RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas: all of them fit one answer
+RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
+RULE_BYTES = 200  # of a rule in the file or an answer, without its block hash and the name of its tenant
+RULES_BYTES_MAX = 3 * MIB  # of all rules, so counted: more could not be told in one answer
 RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
+RULE_COMMANDS_MAX = 2048  # commands that wait for those before them to be on disk; beyond it: refused
 AS_IT_IS = -1  # in place of a quota's bytes: those set before
 TTL_S_MAX = 100 * 365 * 86_400
 TENANT_CHARS_MAX = 1024  # as a namespace's fields
-TENANTS_TOLD = 256  # those that hold most
+TENANTS_TOLD = 256  # those that hold most …
+TENANTS_TOLD_BYTES = 512 * KIB  # … as far as their names are no longer than this in all
+RETENTION_TOLD_BYTES = 4 * MIB - 64 * KIB  # of one answer, without the little that is in each
 PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
 PINNED_SHARE_DEFAULT = 0.5  # of a tier's capacity
-EXPIRY_LOOKS_PER_TICK = 2000  # blocks looked at, and dropped at most, in one tick: about 20 ms
-EXPIRY_NOTE_BLOCKS = 20_000  # blocks whose time is noted in one tick, after the first TTL of a namespace
-EXPIRY_ROWS_PER_SAVE = 20_000  # times written by one job
+EXPIRY_SLICE_S = 0.003  # of dropping what is expired, or of preparing it: so long does nobody get an answer …
+EXPIRY_PAUSE_S = 0.006  # … and so long everybody, until the next slice
+EXPIRY_LOOKS_PER_SLICE = 2000  # blocks looked at, and dropped at most, in one slice
+EXPIRY_LOOKS_PER_TURN = 64  # … before another rule has its turn
+EXPIRY_NOTE_BLOCKS = 3000  # blocks put in order of their times in one slice, after a rule was set
+EXPIRY_STALE_ENTRIES_MIN = 4096  # outdated entries of a namespace that are not worth a clean-up
+EXPIRY_REFILED_MAX = (
+    1024  # blocks below which a rule changed; beyond it the whole namespace is looked through
+)
+EXPIRY_ROWS_PER_SAVE = 3000  # times written by one job
+EXPIRY_UNSAVED_MAX = 1 << 17  # times to be written; beyond it namespaces are written anew as a whole
+EXPIRY_FORGOTTEN_MAX = NAMESPACES_MAX  # namespaces whose times are to be deleted; beyond it the oldest's stay
 RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
 RETENTION_ROWS_BEHIND_MAX = DOOMED_MAX // 2  # rows still to be deleted: beyond it nothing more is dropped
 QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
@@ -193,6 +207,13 @@ CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for s
 CONTEST_WINDOW_REQUESTS = 300  # … or by so many requests, if that takes longer: neighbours share one fate
 CONTEST_DOUBTS = 0.25  # a lead counts beyond so many standard deviations
 
+require(
+    RULES_BYTES_MAX + TENANTS_TOLD_BYTES + TENANTS_TOLD * RULE_BYTES <= RETENTION_TOLD_BYTES,
+    "all rules and the tenants that hold most fit one answer",
+)
+require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
+require(EXPIRY_SLICE_S < EXPIRY_PAUSE_S < TICK_INTERVAL_S, "dropping leaves most of the time to others")
+require(EXPIRY_ROWS_PER_SAVE <= EXPIRY_UNSAVED_MAX, "what could not be written can wait")
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(LOADS_WAITING_MAX < IO_URGENT_MAX, "every load finds a place in the pool's queue")
 require(IO_THREADS_MAX + VERIFY_JOBS_MAX < IO_ORDINARY_MAX, "every store finds a place in the pool's queue")
@@ -225,6 +246,7 @@ DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
 
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
 require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register more than there may be")
+require(DOOR_CONNECTIONS_MAX <= RULE_COMMANDS_MAX, "each connection may wait for a command")
 require(
     DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
 )

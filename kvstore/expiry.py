@@ -7,9 +7,10 @@ namespace, else that of its tenant. It counts from when the block was stored (us
 not prolong it), or from when the TTL was set where the block was held already and nothing
 had noted its time. Storing an expired block again makes it new.
 
-Times are noted only in namespaces with a TTL, in a dict in the order of storing: about 40
-bytes a block. A lookup there compares one number while nothing can be expired (the oldest
-time, the shortest TTL), else it walks the found prefix. Other namespaces pay nothing.
+What is over first is `kvstore.lifetimes`, what is to be written `kvstore.unsaved_times`.
+
+Times are noted only in namespaces with a TTL: about 50 bytes a block. A lookup there compares one
+number while nothing can be expired, else it walks the found prefix. Other namespaces pay nothing.
 
 The clock never goes backwards while the daemon runs (it is the monotonic one, started at the
 wall clock), and starts where the last daemon had got to if the wall clock is behind that.
@@ -18,67 +19,37 @@ wall clock), and starts where the last daemon had got to if the wall clock is be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvstore.blocks import IN_DRAM, IN_NVME, Block
+from kvstore.blocks import Block
 from kvstore.constants import (
-    EXPIRY_LOOKS_PER_TICK,
-    EXPIRY_NOTE_BLOCKS,
-    EXPIRY_ROWS_PER_SAVE,
+    EXPIRY_LOOKS_PER_SLICE,
+    EXPIRY_LOOKS_PER_TURN,
+    EXPIRY_REFILED_MAX,
     TOTALS_SAVE_INTERVAL_S,
 )
 from kvstore.index import split_hashes
+from kvstore.lifetimes import HELD, NEVER, Lifetimes
 from kvstore.namespaces import Namespace
-from kvstore.stored_times import Changes, Row
-
-NEVER = float("inf")
-_HELD = IN_DRAM | IN_NVME
-
-
-class Lifetimes:
-    """The TTLs and times of one namespace. ttl_s: of blocks that no prefix of `prefixes` covers."""
-
-    __slots__ = (
-        *("assumed_s", "candidates", "least_s", "noted", "oldest_s"),
-        *("prefixes", "since_s", "times", "ttl_s"),
-    )
-
-    def __init__(self) -> None:
-        self.ttl_s = NEVER
-        self.prefixes: dict[bytes, float] = {}
-        self.least_s = NEVER  # the shortest of these
-        self.times: dict[bytes, int] = {}
-        self.assumed_s = NEVER  # the time of blocks whose time is still to be noted
-        self.noted: dict[bytes, int] = {}  # times to be put before the others, when all are noted
-        self.since_s = NEVER  # when the oldest of these rules was set
-        self.oldest_s = NEVER  # no block here was stored before this
-        self.candidates: Iterator[bytes] = iter(())  # those still to be looked at in this round
-
-    @property
-    def due_s(self) -> float:
-        """Before this nothing here is expired."""
-        return self.oldest_s + self.least_s
-
-    def refresh(self) -> None:
-        """Once a tick and when rules change: a dict finds its first entry slowly when many left before it."""
-        self.least_s = min(self.ttl_s, NEVER, *self.prefixes.values())
-        self.oldest_s = min(next(iter(self.times.values()), NEVER), self.assumed_s)
+from kvstore.stored_times import Changes
+from kvstore.unsaved_times import Unsaved, Walk
 
 
 class Expiry:
     """TTLs in effect. Called from the engine's thread only."""
 
     def __init__(self) -> None:
+        self.unsaved = Unsaved()
+        self.is_late = False  # the last round left something that is over
         self._spaces: dict[bytes, Lifetimes] = {}
-        self._unsaved: dict[tuple[bytes, bytes], int | None] = {}
-        self._forgotten: dict[bytes, None] = {}
+        self._working: dict[bytes, Lifetimes] = {}  # those with work left
+        self._turn = 0
         self._saved_s = 0.0  # of the file, when this daemon started
         self._saving_s = -NEVER
         self._is_adopting = True
-        self._noting: deque[Iterator[None]] = deque()
         self._unnamed: set[bytes] = set()  # namespaces with adopted blocks whose tenant is not known yet
         self._clock: Callable[[], float] = lambda: 0.0
+        self._known: Callable[[bytes], Namespace | None] = lambda digest: None
 
     def __bool__(self) -> bool:
         return bool(self._spaces)
@@ -90,14 +61,15 @@ class Expiry:
         latest_s: float,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        known: Callable[[bytes], Namespace | None],
     ) -> None:
-        """Begin with what an earlier daemon noted; it was there at `latest_s` at least."""
-        self._saved_s = saved_s
+        """Begin with what an earlier daemon noted; it was there at `latest_s` at least. known: the namespace of
+        a digest."""
+        self._saved_s, self._known = saved_s, known
         began_s, ahead_s = clock(), max(wall_clock(), saved_s, latest_s)
         self._clock = lambda: ahead_s + clock() - began_s
-        for digest, known in times.items():
-            space = self._space(digest)
-            space.times = known
+        for digest, noted in times.items():
+            self._space(digest).adopt(noted)
 
     def now_s(self) -> float:
         """Unix seconds that do not go backwards."""
@@ -110,8 +82,8 @@ class Expiry:
     ) -> None:
         """The TTL of a namespace, set then; None for none."""
         space = self._space(digest)
-        had_rules = self._has_rules(space)
-        space.ttl_s = NEVER if ttl_s is None else ttl_s
+        had_rules = space.has_rules
+        space.set_ttl(NEVER if ttl_s is None else ttl_s)
         space.since_s = min(space.since_s, since_s)
         self._changed(digest, space, namespace, had_rules)
 
@@ -126,17 +98,16 @@ class Expiry:
     ) -> None:
         """The TTL of a prefix and everything below it, set then. ttl_s None: it never expires."""
         space = self._space(digest)
-        had_rules = self._has_rules(space)
+        had_rules = space.has_rules
         space.since_s = min(space.since_s, since_s)
         if is_set:
-            space.prefixes[block_hash] = NEVER if ttl_s is None else ttl_s
+            space.set_prefix(block_hash, NEVER if ttl_s is None else ttl_s)
         else:
-            space.prefixes.pop(block_hash, None)
+            space.unset_prefix(block_hash)
         self._changed(digest, space, namespace, had_rules)
 
     def _changed(self, digest: bytes, space: Lifetimes, namespace: Namespace | None, had_rules: bool) -> None:
-        space.candidates = iter(())
-        if not self._has_rules(space):
+        if not space.has_rules:
             is_named = digest not in self._unnamed or (namespace is not None and namespace.registered)
             if not self._is_adopting and is_named:
                 self._unnamed.discard(digest)
@@ -144,69 +115,78 @@ class Expiry:
             return
         if self._is_adopting:
             space.assumed_s = self._unknown_s(space)
-        elif not had_rules and namespace is not None:
+        elif namespace is None:
+            space.below.clear()  # there are no blocks
+        elif not had_rules:
             if digest in self._unnamed or space.times:
-                self._note_unknown(space, namespace, self._unknown_s(space))
-            else:
-                self._begin_noting(space, namespace)
+                space.assumed_s = self._unknown_s(space)
+            else:  # the first rule: all blocks that are held have the time of now
+                space.assumed_s = int(self.now_s())
+                self.unsaved.write_anew(digest)
             self._unnamed.discard(digest)
+            self._begin(space, namespace)
+        elif space.has_work:
+            self._working[digest] = space
         space.refresh()
 
-    def _begin_noting(self, space: Lifetimes, namespace: Namespace) -> None:
-        """The first rule of a namespace: all blocks that it holds have the time of now."""
-        space.assumed_s = int(self.now_s())
-        work = self._note_all(space, namespace)
-        if next(work, work) is None:
-            self._noting.append(work)
+    def _begin(self, space: Lifetimes, namespace: Namespace) -> None:
+        """Go through all blocks of a namespace: the first slice now, the others later."""
+        digest, note = namespace.digest, self.unsaved.note
+        space.begin(namespace, lambda block_hash, stored_s: note(digest, block_hash, stored_s))
+        space.work(namespace)
+        if space.has_work:
+            self._working[digest] = space
 
-    def _note_all(self, space: Lifetimes, namespace: Namespace) -> Iterator[None]:
-        """In slices. Until it is through, `assumed_s` says the same."""
-        stored_s = int(space.assumed_s)
-        for at, block in enumerate(namespace.blocks.walk(), 1):
-            if block.where & _HELD and block.hash not in space.times:
-                space.noted[block.hash] = stored_s
-                self._unsaved[namespace.digest, block.hash] = stored_s
-            if at % EXPIRY_NOTE_BLOCKS == 0:
-                yield
-                if self._spaces.get(namespace.digest) is not space:
-                    return  # the rules are gone
-        space.noted.update(space.times)
-        space.times, space.noted = space.noted, {}
-        space.assumed_s = NEVER
-        space.candidates = iter(())
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._working)
 
     def step(self) -> None:
-        """Once a tick: a slice of noting what a new rule is about."""
-        if self._noting and next(self._noting[0], self) is self:
-            self._noting.popleft()
-
-    def _unknown_s(self, space: Lifetimes) -> float:
-        """The latest that a block can have been stored which an earlier daemon did not note."""
-        return max(self._saved_s, space.since_s)
-
-    def _note_unknown(self, space: Lifetimes, namespace: Namespace, at_s: float) -> None:
-        """Blocks that are held and have no time get this one."""
-        known, stored_s = space.times, int(at_s)
-        new = [h for h, block in namespace.blocks.items() if block.where & _HELD and h not in known]
-        if not new:
+        """A slice of the work that rules left behind; namespaces take turns."""
+        if not self._working:
             return
-        known.update(dict.fromkeys(new, stored_s))
-        space.times = dict(sorted(known.items(), key=lambda item: item[1]))
-        self._unsaved.update({(namespace.digest, h): stored_s for h in new})
+        digest, space = next(iter(self._working.items()))
+        del self._working[digest]
+        namespace = self._known(digest)
+        if namespace is None:
+            space.give_up_work()
+        else:
+            space.work(namespace)
+        if space.has_work:
+            self._working[digest] = space
+        else:
+            space.refresh()
+
+    def tick(self) -> None:
+        """Once a second: what was in use may be dropped now, and outdated entries are cleaned up."""
+        for digest, space in self._spaces.items():
+            namespace = self._known(digest)
+            if namespace is not None:
+                space.put_back(namespace)
+                if not self._is_adopting and space.is_littered and not space.has_work:
+                    self._begin(space, namespace)
+            space.refresh()
+
+    def _unknown_s(self, space: Lifetimes) -> int:
+        """The latest that a block can have been stored which an earlier daemon did not note."""
+        return int(max(self._saved_s, space.since_s))
 
     # -- blocks --
 
     def stored(self, block: Block) -> None:
         """The block was stored just now, or is offered again."""
-        digest = block.namespace.spec.digest
+        namespace = block.namespace
+        digest = namespace.spec.digest
         space = self._spaces.get(digest)
         if space is not None:
             stored_s = int(self.now_s())
-            space.times.pop(block.hash, None)
-            space.noted.pop(block.hash, None)
-            space.times[block.hash] = stored_s
-            space.oldest_s = min(space.oldest_s, stored_s)
-            self._unsaved[digest, block.hash] = stored_s
+            space.stored(block, stored_s)
+            self.unsaved.note(digest, block.hash, stored_s)
+            if space.below and not self._is_adopting:
+                self._working[digest] = space
+                if len(space.below) > EXPIRY_REFILED_MAX:
+                    self._begin(space, namespace)
 
     def gone(self, block: Block) -> None:
         """No tier has the block any more. While rows are read at a start, one that is still to come may be its."""
@@ -214,10 +194,15 @@ class Expiry:
             return
         digest = block.namespace.spec.digest
         space = self._spaces.get(digest)
+        if space is not None and space.times.pop(block.hash, None) is not None:
+            self.unsaved.note(digest, block.hash, None)
+
+    def in_use(self, block: Block) -> None:
+        """Its time is over, and it could not be dropped: with the next tick, perhaps."""
+        space = self._spaces.get(block.namespace.spec.digest)
         if space is not None:
-            noted_s = space.noted.pop(block.hash, None)
-            if space.times.pop(block.hash, noted_s) is not None:
-                self._unsaved[digest, block.hash] = None
+            space.in_use[block.hash] = None
+            space.due_s = min(space.due_s, space.oldest_s + space.least_s)
 
     def adopted(self, namespaces: Iterable[Namespace]) -> None:
         """Everything that tiers hold is in the index: times and blocks are made to agree."""
@@ -229,21 +214,28 @@ class Expiry:
             space = spaces.pop(namespace.digest, None)
             if space is None:
                 continue
-            get = namespace.blocks.get
-            for block_hash in list(space.times):
-                block = get(block_hash)
-                if block is None or not block.where & _HELD:
-                    del space.times[block_hash]
-                    self._unsaved[namespace.digest, block_hash] = None
-            space.assumed_s = NEVER
-            if self._has_rules(space):
-                self._note_unknown(space, namespace, self._unknown_s(space))
+            self._drop_times(namespace.digest, space, namespace)
+            if space.has_rules:
+                space.assumed_s = self._unknown_s(space)
+                self._begin(space, namespace)
                 space.refresh()
             elif namespace.digest not in self._unnamed:
                 self._forget(namespace.digest)
+            else:
+                space.assumed_s = NEVER
         for digest, space in spaces.items():  # of namespaces that nobody knows
-            if not self._has_rules(space):
+            self._drop_times(digest, space, None)
+            space.give_up_work()
+            if not space.has_rules:
                 self._forget(digest)
+
+    def _drop_times(self, digest: bytes, space: Lifetimes, namespace: Namespace | None) -> None:
+        """Those of blocks that no tier holds."""
+        for block_hash in list(space.times):
+            block = namespace.blocks.get(block_hash) if namespace is not None else None
+            if block is None or not block.where & HELD:
+                del space.times[block_hash]
+                self.unsaved.note(digest, block_hash, None)
 
     # -- what is expired --
 
@@ -272,51 +264,38 @@ class Expiry:
         now_s = self.now_s()
         if space is None or now_s < space.due_s:
             return set()
-        known: dict[bytes, float] = {}
-        return {block for block in run if self._is_over(space, block, now_s, known)}
+        known: dict[bytes, bytes] = {}
+        return {block for block in run if space.is_over(block, now_s, known)}
 
-    def due(self, namespaces: Mapping[bytes, Namespace]) -> list[Block]:
-        """Some blocks to drop now, in the order of storing; looks at a bounded number of blocks."""
+    def due(self) -> Iterator[Block | None]:
+        """Blocks to drop now, one at a time, and None for each look in vain. Rules take turns, so that none
+        waits for what another governs. Whoever stops early goes on in the next slice."""
         now_s = self.now_s()
-        found: list[Block] = []
-        looks_left = EXPIRY_LOOKS_PER_TICK
+        turns: deque[tuple[Lifetimes, Namespace, dict[bytes, bytes], bytes]] = deque()
         for digest, space in self._spaces.items():
-            namespace = namespaces.get(digest)
-            space.refresh()
-            if namespace is None or now_s < space.due_s:
+            if now_s < space.due_s or (namespace := self._known(digest)) is None:
                 continue
-            looks = list(islice(space.candidates, looks_left))
-            if not looks:  # a new round
-                oldest_s = now_s - space.least_s
-                over = list(takewhile(lambda item: item[1] <= oldest_s, space.times.items()))  # noqa: B023 used at once
-                space.candidates = iter([block_hash for block_hash, _ in over])
-                looks = list(islice(space.candidates, looks_left))
-            looks_left -= len(looks)
-            known: dict[bytes, float] = {}
-            blocks = [block for h in looks if (block := namespace.blocks.get(h)) is not None]
-            found += [block for block in blocks if self._is_over(space, block, now_s, known)]
-        return found
-
-    def _is_over(self, space: Lifetimes, block: Block, now_s: float, known: dict[bytes, float]) -> bool:
-        stored_s = space.times.get(block.hash, space.assumed_s)
-        return stored_s + self._ttl_s(space, block, known) <= now_s
-
-    def _ttl_s(self, space: Lifetimes, block: Block, known: dict[bytes, float]) -> float:
-        """`known`: answers for blocks passed on the way up, which neighbours share."""
-        if not space.prefixes:
-            return space.ttl_s
-        passed: list[bytes] = []
-        above: Block | None = block
-        ttl_s = space.ttl_s
-        while above is not None:
-            answer = space.prefixes.get(above.hash) or known.get(above.hash)
-            if answer is not None:
-                ttl_s = answer
-                break
-            passed.append(above.hash)
-            above = above.parent
-        known.update(dict.fromkeys(passed, ttl_s))
-        return ttl_s
+            space.refresh()
+            rules: dict[bytes, bytes] = {}
+            turns.extend(
+                (space, namespace, rules, r) for r, lane in space.lanes.items() if lane.due_s <= now_s
+            )
+        self.is_late = bool(turns)
+        self._turn += 1
+        turns.rotate(-(self._turn % max(1, len(turns))))
+        left = EXPIRY_LOOKS_PER_SLICE
+        while turns:
+            space, namespace, rules, rule = turn = turns.popleft()
+            for _ in range(EXPIRY_LOOKS_PER_TURN):
+                if space.lanes[rule].due_s > now_s:
+                    break
+                if not left:
+                    return
+                left -= 1
+                yield space.take(rule, namespace, rules)
+            else:
+                turns.append(turn)
+        self.is_late = False
 
     # -- saving --
 
@@ -329,56 +308,48 @@ class Expiry:
         has_row: whether the record of a key that left is still on NVMe. Its time stays until it is not: a
         start would find the record, and must know that it has expired.
         """
-        while is_last and self._noting:
+        while is_last and self._working:
             self.step()
         now_s = self.now_s()
         is_due = is_counting and (is_last or now_s - self._saving_s >= TOTALS_SAVE_INTERVAL_S)
-        if not is_due and not self._unsaved and not self._forgotten:
+        if not is_due and not self.unsaved:
             return None
-        keys = list(self._unsaved if is_last else islice(self._unsaved, EXPIRY_ROWS_PER_SAVE))
-        rows: list[Row] = []
-        later: dict[tuple[bytes, bytes], int | None] = {}
-        for key in keys:
-            stored_s = self._unsaved.pop(key)
-            if stored_s is None and has_row(key[0] + key[1]):
-                later[key] = None
-            else:
-                rows.append((*key, stored_s))
-        forgotten = [digest for digest in self._forgotten if digest not in self._spaces]
-        self._forgotten.clear()
-        is_all = not (self._unsaved or self._noting or self._is_adopting)  # but for times of what is gone
-        self._unsaved.update(later)
-        if not is_all:
-            return Changes(rows, forgotten, None) if rows or forgotten else None
-        if not is_due and not rows and not forgotten:
+        changes, is_all = self.unsaved.take(self._rows_of, self._spaces.__contains__, has_row, is_last)
+        if not is_all or self._working or self._is_adopting:
+            return changes if changes.rows or changes.forgotten else None
+        if not is_due and not changes.rows and not changes.forgotten:
             return None
         self._saving_s = now_s
-        return Changes(rows, forgotten, int(now_s))
+        return changes._replace(saved_s=int(now_s))
+
+    def _rows_of(self, digest: bytes) -> Walk | None:
+        """The times of a namespace, as they are when they are asked for; None while some are still to be noted."""
+        space, namespace = self._spaces.get(digest), self._known(digest)
+        if space is None or namespace is None:
+            return iter(())
+        if space.assumed_s != NEVER or self._is_adopting:
+            return None
+        times, walk = space.times, namespace.blocks.walk()
+        return ((digest, b.hash, times[b.hash]) if b.hash in times else None for b in walk)
 
     def not_saved(self, changes: Changes) -> None:
         """They could not be written: with the next ones, then."""
-        for digest, block_hash, stored_s in changes.rows:
-            self._unsaved.setdefault((digest, block_hash), stored_s)
-        self._forgotten.update(dict.fromkeys(changes.forgotten))
+        self.unsaved.not_saved(changes)
+
+    def pruned(self, digest: bytes, page: list[bytes], has_row: Callable[[bytes], bool]) -> None:
+        """These rows are in the file: those of blocks that are not held, and will not be found at a start, go."""
+        space = self._spaces.get(digest)
+        if space is not None and space.assumed_s == NEVER:
+            self.unsaved.pruned(digest, page, lambda h: h in space.times or has_row(digest + h))
 
     def check(self, namespaces: dict[bytes, Namespace]) -> list[str]:
-        """One line per violated invariant: every held block has a time, and only those."""
-        problems: list[str] = []
-        for digest, space in self._spaces.items():
-            namespace = namespaces.get(digest)
-            held = (
-                {h for h, b in namespace.blocks.items() if b.where & _HELD}
-                if namespace is not None
-                else set()
-            )
-            if not self._has_rules(space) or space.assumed_s != NEVER:
-                continue  # times wait for the name of their tenant, or to be noted
-            if namespace is not None and held != set(space.times):
-                problems.append(f"ttl: namespace {digest.hex()}: times and held blocks disagree")
-            ages = list(space.times.values())
-            if ages != sorted(ages):
-                problems.append(f"ttl: namespace {digest.hex()}: times are out of order")
-        return problems
+        """One line per violated invariant: every held block has a time that is found when it is over."""
+        return [
+            f"ttl: namespace {digest.hex()}: {problem}"
+            for digest, space in self._spaces.items()
+            if digest in namespaces and space.has_rules and space.assumed_s == NEVER
+            for problem in space.check(namespaces[digest])
+        ]
 
     # -- helpers --
 
@@ -390,7 +361,5 @@ class Expiry:
 
     def _forget(self, digest: bytes) -> None:
         del self._spaces[digest]
-        self._forgotten[digest] = None
-
-    def _has_rules(self, space: Lifetimes) -> bool:
-        return space.ttl_s != NEVER or bool(space.prefixes)
+        self._working.pop(digest, None)
+        self.unsaved.forget(digest)

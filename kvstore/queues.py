@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def queues(engine: Engine) -> list[dict[str, object]]:
     """name, length now and limit of each; 0 lengths where there is nothing to wait for."""
-    room, promoter = engine.room, engine.promoter
+    room, promoter, unsaved = engine.room, engine.promoter, engine.room.expiry.unsaved
     urgent, ordinary = engine.io_lengths()
     rows = [
         ("io_urgent", urgent, limits.IO_URGENT_MAX),
@@ -31,6 +31,9 @@ def queues(engine: Engine) -> list[dict[str, object]]:
         ("gone", len(room.gone), limits.GONE_MAX),
         ("probe_targets", engine.watch.targets, limits.PROBE_TARGETS_MAX),
         ("tickets", engine.accounts.tickets, limits.TICKETS_OPEN_MAX),
+        ("rule_commands", engine.retention.commands_waiting, limits.RULE_COMMANDS_MAX),
+        ("unsaved_times", len(unsaved), limits.EXPIRY_UNSAVED_MAX),
+        ("forgotten_times", len(unsaved.forgotten), limits.EXPIRY_FORGOTTEN_MAX),
         ("prompts", len(engine.prompts), limits.PROMPTS_REMEMBERED_MAX),
     ]
     return [{"name": name, "length": length, "limit": limit} for name, length, limit in rows]

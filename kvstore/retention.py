@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvstore import outcomes
@@ -24,24 +25,33 @@ from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.constants import (
     AS_IT_IS,
     DEMOTE_RETRY_S,
+    EXPIRY_ROWS_PER_SAVE,
+    EXPIRY_SLICE_S,
     PINNED_BLOCKS_TOLD,
     RETENTION_DELETE_ROWS,
     RETENTION_ROWS_BEHIND_MAX,
+    RETENTION_TOLD_BYTES,
+    RULE_BYTES,
+    RULE_COMMANDS_MAX,
     TENANT_CHARS_MAX,
     TENANTS_TOLD,
+    TENANTS_TOLD_BYTES,
     TTL_S_MAX,
+    require,
 )
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotSaved, RequestError
-from kvstore.expiry import NEVER
 from kvstore.iopool import Io
+from kvstore.lifetimes import NEVER
 from kvstore.namespaces import Namespace, NamespaceRegistry
 from kvstore.quotas import tenant_of
 from kvstore.room import Room
-from kvstore.rules import Book, Pin, Quota, Rule, RuleFile, Ttl
+from kvstore.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, name_bytes, rule_bytes
 from kvstore.sizes import short_size
 from kvstore.stored_times import Changes, StoredTimes
+from kvstore.wire import FRAME_BYTES_MAX
 
 Done = Callable[[RequestError | None, Sequence[Rule]], None]
+require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
 
 
@@ -51,6 +61,25 @@ class Command(NamedTuple):
     rules: Sequence[Rule]
     is_set: bool
     done: Done
+
+
+class Words:
+    """What rules are about, in words; model and tenant of a namespace as far as they fit the answer."""
+
+    def __init__(self, known: Callable[[bytes], Namespace | None], left_bytes: int) -> None:
+        self._known = known
+        self._left_bytes = left_bytes
+
+    def about(self, namespace: str, tenant: str | None = None) -> dict[str, object]:
+        known = self._known(bytes.fromhex(namespace))
+        fields = known.spec.fields if known is not None else {}
+        model, own = fields.get("model"), fields.get("tenant")
+        size = name_bytes(model) + name_bytes(own)
+        if size > self._left_bytes:
+            model = own = None
+        else:
+            self._left_bytes -= size
+        return {"namespace": namespace or None, "model": model, "tenant": own if tenant is None else tenant}
 
 
 class Retention:
@@ -83,7 +112,7 @@ class Retention:
         self.book = Book()
         book = self._file.read()
         latest_s = max((rule.since_s for rule in book.rules()), default=0.0)
-        room.expiry.start(*self._times.read(), latest_s, clock, wall_clock)
+        room.expiry.start(*self._times.read(), latest_s, clock, wall_clock, self._known)
         for rule in book.rules():
             self._apply(book, rule, True)
         self.book = book
@@ -142,6 +171,9 @@ class Retention:
 
     def report(self) -> dict[str, object]:
         """All rules and what they amount to; the fields are documented in docs/cli.md."""
+        tenants = self._tenants_told()
+        left = RETENTION_TOLD_BYTES - sum(map(rule_bytes, self.book.rules()))
+        words = Words(self._known, left - sum(RULE_BYTES + name_bytes(name) for name, _ in tenants))
         blocks_left = PINNED_BLOCKS_TOLD
         pins = []
         for pin in self.book.pins:
@@ -149,7 +181,7 @@ class Retention:
             facts = self._room.guards.held_of(key, self._known(key[0]), blocks_left)
             blocks_left -= facts["blocks"] or 0
             pins.append(
-                {**self._words(pin.namespace), "block_hash": pin.block_hash, "since_s": pin.since_s, **facts}
+                {**words.about(pin.namespace), "block_hash": pin.block_hash, "since_s": pin.since_s, **facts}
             )
         quotas = []
         for quota in self.book.quotas:
@@ -157,14 +189,14 @@ class Retention:
             limits = {"dram_bytes": quota.dram_bytes, "nvme_bytes": quota.nvme_bytes}
             told = {f"{name}_used_bytes": used[bit] for bit, name in TIERS}
             quotas.append(
-                {**self._words(quota.namespace, quota.tenant), **limits, **told, "since_s": quota.since_s}
+                {**words.about(quota.namespace, quota.tenant), **limits, **told, "since_s": quota.since_s}
             )
         guards = self._room.guards
         return {
             "pins": pins,
             "ttls": [
                 {
-                    **self._words(ttl.namespace, ttl.tenant),
+                    **words.about(ttl.namespace, ttl.tenant),
                     "block_hash": ttl.block_hash or None,
                     "ttl_s": ttl.ttl_s,
                     "since_s": ttl.since_s,
@@ -179,9 +211,15 @@ class Retention:
             ],
             "tenants": [
                 {"tenant": tenant, **{f"{name}_used_bytes": used[bit] for bit, name in TIERS}}
-                for tenant, used in self._room.quotas.tenants(TENANTS_TOLD)
+                for tenant, used in tenants
             ],
         }
+
+    def _tenants_told(self) -> list[tuple[str, list[int]]]:
+        """Those that hold most, as far as their names may be told."""
+        tenants = self._room.quotas.tenants(TENANTS_TOLD)
+        ends = accumulate(name_bytes(name) for name, _ in tenants)
+        return tenants[: sum(end <= TENANTS_TOLD_BYTES for end in ends)]
 
     # -- what happens --
 
@@ -201,12 +239,8 @@ class Retention:
     def tick(self) -> None:
         """Upkeep, in bounded slices."""
         room = self._room
-        room.expiry.step()
-        if room.expiry and not self._is_behind():
-            for block in reversed(
-                room.expiry.due(self._by_digest())
-            ):  # stored last first: leaves before parents
-                room.drop(block, outcomes.EXPIRED)
+        room.expiry.tick()
+        self.step()
         if room.quotas:
             room.quotas.step()
             for bit, _ in TIERS:
@@ -216,6 +250,22 @@ class Retention:
         room.quotas.prune(self._namespaces)
         self._delete_rows()
         self._save_times()
+
+    def step(self) -> bool:
+        """A slice of dropping what is expired, about EXPIRY_SLICE_S long; whether there is more to do at once."""
+        room, expiry = self._room, self._room.expiry
+        if not expiry:
+            return False
+        until_s = self._clock() + EXPIRY_SLICE_S
+        expiry.step()
+        if not self._is_behind():
+            for block in expiry.due():
+                if block is not None and not room.drop(block, outcomes.EXPIRED):
+                    expiry.in_use(block)
+                if self._is_behind() or self._clock() >= until_s:
+                    break
+        self._delete_rows()
+        return expiry.is_late or expiry.has_work
 
     def _is_behind(self) -> bool:
         """Whether so many rows are to be deleted that some could be forgotten, and come back with a start."""
@@ -233,7 +283,13 @@ class Retention:
 
     # -- saving --
 
+    @property
+    def commands_waiting(self) -> int:
+        return len(self._commands)
+
     def _submit(self, rules: Sequence[Rule], is_set: bool, done: Done) -> None:
+        if len(self._commands) >= RULE_COMMANDS_MAX:
+            raise LimitExceeded(f"{RULE_COMMANDS_MAX} commands wait to be saved: no more are allowed")
         self._commands.append(Command(rules, is_set, done))
         self._next_command()
 
@@ -245,6 +301,8 @@ class Retention:
             try:
                 for rule in command.rules:
                     book = book.with_rule(rule) if command.is_set else book.without(rule)
+                if command.is_set:
+                    book.require_fitting()
             except RequestError as error:
                 command.done(error, command.rules)
                 continue
@@ -275,6 +333,7 @@ class Retention:
             return
         changes = self._room.expiry.changes(bool(self.book.ttls), self._room.has_row_to_delete)
         if changes is None:
+            self._compare_times()
             return
         self._saving_times = True
         self._io.submit(
@@ -285,6 +344,25 @@ class Retention:
         self._saving_times = False
         if not saved:
             self._room.expiry.not_saved(changes)
+        elif changes.anew or len(changes.rows) >= EXPIRY_ROWS_PER_SAVE:  # there may be more
+            self._save_times()
+
+    def _compare_times(self) -> None:
+        """After a namespace was written anew: find rows in the file that it has too much, a page at a time."""
+        wanted = self._room.expiry.unsaved.to_prune()
+        if wanted is None:
+            return
+        self._saving_times = True
+        self._io.submit(
+            lambda: self._times.page(*wanted), lambda page: self._times_compared(wanted[0], page), failed=None
+        )
+
+    def _times_compared(self, digest: bytes, page: list[bytes] | None) -> None:
+        self._saving_times = False
+        if page is not None:
+            self._room.expiry.pruned(digest, page, self._room.has_row_to_delete)
+            if page:
+                self._save_times()
 
     def _delete_rows(self) -> None:
         """Rows of what was dropped go soon, and not only when their room is needed."""
@@ -357,15 +435,6 @@ class Retention:
 
     def _by_digest(self) -> dict[bytes, Namespace]:
         return {namespace.digest: namespace for namespace in self._namespaces}
-
-    def _words(self, namespace: str, tenant: str | None = None) -> dict[str, object]:
-        known = self._known(bytes.fromhex(namespace))
-        fields = known.spec.fields if known is not None else {}
-        return {
-            "namespace": namespace or None,
-            "model": fields.get("model"),
-            "tenant": tenant if tenant is not None else fields.get("tenant"),
-        }
 
     def _one(self, selector: str) -> bytes:
         """The namespace that a unique beginning of its digest names; the only one without. Raises BadRequest,

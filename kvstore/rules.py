@@ -9,6 +9,9 @@ sync, rename, sync the directory), and only then it takes effect and the command
 So what was acknowledged survives `kill -9`, and a command that could not be saved changed
 nothing. A file that cannot be read is put aside, with a warning; the daemon starts without rules.
 
+No book is larger than what can be read back, and told in one answer: `Book.require_fitting`, before a
+book is written and after it was read.
+
 What the rules do is in `kvstore.guards` (pins), `kvstore.expiry` (TTLs), `kvstore.quotas`.
 """
 
@@ -21,9 +24,16 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import RULES_FILE_BYTES_MAX, RULES_OF_A_KIND_MAX
+from kvstore.constants import (
+    RULE_BYTES,
+    RULES_BYTES_MAX,
+    RULES_FILE_BYTES_MAX,
+    RULES_OF_A_KIND_MAX,
+    TENANT_CHARS_MAX,
+)
 from kvstore.durable import replace_file
 from kvstore.errors import LimitExceeded, NotFound
+from tiers.base import NAMESPACE_BYTES
 
 log = logging.getLogger("kvstore.rules")
 
@@ -85,6 +95,15 @@ class Book(msgspec.Struct, frozen=True):
         """All of them: pins, TTLs, quotas."""
         return [*self.pins, *self.ttls, *self.quotas]
 
+    def require_fitting(self) -> None:
+        """Raises LimitExceeded when all rules together could not be read back, or not be told."""
+        size = sum(map(rule_bytes, self.rules()))
+        if size > RULES_BYTES_MAX:
+            raise LimitExceeded(
+                f"all rules together would take {size} bytes: at most {RULES_BYTES_MAX} are allowed, "
+                f"{RULE_BYTES} for each and its names; remove some, or use shorter names of tenants"
+            )
+
     def with_rule(self, rule: Rule) -> Book:
         """This rule instead of the one about the same thing, if there is one. Raises LimitExceeded."""
         shelf = _shelf_of(rule)
@@ -103,6 +122,16 @@ class Book(msgspec.Struct, frozen=True):
         if len(others) == len(known):
             raise NotFound(f"no {shelf[:-1]} is set for {told(rule)}; `kvstore retention` lists all")
         return msgspec.structs.replace(self, **{shelf: others})
+
+
+def rule_bytes(rule: Rule) -> int:
+    """The most that a rule takes in the file, or in an answer."""
+    return RULE_BYTES + len(getattr(rule, "block_hash", "")) + name_bytes(getattr(rule, "tenant", None))
+
+
+def name_bytes(name: str | None) -> int:
+    """The most that a name takes in a file of JSON, or in an answer."""
+    return len(msgspec.json.encode(name)) + 3 if name is not None else 0
 
 
 def _shelf_of(rule: Rule) -> str:
@@ -134,7 +163,7 @@ class RuleFile:
                 book = msgspec.json.decode(file.read(RULES_FILE_BYTES_MAX), type=Book)
             _require_sound(book)
             return book
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError, LimitExceeded) as error:
             aside = self._path.with_suffix(".unreadable")
             log.warning(
                 "pins, TTLs and quotas are lost: %s: %s; the file is kept as %s", self._path, error, aside
@@ -147,18 +176,32 @@ class RuleFile:
         """Put the book on disk; blocks, so from an I/O thread. "" when it is there, else why not."""
         if self._path is None:
             return ""
+        content = msgspec.json.format(msgspec.json.encode(book), indent=1)
+        if len(content) > RULES_FILE_BYTES_MAX:  # it could not be read at the next start
+            return f"{self._path}: {len(content)} bytes, at most {RULES_FILE_BYTES_MAX} are allowed"
         try:
-            replace_file(self._path, msgspec.json.format(msgspec.json.encode(book), indent=1))
+            replace_file(self._path, content)
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         return ""
 
 
 def _require_sound(book: Book) -> None:
-    """Raises ValueError: types are right by then, values may not be."""
+    """Raises ValueError, LimitExceeded: types are right by then, values may not be."""
     if book.format != FORMAT:
         raise ValueError(f"format {book.format}, allowed is {FORMAT}")
+    for shelf in (book.pins, book.ttls, book.quotas):
+        if len(shelf) > RULES_OF_A_KIND_MAX:
+            raise ValueError(f"{len(shelf)} rules of a kind, allowed are {RULES_OF_A_KIND_MAX}")
     for rule in book.rules():
         bytes.fromhex(rule.namespace), bytes.fromhex(getattr(rule, "block_hash", ""))
+        if (
+            len(rule.namespace) > 2 * NAMESPACE_BYTES
+            or len(getattr(rule, "tenant", None) or "") > TENANT_CHARS_MAX
+        ):
+            raise ValueError("a name that is too long")
+    if any(not 0 <= (size or 0) < 1 << 63 for q in book.quotas for size in (q.dram_bytes, q.nvme_bytes)):
+        raise ValueError("a quota of bytes that cannot be")
     if any(ttl.ttl_s is not None and not ttl.ttl_s > 0 for ttl in book.ttls):
         raise ValueError("a ttl_s that is not positive")
+    book.require_fitting()

@@ -24,6 +24,7 @@ from kvstore import __version__
 from kvstore.config import Config
 from kvstore.constants import (
     CHECK_IDLE_S,
+    EXPIRY_PAUSE_S,
     FLUSH_POLL_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
@@ -76,6 +77,7 @@ class Service:
             with self._prefaulting(loop):
                 self._announce()
                 adopting = loop.create_task(self._adopt())
+                expiring = loop.create_task(self._expire())
                 watching = loop.create_task(self._watch())
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
@@ -87,6 +89,7 @@ class Service:
             self._save_totals()
             self._endurance_file.close(self.engine.endurance)
             watching.cancel()
+            expiring.cancel()
             adopting.cancel()
         finally:
             if io.close():
@@ -283,6 +286,12 @@ class Service:
         while True:
             await asyncio.sleep(min(TICK_INTERVAL_S, interval_s))
             self.engine.watch.look()
+
+    async def _expire(self) -> None:
+        """Where much is over at once, drop it between requests, and not only with the ticks."""
+        while True:
+            is_late = self.engine.retention.step()
+            await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.constants import TOTALS_BUSY_TIMEOUT_S
+from kvstore.constants import EXPIRY_ROWS_PER_SAVE, TOTALS_BUSY_TIMEOUT_S
 
 log = logging.getLogger("kvstore.stored_times")
 
@@ -23,11 +24,13 @@ Row = tuple[bytes, bytes, int | None]  # namespace digest, block hash, unix seco
 
 
 class Changes(NamedTuple):
-    """What one write does. forgotten: namespaces without a TTL by now. saved_s: what is known until then is in."""
+    """What one write does. forgotten: namespaces without a TTL by now. saved_s: what is known until then is in.
+    anew: namespaces that some rows are of because all of theirs are written."""
 
     rows: list[Row]
     forgotten: list[bytes]
     saved_s: int | None
+    anew: Sequence[bytes] = ()
 
 
 class StoredTimes:
@@ -76,6 +79,22 @@ class StoredTimes:
         except (sqlite3.Error, OSError) as error:
             log.warning("times of storing are not saved: %s: %s", self._path, error)
             return False
+
+    def page(self, digest: bytes, after: bytes) -> list[bytes] | None:
+        """The next block hashes of a namespace behind this one, EXPIRY_ROWS_PER_SAVE of them or all that are
+        left; blocks. None when the file cannot be read."""
+        if self._path is None:
+            return []
+        try:
+            with closing(_open(self._path)) as base:
+                rows = base.execute(
+                    "SELECT block_hash FROM times WHERE digest = ? AND block_hash > ? ORDER BY block_hash LIMIT ?",
+                    (digest, after, EXPIRY_ROWS_PER_SAVE),
+                )
+                return [bytes(block_hash) for (block_hash,) in rows]
+        except (sqlite3.Error, OSError) as error:
+            log.warning("times of storing cannot be compared: %s: %s", self._path, error)
+            return None
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -18,7 +18,19 @@ from unittest import mock
 
 import pytest
 
-from kvstore import accounts, adoption, demotion, expiry, promotion, retention, room, totals
+from kvstore import (
+    accounts,
+    adoption,
+    demotion,
+    expiry,
+    lifetimes,
+    promotion,
+    retention,
+    room,
+    stored_times,
+    totals,
+    unsaved_times,
+)
 from kvstore.accounts import Asking
 from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.constants import DAY_S, HOUR_S
@@ -58,9 +70,15 @@ TIGHT = {
     (promotion, "LOAD_WAITERS_MAX"): 20,
     (accounts, "TICKETS_OPEN_MAX"): 3,
     (totals, "TOTALS_ROWS_MAX"): 16,
-    (expiry, "EXPIRY_LOOKS_PER_TICK"): 4,
-    (expiry, "EXPIRY_ROWS_PER_SAVE"): 5,
-    (expiry, "EXPIRY_NOTE_BLOCKS"): 3,
+    (expiry, "EXPIRY_LOOKS_PER_SLICE"): 4,
+    (expiry, "EXPIRY_LOOKS_PER_TURN"): 2,
+    (expiry, "EXPIRY_REFILED_MAX"): 2,
+    (lifetimes, "EXPIRY_NOTE_BLOCKS"): 3,
+    (lifetimes, "EXPIRY_STALE_ENTRIES_MIN"): 8,
+    (unsaved_times, "EXPIRY_ROWS_PER_SAVE"): 5,
+    (unsaved_times, "EXPIRY_UNSAVED_MAX"): 12,
+    (stored_times, "EXPIRY_ROWS_PER_SAVE"): 5,
+    (retention, "EXPIRY_ROWS_PER_SAVE"): 5,
 }
 
 

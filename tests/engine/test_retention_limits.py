@@ -31,7 +31,7 @@ def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) ->
     """However slow NVMe deletes, no row of what was dropped is forgotten there."""
     monkeypatch.setattr(room, "DOOMED_MAX", 12)
     monkeypatch.setattr(retention, "RETENTION_ROWS_BEHIND_MAX", 6)
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_TICK", 4)
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_SLICE", 4)
     node = Node(nvme_slots=60)
     node.ttl(60)
     for first in range(0, 40, 8):
