@@ -14,6 +14,7 @@ from kvstore.constants import DAY_S, ENDURANCE_STRETCH_SHARE, HOUR_S
 from kvstore.endurance import Endurance
 from kvstore.endurance_file import EnduranceFile
 from tests.engine.fakes import SteppedIo
+from tests.engine.test_endurance import most_in_a_day
 
 BLOCK_BYTES = 1000
 BUDGET_BYTES = 200 * BLOCK_BYTES
@@ -64,16 +65,6 @@ class Daemons:
         elif how_far == "written" and self.io.waiting:
             self.io.half_step()
 
-    def most_in_a_day(self) -> int:
-        most, first, inside = 0, 0, 0
-        for at_s, size_bytes in self.written:
-            inside += size_bytes
-            while self.written[first][0] <= at_s - DAY_S:
-                inside -= self.written[first][1]
-                first += 1
-            most = max(most, inside)
-        return most
-
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Daemons:
@@ -110,7 +101,7 @@ def test_no_day_exceeds_the_budget_whoever_is_killed(steps: list[tuple[float, in
                 daemons.stop()
             elif event:
                 daemons.tick(event)
-        assert daemons.most_in_a_day() <= BUDGET_BYTES
+        assert most_in_a_day(daemons.written) <= BUDGET_BYTES
 
 
 def test_kills_in_a_row_spend_what_is_written_ahead_only(daemons: Daemons) -> None:
@@ -120,7 +111,7 @@ def test_kills_in_a_row_spend_what_is_written_ahead_only(daemons: Daemons) -> No
             daemons.write(1)
         daemons.wall_s += 1
         daemons.start()
-    assert daemons.most_in_a_day() <= BUDGET_BYTES
+    assert most_in_a_day(daemons.written) <= BUDGET_BYTES
     assert len(daemons.written) > 0.9 * BUDGET_BYTES / BLOCK_BYTES
     assert not daemons.offer()
     daemons.wall_s += DAY_S + HOUR_S
@@ -148,7 +139,7 @@ def test_a_budget_that_is_written_in_time_is_all_used(daemons: Daemons) -> None:
         daemons.offer()
         daemons.write(1)
         daemons.tick()
-    assert 0.9 * BUDGET_BYTES < daemons.most_in_a_day() <= BUDGET_BYTES
+    assert 0.9 * BUDGET_BYTES < most_in_a_day(daemons.written) <= BUDGET_BYTES
 
 
 def test_nothing_is_let_in_while_the_file_cannot_be_written(
