@@ -43,6 +43,7 @@ DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
 TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
 CHECK_IDLE_S = 300.0  # the books are proven when nothing was asked for this long
 FLUSH_POLL_S = 0.02  # between two looks at whether everything is on NVMe, while stopping
+HEAP_INTERVAL_S = 60.0  # memory that is not used goes back to the system
 STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happened
 
 # ---- command line (kvstore/cli) --------------------------------------------------------

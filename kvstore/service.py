@@ -20,12 +20,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-from kvstore import __version__
+from kvstore import __version__, heap
 from kvstore.config import Config
 from kvstore.constants import (
     CHECK_IDLE_S,
     EXPIRY_PAUSE_S,
     FLUSH_POLL_S,
+    HEAP_INTERVAL_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
     TICK_INTERVAL_S,
@@ -269,6 +270,7 @@ class Service:
         watchdog_s = self._notifier.watchdog_s
         interval_s = min(TICK_INTERVAL_S, watchdog_s / 3) if watchdog_s else TICK_INTERVAL_S
         figures = Figures(time.monotonic())
+        give_back_at_s = 0.0
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), interval_s)
@@ -277,6 +279,9 @@ class Service:
             figures.look(self.engine, now_s)
             if figures.idle_s(now_s) >= CHECK_IDLE_S and not self.engine.sessions:
                 self._prove(figures)
+            if now_s >= give_back_at_s:
+                heap.give_back()
+                give_back_at_s = now_s + HEAP_INTERVAL_S
             if watchdog_s:
                 self._notifier.send("WATCHDOG=1")
 
