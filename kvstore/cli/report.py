@@ -153,7 +153,7 @@ def _print_totals(document: Document) -> None:
             (
                 "prefill saved",
                 span(total["prefill_s_saved"]),
-                "of engine time, at the speed that engines reported",
+                "of engine time, at the speed that engines report, or that is configured",
             )
         )
     if total["prefill_s_saved"] and price:

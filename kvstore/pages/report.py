@@ -56,7 +56,7 @@ WORDS = (
     ),
     (
         "prefill",
-        "Computing a prompt before the first word of the answer. Time saved is at the speed that engines report.",
+        "Computing a prompt before the first word of the answer. Time saved is at the speed that engines report, or that is configured.",
     ),
     ("evicted", "Given up to make room for others, when a tier was full."),
     ("prefix", "The beginning that prompts share: a system prompt, a document, a conversation that goes on."),
