@@ -160,9 +160,7 @@ EXPIRY_LOOKS_PER_SLICE = 2000  # blocks looked at, and dropped at most, in one s
 EXPIRY_LOOKS_PER_TURN = 64  # … before another rule has its turn
 EXPIRY_NOTE_BLOCKS = 3000  # blocks put in order of their times in one slice, after a rule was set
 EXPIRY_STALE_ENTRIES_MIN = 4096  # outdated entries of a namespace that are not worth a clean-up
-EXPIRY_REFILED_MAX = (
-    1024  # blocks below which a rule changed; beyond it the whole namespace is looked through
-)
+EXPIRY_REFILED_MAX = 1024  # blocks below which a rule changed; beyond it all of the namespace is gone through
 EXPIRY_ROWS_PER_SAVE = 3000  # times written by one job
 EXPIRY_UNSAVED_MAX = 1 << 17  # times to be written; beyond it namespaces are written anew as a whole
 EXPIRY_FORGOTTEN_MAX = NAMESPACES_MAX  # namespaces whose times are to be deleted; beyond it the oldest's stay

@@ -8,7 +8,8 @@ each other: no prompt begins so.
 
 from __future__ import annotations
 
-from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 Edge = tuple[int, int]  # hash id, the one it follows
 
@@ -17,10 +18,8 @@ class Parents:
     """Of one file."""
 
     def __init__(self) -> None:
-        self._first: dict[
-            int, int | None
-        ] = {}  # where each was named first: None at the beginning of a prompt
-        self._others: dict[Edge, int] = {}  # where it was named behind another one, and in which line first
+        self._first: dict[int, int | None] = {}  # what each followed when it was named first; None: nothing
+        self._others: dict[Edge, int] = {}  # what it followed later, and in which line first
         self._unchained: set[int] = set()
 
     def note(self, ids: list[int], line: int) -> None:
@@ -44,46 +43,15 @@ class Parents:
         """A line, and an id that it puts behind one that follows it elsewhere; None if there is none."""
         if not self._others:
             return None
-        left = self._in_circles_or_above()
-        for (hash_id, parent), line in self._others.items():
-            if hash_id in left and parent in left and self._follows(parent, hash_id, left):
-                return line, (hash_id, parent)
+        graph: TopologicalSorter[int] = TopologicalSorter()
+        for hash_id, parent in self._first.items():
+            if parent is not None:
+                graph.add(hash_id, parent)
+        for hash_id, parent in self._others:
+            graph.add(hash_id, parent)
+        try:
+            graph.prepare()
+        except CycleError as error:
+            edges = [(hash_id, parent) for parent, hash_id in pairwise(error.args[1])]
+            return next((self._others[edge], edge) for edge in edges if edge in self._others)
         return None
-
-    def _edges(self) -> list[Edge]:
-        first = [(hash_id, parent) for hash_id, parent in self._first.items() if parent is not None]
-        return [*first, *self._others]
-
-    def _in_circles_or_above(self) -> set[int]:
-        """What is left when ids that nothing follows are taken away, again and again."""
-        edges = self._edges()
-        followers = Counter(parent for _, parent in edges)
-        parents: dict[int, list[int]] = {}
-        for hash_id, parent in edges:
-            parents.setdefault(hash_id, []).append(parent)
-        ends = [hash_id for hash_id in self._first if not followers[hash_id]]
-        left = set(self._first)
-        while ends:
-            end = ends.pop()
-            left.discard(end)
-            for parent in parents.get(end, ()):
-                followers[parent] -= 1
-                if not followers[parent]:
-                    ends.append(parent)
-        return left
-
-    def _follows(self, hash_id: int, other: int, among: set[int]) -> bool:
-        """Whether an id comes behind another one, in whatever prompts."""
-        parents: dict[int, list[int]] = {}
-        for child, parent in self._edges():
-            if child in among and parent in among:
-                parents.setdefault(child, []).append(parent)
-        seen, stack = {hash_id}, [hash_id]
-        while stack:
-            for parent in parents.get(stack.pop(), ()):
-                if parent == other:
-                    return True
-                if parent not in seen:
-                    seen.add(parent)
-                    stack.append(parent)
-        return False
