@@ -1,12 +1,16 @@
 # make venv   .venv with everything, and .venv/bin/kvstore    (PYTHON=python3.12 make venv)
 # make demo   a real daemon and real engines, shown            make test   everything that proves it
 # make lint   format, lint, types                              make bench  figures of this machine
-# make clean  what was made here, away
+# make trial  answers in time among bursts                     make clean  what was made here, away
+# make soak   SEEDS=10000 loads and saves over a simulated accelerator, ROUNDS=500 kills, our policy on every traffic
 
 VENV := .venv/bin
 WORKERS ?= 2
+SEEDS ?= 10000
+ROUNDS ?= 500
+WITHOUT_ENGINES := $(addprefix tests/vllm/test_,world.py siblings.py namespace.py settings.py)
 
-.PHONY: venv venv-033 vllm-source demo test test-fast test-033 lint format bench clean
+.PHONY: venv venv-033 vllm-source demo test test-fast test-033 trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -25,7 +29,8 @@ demo: venv
 # Tests that start engines want the cores for themselves, so they run after the others, one at a time.
 test: venv vllm-source lint
 	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm"
-	$(VENV)/python -m pytest -q -m vllm
+	$(VENV)/python -m pytest -q -n $(WORKERS) -m vllm $(WITHOUT_ENGINES)
+	$(VENV)/python -m pytest -q -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
 	@$(MAKE) --no-print-directory test-033
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
@@ -34,6 +39,10 @@ test-033: venv-033
 
 test-fast: venv
 	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm and not slow"
+
+# One engine pings while others do their worst, by the clock: only on a quiet machine.
+trial: venv
+	KVSTORE_TRIAL=1 $(VENV)/python -m pytest -q -s tests/door/test_fairness.py
 
 lint: venv
 	$(VENV)/ruff format --check .
@@ -46,6 +55,10 @@ format: venv
 
 bench: venv
 	@$(VENV)/python -m benchmarks
+
+soak: venv
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
+	$(VENV)/python -m benchmarks.envelope
 
 clean:
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -46,7 +46,7 @@ from benchmarks.pairs import overhead
 from kvstore.bench.daemon import Daemon, settings
 from kvstore.bench.machine import Others, facts
 from kvstore.cli.output import print_json, print_table
-from kvstore.sizes import exact_size
+from kvstore.units import exact_bytes
 from tiers.pages import choose_arena_path
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -195,7 +195,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         arena_directory,
         ARENA_BYTES,
         nvme__directories=str(scratch / "nvme"),
-        nvme__capacity_bytes=exact_size(NVME_BYTES),
+        nvme__capacity_bytes=exact_bytes(NVME_BYTES),
     )
     engines: list[Engine] = []
     with Daemon(scratch / "daemon", chosen) as daemon:

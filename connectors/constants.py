@@ -1,7 +1,7 @@
 """Limits of the connectors, in one place; relations between them are checked at import.
 
 What an operator may choose is a key of `kv_connector_extra_config` (see
-`connectors/vllm_settings.py`); what is here only has to be sane.
+`connectors/transfer/settings.py`); what is here only has to be sane.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ CONNECTOR_FORMAT = 1  # part of every namespace: raise it when the bytes of a re
 
 # ---- calls to the daemon ---------------------------------------------------------------
 LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
+LOOKUP_FRESH_S = 1.0  # a request that waits in the engine's queue is not looked up again before
+RANKS_WAIT_S = 10.0  # the first requests wait for what the ranks say of their blocks; then they are computed
+EPOCHS_OWED_MAX = 64  # resets whose namespaces are not ended yet; beyond it the daemon drops them in time
 LOAD_TIMEOUT_S = 3.0  # from the step that asks for a load to its last byte, slower tiers included
 SAVE_TIMEOUT_S = 1.0  # one call of the save thread: what a hanging daemon keeps finished blocks occupied
 CALL_TIMEOUT_S = 1.0  # what a load thread waits for an answer, on top of the wait it asked for
@@ -41,7 +44,9 @@ THREAD_JOIN_S = 2.0  # at shutdown
 # ---- device copies ---------------------------------------------------------------------
 COPY_THREADS = 2
 PARALLEL_COPY_BYTES_MIN = 4 * MIB  # below it one thread is as fast
-STAGING_BYTES = 64 * MIB  # gather buffer on the device, per direction
+HASH_GROUP_BYTES = 8 * MIB  # what is hashed while the next group is copied from the device
+PIN_PIECE_BYTES = 64 * GIB  # registered in one call: drivers limit it, and a stop waits for one
+ARENA_REFRESH_S = 5.0  # an idle connection sees within this time that the arena was replaced
 RUNS_MAX = 1 << 16  # contiguous pieces of one block; more is not a KV cache layout we know
 
 # ---- weights ---------------------------------------------------------------------------

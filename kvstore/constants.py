@@ -1,6 +1,6 @@
 """Every limit of the daemon that is not a setting, by room, with what it protects.
 
-A number that an operator should choose is a key of `kvstore.config`; a number that only
+A number that an operator should choose is a key of `kvstore.daemon.config`; a number that only
 has to be sane is here. The relations between them are checked when this is imported, so
 a bad edit stops the first test and not the first user.
 """
@@ -19,7 +19,7 @@ def require(truth: bool, relation: str) -> None:
         raise AssertionError(f"constants: {relation}")
 
 
-# ---- configuration (kvstore/config.py): the ranges that settings must lie in -----------
+# ---- configuration (kvstore/daemon/config.py): the ranges that settings must lie in -----------
 CONFIG_FILE_BYTES_MAX = 1 * MIB  # a larger one is not a configuration file
 CONFIG_SHOWN_CHARS_MAX = 200  # of a wrong value
 DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
@@ -37,13 +37,16 @@ LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
-# ---- process (kvstore/service.py, kvstore/datadir.py) ----------------------------------
+# ---- process (kvstore/daemon/service.py, kvstore/daemon/data_dir.py) ----------------------------------
 DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
 DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
 TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
 CHECK_IDLE_S = 300.0  # the books are proven when nothing was asked for this long
 FLUSH_POLL_S = 0.02  # between two looks at whether everything is on NVMe, while stopping
 HEAP_INTERVAL_S = 60.0  # memory that is not used goes back to the system
+GC_YOUNG_OBJECTS = 5000  # made and not yet gone, before Python looks for circles among the youngest, …
+GC_MIDDLE_ROUNDS = 20  # … so many times, before it looks among those that stayed, …
+GC_FULL_ROUNDS = 1_000_000  # … so many times, before it looks at everything: never
 STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happened
 
 # ---- command line (kvstore/cli) --------------------------------------------------------
@@ -63,18 +66,23 @@ require(SLOT_BYTES_MIN_MIN <= SLOT_BYTES_MIN_MAX <= SLAB_BYTES_MAX, "the smalles
 require(STATUS_TIMEOUT_S < CHECK_TIMEOUT_S, "a check may take longer than a status")
 require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
 
-# ---- engine (kvstore/engine.py, room.py, promotion.py, demotion.py) ---------------------
+# ---- the event loop (kvstore/steps.py) ---------------------------------------------------
+STEP_BLOCKS = 1000  # blocks looked at between two yields, so that a piece takes about a millisecond
+STEP_SLOW_BLOCKS = 100  # … of work that takes ten times as long for each
+AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, before they are left alone
+
+# ---- engine (kvstore/engine/engine.py, room.py, promotion.py, demotion.py) ---------------------
 NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
+NAMESPACE_DROP_BLOCKS = 200  # of an ended namespace, dropped in one go: about a millisecond
+NAMESPACE_DROP_LOOKS = 20_000  # steps down to leaves in one go, when blocks are in use
 STATUS_NAMESPACES_MAX = 256  # namespaces a status lists, those with most blocks first: it must fit a frame
 SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
 LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row
 LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire answers a miss
 DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
-DEMOTE_ATTEMPTS_MAX = 3  # rounds of evicting for one batch before it is given up
+PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
-EVICT_AHEAD_RECORDS = 16  # records evicted from a full NVMe tier beyond what is needed now, at most …
-EVICT_AHEAD_SHARE = 128  # … one in this many of what it holds
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 TABLE_PART_ENTRIES_MAX = 5461  # blocks that come to one dict of the index before it is tidied up: 2/3 of 8192
@@ -86,14 +94,15 @@ LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; b
 SUSPECTS_MAX = 1024  # blocks whose last read failed; a second failure drops their record
 DEMOTING_MAX = 1 << 20  # blocks queued for NVMe; beyond it the oldest is left in DRAM only
 UNDEMOTED_MAX = 1 << 20  # blocks that NVMe refused, to be offered again; beyond it the oldest is not
-DELETING_MAX = 1 << 20  # records being deleted; beyond it nothing is evicted from NVMe, and it is full
-GONE_MAX = 1 << 20  # records that went while the rows are read at a start; beyond it a load finds out
-DOOMED_MAX = 65_536  # records given up and not yet deleted; beyond it the oldest stays until a start
+PLACE_CHECK_S = (
+    1.0  # for NVMe directories to show at a start that they are ours; one that hangs is left alone
+)
+FILE_THREADS = 3  # for files of our own, and for comparing checksums of adopted records
 IO_URGENT_MAX = LOADS_WAITING_MAX + 1024  # jobs waiting for a thread: loads and what somebody waits for …
 IO_CLOSE_S = 5.0  # at a stop, for reads and writes under way; what hangs longer is left behind
 IO_ORDINARY_MAX = 4096  # … and the others; beyond it a job is answered as failed
 
-# ---- speeds and breakers (kvstore/speed.py, breakeven.py, breaker.py, nvme_watch.py) -----
+# ---- speeds and breakers (kvstore/health/speed.py, breakeven.py, breaker.py, nvme_watch.py) -----
 SPEED_KEPT = 0.8  # weight of earlier stretches with each new one
 SPEED_SUDDEN = 2.0  # times longer or shorter than predicted: the tier has changed, so much of …
 SPEED_SHARE = 0.5  # … the change (in its logarithm) is believed at once …
@@ -118,12 +127,13 @@ PROBE_PAUSE_S_MAX = 60.0  # … up to this, until the tier is used again
 PROBE_GAIN = 1.2  # times as fast as before: a tier recovers, and is measured again soon
 PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a real load
 
-# ---- accounts (kvstore/accounts.py, totals.py, departed.py) ------------------------------
+# ---- accounts (kvstore/ledger/accounts.py, totals.py, departed.py) ------------------------------
 DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 4 bytes each
+BOOK_LOOKS_MAX = 1024  # blocks that booking a lookup looks at; of longer prompts, every second, third, …
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change
 TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it the oldest hours become one row each …
 TOTALS_PUT_TOGETHER = 8  # … until one in so many of all rows is free
-TOTALS_TOLD = 4000  # rows of one answer: it must fit a frame …
+TOTALS_TOLD = 500  # rows of one answer: a client asks for page after page …
 TOTALS_TOLD_BYTES = 2 * MIB  # … with the longest of names, too
 TOTALS_ROW_BYTES = 500  # of a row without its names
 TOTALS_KEPT_DAYS = 90
@@ -132,7 +142,7 @@ TOTALS_BUSY_TIMEOUT_S = 2.0  # somebody else reads the file
 PREFIXES_KEPT = 256  # heaviest prefixes that are counted
 PREFIXES_TOLD = 50  # … and told in a report
 
-# ---- admission to NVMe (kvstore/endurance.py) ---------------------------------------------
+# ---- admission to NVMe (kvstore/health/write_budget.py) ---------------------------------------------
 ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
 ENDURANCE_STRETCH_SHARE = 0.5  # of that: so much is on disk as spent before it is
 ENDURANCE_MEMORY_S = 1800.0  # worths offered longer ago than this hardly count
@@ -140,7 +150,7 @@ ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is sp
 ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
 ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
 
-# ---- retention (kvstore/retention.py, rules.py, guards.py, expiry.py, quotas.py) ------------
+# ---- retention (kvstore/retention, kvstore/engine/retention_commands.py) ------------
 RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
 RULE_BYTES = 200  # of a rule in the file or an answer, without its block hash and the name of its tenant
 RULES_BYTES_MAX = 3 * MIB  # of all rules, so counted: more could not be told in one answer
@@ -154,25 +164,26 @@ TENANTS_TOLD_BYTES = 512 * KIB  # … as far as their names are no longer than t
 RETENTION_TOLD_BYTES = 4 * MIB - 64 * KIB  # of one answer, without the little that is in each
 PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
 PINNED_SHARE_DEFAULT = 0.5  # of a tier's capacity
-EXPIRY_SLICE_S = 0.003  # of dropping what is expired, or of preparing it: so long does nobody get an answer …
+EXPIRY_SLICE_S = 0.003  # of sweeping, or of finding times: so long does nobody get an answer …
 EXPIRY_PAUSE_S = 0.006  # … and so long everybody, until the next slice
-EXPIRY_LOOKS_PER_SLICE = 2000  # blocks looked at, and dropped at most, in one slice
-EXPIRY_LOOKS_PER_TURN = 64  # … before another rule has its turn
-EXPIRY_NOTE_BLOCKS = 3000  # blocks put in order of their times in one slice, after a rule was set
-EXPIRY_STALE_ENTRIES_MIN = 4096  # outdated entries of a namespace that are not worth a clean-up
-EXPIRY_REFILED_MAX = 1024  # blocks below which a rule changed; beyond it all of the namespace is gone through
-EXPIRY_ROWS_PER_SAVE = 3000  # times written by one job
-EXPIRY_UNSAVED_MAX = 1 << 17  # times to be written; beyond it namespaces are written anew as a whole
-EXPIRY_FORGOTTEN_MAX = NAMESPACES_MAX  # namespaces whose times are to be deleted; beyond it the oldest's stay
+EXPIRY_LOOKS = 16  # blocks that a sweep looks at, and drops at most, before it looks at the clock
+EXPIRY_FIND_BLOCKS = 512  # blocks whose rows are asked for their times at once
+EXPIRY_SWEEP_SHARE = 0.1  # of the shortest TTL of a namespace: the pause between two sweeps, but …
+EXPIRY_SWEEP_S_MIN = 10.0  # … so long at least …
+EXPIRY_SWEEP_S_MAX = 600.0  # … and at most …
+EXPIRY_REST_S_PER_LOOK = 2e-5  # … or this for each block: 20 times of what a look takes
+EXPIRY_CHILDREN_COMPARED = 16  # beyond it a block counts as newer than one of its children
+EXPIRY_SECONDS_SHARED = 4096  # seconds of which all blocks share one object
 RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
-RETENTION_ROWS_BEHIND_MAX = DOOMED_MAX // 2  # rows still to be deleted: beyond it nothing more is dropped
+RETENTION_ROWS_BEHIND_MAX = 32_768  # rows still to be deleted: beyond it nothing more is dropped
 QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
 QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
 QUOTA_TRIM_BLOCKS = 1000  # blocks that leave in one tick after a quota was lowered
 QUOTA_SLICE_BLOCKS = 20_000  # blocks put in order in one tick after a quota was set
-QUOTA_STALE_ENTRIES_MIN = 256  # outdated entries of a heap that are not worth a clean-up
+QUOTA_STALE_LOOKS_MAX = 1000  # outdated entries thrown away before one displacement finds nobody
+QUOTA_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
-# ---- what our policy learns (kvstore/policies/reuse.py, leaves.py) ----------------
+# ---- what our policy learns (kvstore/policies/learned/hazard.py, leaves.py) ----------------
 REUSE_AGE_MIN = 16  # blocks asked for since the last use; ages below are one; from here on there are …
 REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
 REUSE_AGE_MAX = 1 << 30  # … this, and one for everything older
@@ -192,16 +203,23 @@ REUSE_GROWN_SHARE = 4  # a kind's counts are looked at when they grew by one in 
 REUSE_AGE_EVERY = 4  # requests between two looks at what grew older
 REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again, at least
 REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
+REUSE_SWEEP_LOOKS = 4  # entries looked at with each that comes, while there is a clean-up
+REUSE_SWEEP_SEEN_MAX = 4096  # items of one use that are told apart meanwhile
+REUSE_FRONT_MAX = 64  # entries at the front of a queue that are older than all others
+REUSE_STALE_LOOKS = 256  # outdated entries thrown away at the front of a queue before the next one is asked …
+REUSE_STALE_ROUNDS = 16  # … and how often all queues are asked when none has an answer
 
-# ---- whose experience is its own (kvstore/policies/applications.py) --------------------
+# ---- whose experience is its own (kvstore/policies/learned/applications.py) --------------------
 APPLICATIONS_MAX = 8  # at most 0.4 MiB each
 APPLICATIONS_COUNTED_MAX = 64  # first blocks whose requests are counted
 APPLICATIONS_FADE_REQUESTS = 4096  # requests after which all counts are halved
 APPLICATION_REQUESTS_MIN = 16  # before an application gets a place …
 APPLICATION_SHARE_MAX = 0.95  # … and of all requests at most: the experience of nearly all is everybody's
 
-# ---- which judge decides (kvstore/policies/contest.py) ---------------------------------
-CONTEST_SAMPLE_MAX = 6144  # blocks in a shadow, about 300 bytes each; beyond it the sample is halved
+# ---- which judge decides (kvstore/policies/learned/selection.py) ---------------------------------
+CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks …
+CONTEST_THINNED = 32  # … by one in so many at a time
+CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …
 CONTEST_WINDOW_REQUESTS = 300  # … or by so many requests, if that takes longer: neighbours share one fate
 CONTEST_DOUBTS = 0.25  # a lead counts beyond so many standard deviations
@@ -212,7 +230,6 @@ require(
 )
 require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
 require(EXPIRY_SLICE_S < EXPIRY_PAUSE_S < TICK_INTERVAL_S, "dropping leaves most of the time to others")
-require(EXPIRY_ROWS_PER_SAVE <= EXPIRY_UNSAVED_MAX, "what could not be written can wait")
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
 require(LOADS_WAITING_MAX < IO_URGENT_MAX, "every load finds a place in the pool's queue")
 require(IO_THREADS_MAX + VERIFY_JOBS_MAX < IO_ORDINARY_MAX, "every store finds a place in the pool's queue")
@@ -223,29 +240,40 @@ require(STALL_S_MIN <= STALL_S <= STALL_S_MAX, "the default stall is allowed")
 require(
     PROBE_PAUSE_S_MIN <= PROBE_PAUSE_S_MAX and PROBE_READS_MAX <= PROBE_TARGETS_MAX, "probes are possible"
 )
-require(DEMOTE_ATTEMPTS_MAX >= 2, "a full NVMe tier needs one round to evict and one to write")
 require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
 require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")
 
-# ---- local door (kvstore/door.py) -------------------------------------------------------
+# ---- doors: who may ask what (kvstore/door/api.py) -----------------------------------------
 DOOR_CONNECTIONS_MAX = 1100  # every owner of the arena (1023) and some tools
-DOOR_BACKLOG = 512  # clients that may wait to be accepted while a check runs
+DOOR_PROCESS_CONNECTIONS_MAX = 128  # of one process: an engine that leaks them must not lock others out
+DOOR_LEASES_MAX = 1024  # per connection
+DOOR_LEASE_SHARE_MAX = 0.5  # of the arena, per connection …
+DOOR_PROCESS_LEASE_SHARE_MAX = 0.75  # … and over all connections of one process
+DOOR_LEASE_S_MAX = 600.0  # whoever holds a lease for longer hangs: its connection is closed
+DOOR_NAMESPACES_MAX = 1024  # per process
+DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
+DOOR_PIECE_US = 1000.0  # about as long as a piece of sliced work takes
+
+# ---- local door (kvstore/door/unix.py, connection.py, turns.py, memory.py) ----------------------
+DOOR_BACKLOG = 512  # clients that may wait to be accepted
 DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
-DOOR_STALLED_S_MAX = 10.0  # half a frame, or answers nobody reads
+DOOR_STALLED_S_MAX = 10.0  # half a frame, or answers nobody reads …
+DOOR_STALLED_S_PRESSED = 1.0  # … and half a frame while others wait for its memory
 DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
 DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
-DOOR_RECEIVE_BYTES = 256 * KIB  # one read; one buffer for all connections
-DOOR_FRAME_START_BYTES = 128 * KIB  # memory for a frame that comes in pieces; grows as its bytes come
-DOOR_AHEAD_BYTES_MAX = 256 * KIB  # requests a peer may send before the last one is answered
-DOOR_UNREAD_BYTES_MAX = 256 * KIB  # answers a peer may leave unread before we stop serving it
-DOOR_LEASES_MAX = 1024  # per connection
-DOOR_LEASE_SHARE_MAX = 0.5  # of the arena, per connection
-DOOR_NAMESPACES_MAX = 1024  # per connection
-DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
+DOOR_TURN_S = 0.002  # of work between two looks at the sockets
+DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections
+DOOR_FRAME_START_BYTES = 128 * KIB  # memory for a frame larger than one read; grows as its bytes come
+DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections together
+DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that nobody reads, all connections together
 
 require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
-require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one connection cannot register more than there may be")
+require(DOOR_STALLED_S_MAX >= DOOR_STALLED_S_PRESSED, "pressed is shorter")
+require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more than there may be")
+require(DOOR_LEASE_SHARE_MAX <= DOOR_PROCESS_LEASE_SHARE_MAX < 1, "a process leaves room for others")
 require(DOOR_CONNECTIONS_MAX <= RULE_COMMANDS_MAX, "each connection may wait for a command")
+require(DOOR_TURN_S + DOOR_PIECE_US / 1e6 < 0.005, "nobody holds the loop for longer than 5 ms")
+require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "a frame of 4 MiB fits beside another")
 require(
     DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
 )

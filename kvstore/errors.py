@@ -3,7 +3,7 @@
     KvstoreError
     ├── StartError          the daemon does not start; nothing was changed
     ├── RequestError        the daemon refuses one request; `code` travels in the Error frame
-    │   └── ConnectionRefusal   …and closes the connection after saying so
+    │   └── ConnectionRefused   …and closes the connection after saying so
     ├── ReplayError         a trace cannot be read
     ├── WorkerError         a process that computed for us died
     └── ClientError         what a call of `kvstore.client` may raise, and nothing else
@@ -46,16 +46,6 @@ class DataDirError(StartError):
     """The data dir cannot be made, read or written."""
 
 
-class SettingError(StartError):
-    """A setting has a value that is not allowed."""
-
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        super().__init__(f"setting {key} = {value!r}: allowed is {allowed}")
-        self.key = key
-        self.value = value
-        self.allowed = allowed
-
-
 class SocketBusy(StartError):
     """Another daemon answers at this socket path."""
 
@@ -68,111 +58,84 @@ class SocketPathError(StartError):
 
 
 class RequestError(KvstoreError):
-    """A request that is refused; the connection goes on."""
+    """A request that is refused; the connection goes on. Its code is its name, in words."""
 
     code: ClassVar[str] = "refused"
+
+    def __init_subclass__(cls) -> None:
+        cls.code = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__)[1:]
 
 
 class BadRequest(RequestError):
     """A field has a wrong type, length or value."""
 
-    code = "bad_request"
-
 
 class UnknownNamespace(RequestError):
     """The namespace id was not registered on this connection."""
-
-    code = "unknown_namespace"
 
 
 class NamespaceConflict(RequestError):
     """The namespace digest is registered already, with other sizes."""
 
-    code = "namespace_conflict"
-
 
 class UnknownLease(RequestError):
     """The lease is not one that this session holds."""
-
-    code = "unknown_lease"
 
 
 class IndexNotReserved(RequestError):
     """A commit names an index that its lease did not reserve."""
 
-    code = "index_not_reserved"
-
 
 class LimitExceeded(RequestError):
     """The request asks for more than one connection may have."""
-
-    code = "limit_exceeded"
 
 
 class NotFound(RequestError):
     """What the request names is not known here."""
 
-    code = "not_found"
-
 
 class NotSaved(RequestError):
     """A rule could not be put on disk; nothing was changed."""
-
-    code = "not_saved"
 
 
 class NotAttached(RequestError):
     """The request needs the arena, but the session said Hello without attaching."""
 
-    code = "not_attached"
 
-
-class InternalError(RequestError):
+class Internal(RequestError):
     """The daemon failed while answering; its log has the cause."""
 
-    code = "internal"
 
-
-class ConnectionRefusal(RequestError):
+class ConnectionRefused(RequestError):
     """The connection is closed after one Error frame."""
 
-    code = "connection_refused"
 
-
-class BadFrame(ConnectionRefusal):
+class BadFrame(ConnectionRefused):
     """What arrived is not a frame of the protocol."""
 
-    code = "bad_frame"
 
-
-class FrameTooLarge(ConnectionRefusal):
+class FrameTooLarge(ConnectionRefused):
     """A frame claims more bytes than the protocol allows."""
 
-    code = "frame_too_large"
 
-
-class WrongPeer(ConnectionRefusal):
+class WrongPeer(ConnectionRefused):
     """The peer runs as another user."""
 
-    code = "wrong_peer"
 
-
-class WrongProtocol(ConnectionRefusal):
+class WrongProtocol(ConnectionRefused):
     """The peer speaks another version of the protocol."""
 
-    code = "wrong_protocol"
 
-
-class TooManyConnections(ConnectionRefusal):
+class TooManyConnections(ConnectionRefused):
     """The daemon serves as many connections as it may."""
 
-    code = "too_many_connections"
 
-
-class TooSlow(ConnectionRefusal):
+class TooSlow(ConnectionRefused):
     """The peer left a frame half sent, or answers unread, for too long."""
 
-    code = "too_slow"
+
+class LeaseExpired(ConnectionRefused):
+    """The peer held a lease for too long: it hangs, or leaks leases."""
 
 
 # Replaying a trace ------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -1,27 +1,28 @@
-"""The DRAM arena: one shared-memory file that engines copy KV bytes into and out of.
+"""The DRAM arena: shared memory that engines copy KV bytes into and out of.
 
     client ──reserve──▶ WRITING ──commit──▶ READY ──free──▶ FREE (generation + 1)
                            │  abort / owner died              ▲
                            ╰──────────────────────────────────╯
 
-The daemon owns the file: it holds the exclusive lock of owner 0 and is the only one that
-writes the slot table. Clients get a descriptor of the file and write bytes only, and only
-into slots they reserved. After a crash the next daemon adopts the file: READY rows whose
-hash matches are kept (their bytes are verified with `verify` before they are believed),
-WRITING rows are freed, or quarantined while their owner still lives.
+It is two files (arena_files.py): slabs, which clients map, and a table (slot_table.py), which
+only the daemon writes. Clients get a descriptor of the slabs, one that may write or one that
+may not, and one of the table that may not: they see the generations through it. After a
+crash the next daemon adopts both: READY rows whose hash matches are kept (their bytes are
+verified with `verify` before they are believed), WRITING rows are freed, or quarantined
+while a client is in the middle of a copy.
 
 What must hold:
 * a slot is FREE in the table exactly when the pool may hand it out;
 * a slot that some live process may write into is never handed out (see owners.py);
-* a file of another version, or one that is not ours, is never touched.
+* a slot is handed out only when its bytes, its row and its generation have their memory:
+  touching them cannot fail, however full the memory becomes. Slabs get theirs in the
+  background (`back`), and are absent until then;
+* nothing that a client can write or cut off is touched by the owning thread.
 
-Threads: `reserve`, `commit`, `free`, the owner calls and `sweep` belong to one thread (the
-daemon's event loop). `view`, `offset`, `record`, `generation` and `verify` may be called
-from any thread for a slot that the caller keeps from being freed: they read that slot's
-row and one dict entry, both of which cannot change meanwhile.
-
-Two descriptors are open: `fd` is for handing out and carries no locks, because locks
-travel with a passed descriptor; the lock of the daemon lives on a private one.
+Threads: `reserve_run`, `commit_run`, `free_run`, `abandon_run`, `extents`, the owner calls and `sweep` belong
+to one thread (the daemon's event loop). `view`, `record` and `verify` may be called from any
+thread for a slot that the caller keeps from being freed: they read that slot's row and how
+its slab is cut, which cannot change meanwhile. `back` runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -31,121 +32,156 @@ import errno
 import logging
 import mmap
 import os
-import stat
-import struct
 import threading
-import uuid
+import time
 from array import array
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
 
-from tiers import checksum, locks, pages
+from tiers import pages
+from tiers.arena_files import ArenaFiles, open_files
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record, TierStats
 from tiers.constants import (
-    ARENA_HEADER_BYTES,
-    ARENA_MAGIC,
-    ARENA_VERSION,
-    OPEN_ATTEMPTS_MAX,
-    OWNER_DAEMON,
+    ARENA_OPEN_BYTES,
+    ARENA_RETRY_S,
     SLAB_BYTES,
     SLOT_BYTES_MIN,
+    VERIFY_PIECE_BYTES,
 )
-from tiers.errors import BusyError, NotOursError, OpenError, VersionError
+from tiers.errors import OpenError
 from tiers.owners import Owners
-from tiers.slot_table import READY, WRITING, Layout, SlotTable
-from tiers.slots import SlotPool, slot_bytes_for
+from tiers.slot_table import READY, WRITING, Extents, Layout, SlotTable
+from tiers.slots import CHECK_SLICE_SLOTS, SlotPool, slot_bytes_for
 
 _log = logging.getLogger(__name__)
-# magic, version, capacity, slab, smallest slot, table offset, data offset, uuid; then xxh64 of these
-_HEADER = struct.Struct("<8sI4x5Q16s")
-_HEADER_HASH = struct.Struct("<Q")
 
 
 class Arena:
-    """An open arena. Made by `open_arena`; every method's thread rule is in the module's head."""
+    """An open arena. Made by `open_arena`; every method's thread rule is in the module's head.
 
-    def __init__(self, path: Path, lock_fd: int, layout: Layout, instance: uuid.UUID, adopted: bool) -> None:
-        """Takes over `lock_fd`, on which the daemon's lock is held. Raises OpenError."""
-        self.path = path
-        self.layout = layout
-        self.uuid = instance
-        self.adopted = adopted
-        self.page_kind = pages.page_kind(path.parent)
-        self._lock_fd = lock_fd
-        self.fd = os.open(f"/proc/self/fd/{lock_fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self.mapping = mmap.mmap(self.fd, layout.file_bytes)
-        except OSError as error:
-            os.close(self.fd)
-            raise OpenError(
-                f"arena {path}: cannot map {layout.file_bytes} bytes: {error.strerror}"
-            ) from error
+    fd, read_only_fd: descriptors of the slabs to hand out. generations_fd: a read-only one of the
+    table, of which clients map the first `layout.generations_end` bytes.
+    """
+
+    def __init__(self, files: ArenaFiles) -> None:
+        """Takes over the files, on which the daemon's lock is held. Raises OpenError."""
+        self.path = files.path
+        self.layout = layout = files.layout
+        self.adopted = files.adopted
+        self.page_kind = pages.page_kind(files.path.parent)
+        self._files = files
+        with contextlib.ExitStack() as opened:
+            opened.callback(files.close)
+            self.fd, self.read_only_fd, self.generations_fd = (
+                _kept(opened, files.reopen(fd, flags))
+                for fd, flags in (
+                    (files.data_fd, os.O_RDWR),
+                    (files.data_fd, os.O_RDONLY),
+                    (files.table_fd, os.O_RDONLY),
+                )
+            )
+            self.mapping = _map(files.path, self.fd, layout.capacity_bytes)
+            self._table_mapping = _map(files.path, files.table_fd, layout.table_bytes)
+            self._opened = opened.pop_all()
         pages.advise_huge(self.mapping)
         self._bytes = memoryview(self.mapping)
-        self._table = SlotTable(self.mapping, layout)
+        self._table = SlotTable(self._table_mapping, layout)
         self._slot_bytes_min = layout.slot_bytes_min
-        self._pool = SlotPool(layout.slab_count, layout.slab_bytes)
-        self._owners = Owners(lock_fd)
+        self._pool = SlotPool(layout.slab_count, layout.slab_bytes, absent=range(layout.slab_count))
+        self._rows_backed = array("I", bytes(4 * layout.slab_count))  # per slab
+        self._unbacked: set[int] = set()  # slabs without memory; used by `back` from the first one on
+        self._arrived: deque[int] = deque()  # slabs that `back` has backed, not yet in the pool
+        self._owners = Owners(files.data_fd)
         self._ready = 0
         self._closed = False
         self._closing = threading.Event()
-        self._prefaulting = threading.Lock()
+        self._backing = threading.Lock()
         self.torn_rows = 0
-        self._adopted_slots = self._adopt() if adopted else array("Q")
-
-    @property
-    def size_bytes(self) -> int:
-        """The whole file: header, slot table and slabs."""
-        return self.layout.file_bytes
+        self._adopted_slots = self._adopt() if files.adopted else array("Q")
+        self._back_first()
 
     @property
     def capacity_bytes(self) -> int:
-        """The slabs: what records can use."""
+        """The slabs: what records can use once all of them have their memory."""
         return self.layout.capacity_bytes
 
-    # -- slots ---------------------------------------------------------------------------
+    @property
+    def backed_bytes(self) -> int:
+        """The slabs that have their memory."""
+        return self.layout.capacity_bytes - len(self._unbacked) * self.layout.slab_bytes
+
+    def is_whole(self) -> bool:
+        """False once somebody has cut the file of slabs: what is in it is lost, touching it kills."""
+        return self._files.is_whole()
+
+    # -- runs of slots -------------------------------------------------------------------
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a reserve of this size would find a slot. Changes nothing."""
+        """Whether a reserve of this size would find a slot."""
+        self._take_in_arrived()
         return self._pool.has_room(max(size_bytes, self._slot_bytes_min))
 
-    def reserve(self, key: bytes, parent: bytes, size_bytes: int, owner: int) -> int | None:
-        """A slot to write this record into, or None when there is no room. Raises RecordSizeError."""
-        assert 0 < len(key) <= KEY_BYTES_MAX and len(parent) <= KEY_BYTES_MAX, "key too long or empty"
-        smallest = self._slot_bytes_min
-        slot = self._pool.take(size_bytes if size_bytes > smallest or size_bytes <= 0 else smallest)
-        if slot is None:
-            return None
-        self._table.begin(slot, key, parent, size_bytes, owner)
-        self._owners.begin(owner, slot)
-        return slot
+    def reserve_run(
+        self, keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int, owner: int
+    ) -> list[int]:
+        """Slots to write these records into, ascending; fewer than keys where room ends.
 
-    def commit(self, slot: int, checksum: bytes) -> None:
-        """The bytes are written and have this checksum: the record may be served."""
-        table = self._table
-        assert table.state(slot) == WRITING and len(checksum) == CHECKSUM_BYTES, f"commit of slot {slot}"
-        table.ready(slot, checksum)
-        self._owners.end(table.owner(slot), slot)
-        self._ready += 1
+        owner: whose lock is held while they are written. Raises RecordSizeError.
+        """
+        assert keys and min(map(len, keys)) and max(map(len, [*keys, *parents])) <= KEY_BYTES_MAX, "bad key"
+        slots = self._take(size_bytes, len(keys))
+        if slots:
+            self._table.begin(slots, keys, parents, size_bytes)
+            self._owners.begin(owner, slots)
+        return slots
 
-    def free(self, slot: int) -> None:
-        """Abort a write or drop a record. Only for slots nobody writes into any more."""
-        table = self._table
-        state = table.state(slot)
-        if state == WRITING:
-            self._owners.end(table.owner(slot), slot)
-        else:
-            assert state == READY, f"slot {slot} freed twice"
-            self._ready -= 1
-        table.clear(slot)
-        self._pool.give(slot)
+    def commit_run(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:
+        """The bytes are written and have these checksums (joined): the records may be served.
+
+        stored_s: a time that `stored_s` returns, also after an adoption; below 2**32.
+        """
+        assert len(checksums) == CHECKSUM_BYTES * len(slots), f"{len(slots)} slots, {len(checksums)} bytes"
+        assert 0 <= stored_s < 1 << 32, f"stored_s {stored_s}"
+        self._owners.end(slots)
+        self._table.ready(slots, checksums, stored_s)
+        self._ready += len(slots)
+
+    def free_run(self, slots: Sequence[int]) -> None:
+        """Drop records, or abort writes whose writer says that it is done."""
+        writing = self._owners.writing(slots)
+        self._owners.end(writing)
+        self._ready -= len(slots) - len(writing)
+        self._give(slots)
+
+    def abandon_run(self, slots: Sequence[int]) -> None:
+        """Abort writes whose writer is lost: slots that it may be writing into now go into quarantine."""
+        self._table.raise_generations(slots)
+        self._give(self._owners.abandon(slots))
+
+    def sweep(self) -> int:
+        """Free the quarantined slots that nobody can write into any more; returns their number."""
+        self._take_in_arrived()
+        expired = self._owners.expired()
+        self._give(expired)
+        return len(expired)
+
+    def _give(self, slots: Sequence[int]) -> None:
+        self._pool.give_run(slots)
+        self._table.clear(slots)
+
+    def extents(self, slots: Sequence[int]) -> Extents:
+        """What a client needs to copy: where the slots lie, and their generations, to be compared."""
+        return self._table.extents(slots, self._pool.slot_bytes)
+
+    # -- one slot ------------------------------------------------------------------------
 
     def offset(self, slot: int) -> int:
-        """Absolute file offset of a slot's bytes; a multiple of 4096."""
+        """Offset of a slot's bytes in the data file; a multiple of 4096."""
         slab, inside, _ = self._pool.locate(slot)
-        return self.layout.data_offset + slab * self.layout.slab_bytes + inside
+        return slab * self.layout.slab_bytes + inside
 
     def view(self, slot: int) -> memoryview:
         """The record's bytes, writable, exactly as long as the record. Valid until the slot is freed."""
@@ -155,25 +191,30 @@ class Arena:
     def generation(self, slot: int) -> int:
         return self._table.generation(slot)
 
-    def generation_offset(self, slot: int) -> int:
-        """Absolute file offset of the slot's generation (u64, little endian), for readers to compare."""
-        return self._table.generation_offset(slot)
-
-    def place(self, slot: int) -> tuple[int, int, int]:
-        """What a client needs to copy: the slot's offset, its generation's offset, its generation."""
-        row = self._table.generation_offset(slot)
-        return self.offset(slot), row, self._table.generation_at(row)
-
     def record(self, slot: int) -> Record:
         return self._table.record(slot)
 
+    def stored_s(self, slot: int) -> int:
+        """When the record was stored, as its commit said; 0: it did not say."""
+        return self._table.stored_s(slot)
+
     def verify(self, slot: int) -> bool:
-        """Whether the bytes of a READY slot have the committed checksum. 30 µs per MiB, without the GIL."""
-        view = self.view(slot)
-        try:
-            return checksum.digest(view) == self._table.checksum(slot)
-        finally:
-            view.release()
+        """Whether the bytes of a READY slot have the committed checksum. About 0.2 ms per MiB, without the GIL.
+
+        Reads through the file: a client may have cut it off, and touching memory that is gone kills.
+        """
+        at, left = self.offset(slot), self._table.size_bytes(slot)
+        piece = memoryview(bytearray(min(left, VERIFY_PIECE_BYTES)))
+        hasher = xxhash.xxh3_128()
+        while left:
+            count = os.preadv(self._files.data_fd, [piece[:left]], at)
+            if not count:
+                return False
+            hasher.update(piece[:count])
+            at, left = at + count, left - count
+        return hasher.digest() == self._table.checksum(slot)
+
+    # -- the table -----------------------------------------------------------------------
 
     def adopted_slots(self) -> list[tuple[int, Record]]:
         """Records found READY at open, bytes not yet verified. Ask once, before any other change."""
@@ -186,7 +227,7 @@ class Arena:
         A proposal, valid until the next change. Never names a slot that is being written.
         """
         size_bytes = max(size_bytes, self._slot_bytes_min)
-        if self._pool.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
+        if self.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
             return []
         slab = self._pool.smallest_slab(size_bytes, busy=self._owners.slabs())
         return [] if slab is None else list(self._pool.slots_in(slab))
@@ -197,47 +238,132 @@ class Arena:
         """A number from 1 to OWNER_MAX for a new client. Raises TierError when all are taken."""
         return self._owners.claim()
 
-    def abandon_owner(self, owner: int) -> None:
-        """The client is gone: its unfinished writes are quarantined until `sweep` finds its lock free."""
-        self._owners.abandon(owner)
-
-    def sweep(self) -> int:
-        """Free the slots of abandoned owners that hold no lock any more; answers how many."""
-        expired = self._owners.expired()
-        for slot in expired:
-            self._table.clear(slot)
-            self._pool.give(slot)
-        return len(expired)
+    def let_go_owner(self, owner: int) -> None:
+        """The client with this number is gone, and what it was writing was abandoned."""
+        self._owners.let_go(owner)
 
     @property
     def quarantined_slots(self) -> int:
-        """Slots that wait until their abandoned owner dies."""
+        """Slots that wait until a client that may be writing into them lets go of its lock."""
         return self._owners.quarantined()
 
-    # -- the whole -----------------------------------------------------------------------
+    # -- memory --------------------------------------------------------------------------
 
-    def prefault(self, stop: threading.Event, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Touch every slab, so that no put pays for first touch. For a background thread.
+    def back(
+        self, stop: threading.Event, touch: bool = True, progress: Callable[[int, int], None] | None = None
+    ) -> bool:
+        """Give every slab its memory, for a background thread; True when all have it, False if stopped.
 
-        Calls `progress(done_bytes, total_bytes)` after each piece. False if stopped early.
-        Raises OpenError when the memory is not there.
+        touch: also map it into this process, so that nobody pays for first touch; without it, memory is
+        only reserved. Calls `progress(touched_bytes, capacity_bytes)` after each slab. Where memory
+        runs out it warns once, and tries again every ARENA_RETRY_S; the arena is smaller meanwhile.
         """
-        with self._prefaulting:
-            pieces = pages.populate(self.mapping, self.fd, self.layout.data_offset, self.capacity_bytes)
-            with contextlib.closing(pieces):
-                while not (stop.is_set() or self._closing.is_set()):
-                    try:
-                        done = next(pieces, None)
-                    except OSError as error:
-                        raise OpenError(
-                            f"arena {self.path}: no memory for its slabs: {error.strerror}; "
-                            "lower the arena's capacity or make room in shared memory"
-                        ) from error
-                    if done is None:
-                        return True
-                    if progress is not None:
-                        progress(done, self.capacity_bytes)
-        return False
+        left = list(range(self.layout.slab_count))
+        warned = False
+        while True:
+            left = self._back_these(left, stop, touch, progress)
+            if not left and warned:
+                _log.info("arena %s: all of its slabs have their memory now", self.path)
+            if not left or self._is_told_to_stop(stop, 0):
+                return not left
+            if not warned:
+                _log.warning(
+                    "arena %s: no memory for %d of its %d bytes: it is smaller until there is some",
+                    self.path,
+                    self.capacity_bytes - self.backed_bytes,
+                    self.capacity_bytes,
+                )
+                warned = True
+            if self._is_told_to_stop(stop, ARENA_RETRY_S):
+                return False
+
+    def _back_these(
+        self,
+        slabs: list[int],
+        stop: threading.Event,
+        touch: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> list[int]:
+        """Back these slabs until told to stop or memory runs out; returns those that are left."""
+        unbacked = self._unbacked
+        for at, slab in enumerate(slabs):
+            if not (slab in unbacked or touch):
+                continue
+            with self._backing:
+                if self._is_told_to_stop(stop, 0) or not self._back_slab(slab, touch):
+                    return slabs[at:]
+            if slab in unbacked:
+                unbacked.remove(slab)
+                self._arrived.append(slab)
+            if touch and progress is not None:
+                done = self.layout.slab_count - len(slabs) + at + 1
+                progress(done * self.layout.slab_bytes, self.capacity_bytes)
+        return []
+
+    def _back_slab(self, slab: int, touch: bool) -> bool:
+        """Give one slab its memory; False if there is none."""
+        size_bytes, is_new = self.layout.slab_bytes, slab in self._unbacked
+        if is_new and self.page_kind != "hugetlb" and not pages.memory_left(size_bytes):
+            return False
+        try:
+            if touch:
+                pages.populate(self.mapping, self.fd, slab * size_bytes, size_bytes)
+            else:
+                os.posix_fallocate(self._files.data_fd, slab * size_bytes, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFAULT, errno.EDQUOT, errno.EFBIG):
+                raise
+            return not is_new  # it has its memory, only not yet in our page tables
+        return True
+
+    def _back_first(self) -> None:
+        """As much as takes no time: a small arena has all of its slabs before anybody asks."""
+        touch = self.page_kind == "huge tmpfs"  # huge=advise gives huge pages to touched memory only
+        self._unbacked = set(self._pool.absent)
+        for slab in sorted(self._unbacked)[: -(-ARENA_OPEN_BYTES // self.layout.slab_bytes)]:
+            if not self._back_slab(slab, touch):
+                _log.warning("arena %s: memory is short: it starts smaller", self.path)
+                break
+            self._unbacked.remove(slab)
+            self._pool.add_slab(slab)
+
+    def _is_told_to_stop(self, stop: threading.Event, within_s: float) -> bool:
+        """Whether this is the end, or is within that time."""
+        end_s = time.monotonic() + within_s
+        while not (stop.is_set() or self._closing.is_set()):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            stop.wait(min(0.5, left_s))
+        return True
+
+    def _take_in_arrived(self) -> None:
+        while self._arrived:
+            self._pool.add_slab(self._arrived.popleft())
+
+    def _take(self, size_bytes: int, count: int) -> list[int]:
+        """Slots from the pool whose rows have their memory, too."""
+        if self._arrived:
+            self._take_in_arrived()
+        slots = self._pool.take_run(max(size_bytes, self._slot_bytes_min) if size_bytes > 0 else 0, count)
+        for slab in {slot >> 16 for slot in slots}:
+            if not self._back_rows(slab):
+                self._pool.give_run([slot for slot in slots if slot >> 16 == slab])
+                slots = [slot for slot in slots if slot >> 16 != slab]
+        return slots
+
+    def _back_rows(self, slab: int) -> bool:
+        """Give the rows of a slab's slots their memory; False if there is none. 50 µs at most, mostly nothing."""
+        rows = self.layout.slab_bytes // self._pool.slot_bytes[slab]
+        if self._rows_backed[slab] < rows:
+            try:
+                os.posix_fallocate(self._files.table_fd, *self._table.row_range(slab, rows))
+            except OSError:
+                return False
+            self._rows_backed[slab] = rows
+        return True
+
+    # -- the whole -----------------------------------------------------------------------
 
     def stats(self) -> TierStats:
         """Counts and bytes, now. A slot that is being written counts as used but not as a record."""
@@ -247,9 +373,19 @@ class Arena:
 
     def check(self) -> list[str]:
         """One line per violated invariant. Reads every row; call it from the owning thread."""
-        problems = self._pool.check()
+        return [line for lines in self.check_slices() for line in lines]
+
+    def check_slices(self) -> Iterator[list[str]]:
+        """The same in slices. What they say holds if no slot was taken or given back meanwhile."""
+        yield from self._pool.check_slices()
+        problems: list[str] = []
+        if not self.is_whole():
+            problems.append("arena: somebody has changed the length of its file")
         writing, ready = set(), 0
-        for slot in self._table.used_slots(self.fd):
+        for looks, slot in enumerate(self._table.used_slots(self._files.table_fd), 1):
+            if looks % CHECK_SLICE_SLOTS == 0:
+                yield problems
+                problems = []
             state, size = self._table.state(slot), max(self._table.size_bytes(slot), self._slot_bytes_min)
             if state == WRITING:
                 writing.add(slot)
@@ -266,7 +402,7 @@ class Arena:
             problems.append(f"arena: {self._ready} records counted, {ready} in the table")
         if writing != self._owners.slots():
             problems.append("arena: the owners' slots are not the ones being written")
-        return problems
+        yield problems
 
     def _is_used(self, slot: int, size_bytes: int) -> bool:
         """Whether the slot lies in a slab that is cut for this size."""
@@ -276,50 +412,46 @@ class Arena:
             return False
 
     def close(self, unlink: bool = False) -> None:
-        """Let go of the file; it stays for the next daemon unless `unlink`. Idempotent.
+        """Let go of the files; they stay for the next daemon unless `unlink`. Idempotent.
 
-        Waits for a running prefault to finish its piece. Views still held elsewhere stay
+        Waits until a running `back` has done its slab. Views still held elsewhere stay
         readable; the memory is unmapped when the last of them is released.
         """
         if self._closed:
             return
         self._closed = True
         self._closing.set()
-        with self._prefaulting:
+        with self._backing:
             self._table.close()
             self._bytes.release()
+            self._table_mapping.close()
             with contextlib.suppress(BufferError):
                 self.mapping.close()
         if unlink:
-            self.path.unlink(missing_ok=True)
-        os.close(self.fd)
-        os.close(self._lock_fd)
+            self._files.unlink()
+        self._opened.close()
 
     def _adopt(self) -> array[int]:
-        """Take over what the table says; answers the READY slots."""
+        """Take over what the table says; returns the READY slots."""
         table, pool = self._table, self._pool
         ready = array("Q")
-        dropped = []
-        for slot in table.used_slots(self.fd):
+        dropped, writing = [], []
+        for slot in table.used_slots(self._files.table_fd):
             state = table.state(slot)
-            believed = state == WRITING or (state == READY and table.is_sound(slot))
+            believed = state in (WRITING, READY) and table.is_sound(slot)
             if not believed or not pool.mark(slot, max(table.size_bytes(slot), self._slot_bytes_min)):
                 dropped.append(slot)
             elif state == READY:
                 ready.append(slot)
             else:
-                self._owners.begin(table.owner(slot), slot)
-                self._owners.abandon(table.owner(slot))
-        for slot in dropped:
-            table.clear(slot)
+                writing.append(slot)
+        table.clear(dropped)
         pool.settle()
         self.torn_rows = len(dropped)
         self._ready = len(ready)
-        self.sweep()
+        table.raise_generations(writing)
+        self._give(self._owners.adopt(writing))
         return ready
-
-
-# -- opening ---------------------------------------------------------------------------------
 
 
 def open_arena(
@@ -327,145 +459,20 @@ def open_arena(
 ) -> Arena:
     """Adopt the arena at `path`, or make one. The file's directory must exist and be shared memory.
 
-    An arena with other settings is replaced (one warning: its records are lost). Raises
-    BusyError (another daemon has it), VersionError, NotOursError, or OpenError; after any
-    of these the file is as it was.
+    An arena that cannot be adopted is replaced (one warning: its records are lost). Raises
+    BusyError (another daemon has it), NotOursError, or OpenError; after any of these the
+    files are as they were.
     """
-    layout = Layout.plan(capacity_bytes, slab_bytes, slot_bytes_min)
-    for _ in range(OPEN_ATTEMPTS_MAX):
-        try:
-            arena = _open_existing(path, layout) or _create(path, layout)
-        except OSError as error:
-            raise OpenError(f"arena {path}: {error.strerror}") from error
-        if arena is not None:
-            return arena
-    raise BusyError(f"arena {path}: other processes keep replacing it")
+    return Arena(open_files(path, Layout.plan(capacity_bytes, slab_bytes, slot_bytes_min)))
 
 
-def existing_layout(path: Path) -> Layout | None:
-    """What the arena at `path` was made for, None when there is no file. Changes nothing.
+def _kept(opened: contextlib.ExitStack, fd: int) -> int:
+    opened.callback(os.close, fd)
+    return fd
 
-    Raises NotOursError, VersionError or OpenError.
-    """
+
+def _map(path: Path, fd: int, size_bytes: int) -> mmap.mmap:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
+        return mmap.mmap(fd, size_bytes)
     except OSError as error:
-        raise OpenError(f"arena {path}: {error.strerror}") from error
-    try:
-        return _read_header(path, fd)[0]
-    finally:
-        os.close(fd)
-
-
-def _open_existing(path: Path, layout: Layout) -> Arena | None:
-    """The arena at the path; None when there is none (any more)."""
-    try:
-        lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise NotOursError(f"arena {path}: not a regular file") from error
-        raise
-    try:
-        found, instance = _read_header(path, lock_fd)
-        if not locks.try_lock(lock_fd, OWNER_DAEMON):
-            raise BusyError(f"arena {path}: another daemon is using it")
-        if not _is_at(path, lock_fd):
-            os.close(lock_fd)
-            return None
-        if found == layout:
-            return Arena(path, lock_fd, layout, instance, adopted=True)
-        _log.warning("arena %s: was made for %s, now %s: replaced, its records are lost", path, found, layout)
-        pages.require_room(path.parent, layout.file_bytes - os.fstat(lock_fd).st_blocks * 512)
-        path.unlink()
-        os.close(lock_fd)
-        return None
-    except BaseException:
-        os.close(lock_fd)
-        raise
-
-
-def _read_header(path: Path, fd: int) -> tuple[Layout, uuid.UUID]:
-    """What the file says of itself. Raises NotOursError or VersionError; changes nothing."""
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise NotOursError(f"arena {path}: not a regular file")
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise NotOursError(f"arena {path}: must belong to user {os.geteuid()} with mode 0600")
-    head = os.pread(fd, _HEADER.size + _HEADER_HASH.size, 0)
-    if len(head) < _HEADER.size + _HEADER_HASH.size or not head.startswith(ARENA_MAGIC):
-        raise NotOursError(f"arena {path}: not an arena file; move it away or choose another place")
-    _, version, capacity, slab, slot_min, table_at, data_at, instance = _HEADER.unpack_from(head)
-    if version != ARENA_VERSION:
-        raise VersionError(
-            f"arena {path}: format version {version}, this program reads {ARENA_VERSION}; remove it"
-        )
-    found = Layout(capacity, slab, slot_min)
-    sound = xxhash.xxh64_intdigest(head[: _HEADER.size]) == _HEADER_HASH.unpack_from(head, _HEADER.size)[0]
-    if not sound or (table_at, data_at, status.st_size) != (
-        found.table_offset,
-        found.data_offset,
-        found.file_bytes,
-    ):
-        raise NotOursError(f"arena {path}: its header is damaged; remove it")
-    return found, uuid.UUID(bytes=instance)
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    """Whether the path still names the open file."""
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
-        return False
-
-
-def _create(path: Path, layout: Layout) -> Arena | None:
-    """A new arena that appears under its name complete and locked; None when somebody was faster."""
-    instance = uuid.uuid4()
-    directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        pages.require_room(path.parent, layout.file_bytes)
-        lock_fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(lock_fd, 0o600)
-            os.ftruncate(lock_fd, layout.file_bytes)
-            arena = Arena(path, lock_fd, layout, instance, adopted=False)
-        except BaseException:
-            os.close(lock_fd)
-            raise
-    except BaseException:
-        os.close(directory_fd)
-        raise
-    try:
-        arena.mapping[: _HEADER.size + _HEADER_HASH.size] = _header(layout, instance)
-        locks.try_lock(lock_fd, OWNER_DAEMON)
-        os.link(f"/proc/self/fd/{lock_fd}", path, src_dir_fd=directory_fd, follow_symlinks=True)
-        return arena
-    except FileExistsError:
-        arena.close()
-        return None
-    except BaseException:
-        arena.close()
-        raise
-    finally:
-        os.close(directory_fd)
-
-
-def _header(layout: Layout, instance: uuid.UUID) -> bytes:
-    fields = _HEADER.pack(
-        ARENA_MAGIC,
-        ARENA_VERSION,
-        layout.capacity_bytes,
-        layout.slab_bytes,
-        layout.slot_bytes_min,
-        layout.table_offset,
-        layout.data_offset,
-        instance.bytes,
-    )
-    return fields + _HEADER_HASH.pack(xxhash.xxh64_intdigest(fields))
-
-
-assert _HEADER.size + _HEADER_HASH.size <= ARENA_HEADER_BYTES
+        raise OpenError(f"arena {path}: cannot map {size_bytes} bytes: {error.strerror}") from error

@@ -1,26 +1,12 @@
-"""The tier interface: eight methods that every place for bytes answers to.
+"""Records: what every place for bytes says of them, and how it answers.
 
-    engine ── put ──▶ ┌────────┐
-           ◀─ get ──  │  tier  │   null · memory · DRAM arena · NVMe · (object store)
-           ── delete ▶└────────┘
-
-A tier stores *records*: the bytes of one key, with their checksum. It does not decide
-what to keep: the engine asks for room by deleting what its policy chose. Tiers are
-thread-safe: the engine calls them from the threads of its I/O pool.
-
-Invariants, proven by the conformance suite for every implementation:
-
-* a get answers the bytes that were put under that key, or it is not a hit;
-* used + free = capacity, and capacity is never exceeded;
-* what a put acknowledged is still there after a clean close and reopen, and (for the
-  tiers that outlive a process) after kill -9.
+A place stores *records*: the bytes of one key, with their checksum. It does not decide what to keep.
+A read answers the bytes that were written under that key, or it is not a hit.
 """
 
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 KEY_BYTES_MAX = 80  # namespace digest (16) + block hash (at most 64)
@@ -33,13 +19,15 @@ class Record:
     """What a tier knows of one record, apart from its bytes.
 
     key: namespace digest + block hash. parent: the key before it in its prefix, b"" for
-    the first block. checksum: xxh3_128 of exactly `size_bytes` bytes.
+    the first block. checksum: xxh3_128 of exactly `size_bytes` bytes. stored_s: when its
+    bytes were stored first, unix seconds below 2**32; 0: not known.
     """
 
     key: bytes
     parent: bytes
     size_bytes: int
     checksum: bytes
+    stored_s: int = 0
 
 
 class Put(enum.Enum):
@@ -81,71 +69,3 @@ class TierStats:
     @property
     def free_bytes(self) -> int:
         return self.capacity_bytes - self.used_bytes
-
-
-class Tier(ABC):
-    """A place for records. Every method may be called from any thread."""
-
-    name: str
-    slot_bytes_min: int = 1  # smaller records take a slot of this size
-
-    @abstractmethod
-    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
-        """Every record held when the iteration started, or those of them with these keys.
-
-        In no particular order, without bytes. May block on the medium. Never raises for a
-        damaged row: damaged rows are dropped and counted. The result stays valid until the
-        next delete. A tier that outlives its process learns its free slots from the first
-        full scan: until that is exhausted, only scan and get may be called.
-        """
-
-    @abstractmethod
-    def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
-        """Store records; one answer per item, in order. Putting a held key replaces it.
-
-        Changes state; blocks until the bytes are handed to the medium (no fsync: a row
-        that lies is caught by its checksum). The views must not change meanwhile; each is
-        exactly `size_bytes` long. Raises RecordSizeError for a record no slot can hold.
-        """
-
-    @abstractmethod
-    def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
-        """Copy records into the given views, verifying each checksum; one answer per item.
-
-        An answer is (HIT, the record's checksum), or what else happened and b"".
-        A view must be exactly as long as the record (else CORRUPT is *not* claimed: MISS).
-        Drops a record that turns out corrupt. Blocks on the medium; never raises for one
-        record. After anything but HIT the content of that view is undefined.
-        """
-
-    @abstractmethod
-    def delete(self, keys: Sequence[bytes]) -> int:
-        """Forget all of these records; answers how many were held. Unknown keys are no error.
-
-        Changes state; may block briefly. Bytes may stay on the medium until reused. Raises
-        TierError when the medium refused: then what was asked may still be held.
-        """
-
-    @abstractmethod
-    def reclaim(self, size_bytes: int) -> list[bytes]:
-        """Keys whose deletion would free a whole slab for records of this size.
-
-        A proposal: changes nothing, does not block on the medium. Empty where a put of
-        this size would already find room, where no slab of another size exists, or where
-        the medium keeps the tier busy just now. Valid until the next put or delete.
-        """
-
-    @abstractmethod
-    def stats(self) -> TierStats:
-        """Counts and bytes, now. Changes nothing, never blocks, never raises."""
-
-    @abstractmethod
-    def check(self) -> list[str]:
-        """Prove that the books balance; one line per violation, empty when sound.
-
-        Changes nothing. May be slow (reads every row, not every record's bytes).
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Flush rows and let go of files. Idempotent. No other call may follow."""

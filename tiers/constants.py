@@ -21,31 +21,33 @@ SLAB_ALIGN_BYTES: Final = 2 * MIB  # one huge page: slabs of the arena begin and
 SLAB_BYTES_MAX: Final = 4 * GIB - SLAB_ALIGN_BYTES  # a record's size is stored in 32 bits
 SLOT_BYTES_MIN: Final = 16 * KIB  # smaller records use a slot of this size; bounds the slot table
 
-# The arena file: header, slot table, slabs.
+# The arena: a file of slabs, and a table file with header, generations and one row per slot.
 ARENA_MAGIC: Final = b"KVSARENA"
-ARENA_VERSION: Final = 1
+ARENA_VERSION: Final = 3  # 2 had the owners in each row
 ARENA_HEADER_BYTES: Final = 4096
 ROW_BYTES: Final = 256  # one row per slot number in the slot table
+ARENA_OPEN_BYTES: Final = 256 * MIB  # has its memory when an open returns; 30 to 50 ms
+ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not there
 
-# Owners are the processes that may write into the arena. Number 0 is the daemon itself.
-# Each locks one byte (OFD lock) at LOCK_BASE + owner, far beyond any file's end.
+# Owners are the clients that may write into the arena. Number 0 is the daemon itself.
+# While it writes, each locks one byte (OFD lock) at LOCK_BASE + owner, far beyond any file's end.
 OWNER_DAEMON: Final = 0
 OWNER_MAX: Final = 1023
 LOCK_BASE: Final = 1 << 62
 
-PREFAULT_PIECE_BYTES: Final = 64 * MIB  # populated per system call, so that a stop is noticed soon
+VERIFY_PIECE_BYTES: Final = 1 * MIB  # read at a time to compare a checksum
+MEMORY_HEADROOM_BYTES: Final = 128 * MIB  # left to everybody else; no slab takes it
 OPEN_ATTEMPTS_MAX: Final = 5  # the arena's file was replaced while we opened it; look again
 
-# An NVMe directory: kvstore.json, lock, rows/, slab-000000.kvs …
+# An NVMe device: kvstore.json, lock, slots.table, slab-000000.kvs …
 NVME_MAGIC: Final = "kvstore nvme directory"
-NVME_VERSION: Final = 1
-NVME_ROW_BYTES_EST: Final = 256  # disk space set aside per smallest slot for its row
-NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system for rows; no slab takes it
-NVME_REOPEN_BYTES: Final = 4 * MIB  # free space without which failed rows are not reopened
-NVME_SCAN_ROWS: Final = 4096  # rows read at a time: a few milliseconds
+NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system for everybody else; no slab takes it
 NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
 NVME_RETRY_S: Final = 10.0  # pause before asking a full or failing medium again
-NVME_SIDELINED_MAX: Final = 256  # slots set aside for NVME_RETRY_S after a failed write
+DEVICE_VERSION: Final = 2  # 1 had its rows in RocksDB
+DEVICE_PIECE_ROWS: Final = 512  # rows read and checked at a time: what stays in the processor's cache
+DEVICE_SPARE_SLABS: Final = 32  # backed ahead of need: more than all writes under way can use up
+DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then the oldest is tried again
 
 assert SLAB_BYTES % SLAB_ALIGN_BYTES == 0
 assert SLAB_BYTES_MAX < 1 << 32
@@ -53,7 +55,7 @@ assert SLAB_ALIGN_BYTES % SLOT_ALIGN_BYTES == 0
 assert SLOT_BYTES_MIN % SLOT_ALIGN_BYTES == 0
 assert SLAB_BYTES // SLOT_BYTES_MIN <= SLAB_SLOTS_MAX
 assert ARENA_HEADER_BYTES % ROW_BYTES == 0
-assert 48 + 2 * KEY_BYTES_MAX <= ROW_BYTES and CHECKSUM_BYTES == 16
+assert CHECKSUM_BYTES == 16 and KEY_BYTES_MAX < 256
 assert OWNER_MAX < 1 << 16
 assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
-assert NVME_SLAB_FDS_MAX > 0 and NVME_SIDELINED_MAX > 0
+assert NVME_SLAB_FDS_MAX > 0

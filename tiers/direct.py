@@ -37,7 +37,7 @@ class DiskIO:
     """System calls of the NVMe tier, as they are. Every method raises OSError."""
 
     def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)
@@ -45,8 +45,8 @@ class DiskIO:
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)
 
-    def fallocate(self, fd: int, size_bytes: int) -> None:
-        os.posix_fallocate(fd, 0, size_bytes)
+    def fallocate(self, fd: int, size_bytes: int, offset: int = 0) -> None:
+        os.posix_fallocate(fd, offset, size_bytes)
 
     def free_bytes(self, path: Path) -> int:
         """Bytes that may still be allocated on the file system of `path`."""

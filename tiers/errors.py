@@ -1,7 +1,7 @@
 """What can go wrong in a tier, grouped by when it happens.
 
 Opening a tier raises, because a daemon must not start on storage it cannot trust.
-Moving records never raises for one bad record: `Tier.put` and `Tier.get` answer per
+Moving records never raises for one bad record: reads and writes answer per
 record, so that one bad sector costs one block and not a batch.
 """
 

@@ -35,11 +35,6 @@ def try_lock(fd: int, owner: int) -> bool:
     return True
 
 
-def unlock(fd: int, owner: int) -> None:
-    """Give an owner's byte back; no error if it was not held."""
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, owner))
-
-
 def is_locked(fd: int, owner: int) -> bool:
     """Whether another open file than this one holds the owner's byte."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, owner))

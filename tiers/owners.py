@@ -1,20 +1,29 @@
 """Who may be writing into the arena right now, and who may still be although we let go.
 
-    claimed ──abandon──▶ abandoned ──its lock byte is free──▶ free to be claimed again
-       │ │                   │                             ▲    its WRITING slots are freed
-       │ ╰ WRITING slots     ╰ the same slots, in quarantine
-       ╰────abandon, with no WRITING slot──────────────────╯
+    begin ──▶ being written ──▶ committed, or given back by its writer
+                    │ the writer is lost
+                    ▼
+              abandoned: its generation is raised ──▶ nobody holds the lock ──▶ handed out again
+                                    │ somebody does                                ▲
+                                    ╰──────▶ quarantine ──── he let go ────────────╯
 
-A client that was cut off but lives could still be copying into a slot. So each client
-holds the OFD lock of its owner number for as long as a write may be in flight, and slots
-it was writing are not handed out again before that lock is gone. The kernel drops it when
-the process dies. Readers are not fenced: they compare generations after their copy.
+Each client has a number, and holds the OFD lock of its number for as long as it writes:
 
-Invariant: a slot is in exactly one owner's set from reserve until commit or free.
+    client   lock ──▶ is the generation still the one of my lease? ──▶ write ──▶ unlock
+    daemon   raise the generation ──▶ is the lock held? ──▶ hand the slot out
+
+Whichever of the two comes first, the other one sees it: a client that was cut off and wakes
+up later writes nothing, and one that is in the middle of a copy is waited for. The kernel
+drops the lock of a process that dies. Readers hold no lock: they compare generations after
+their copy.
+
+Invariant: a slot has a writer from begin until it is committed, given back or expired.
 Used from one thread.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from tiers.constants import OWNER_DAEMON, OWNER_MAX
 from tiers.errors import TierError
@@ -27,58 +36,72 @@ class Owners:
 
     def __init__(self, lock_fd: int) -> None:
         self._lock_fd = lock_fd
-        self._writing: dict[int, set[int]] = {}
+        self._writers: dict[int, int] = {}  # slot -> the owner that may write into it
+        self._quarantine: dict[int, frozenset[int]] = {}  # slot -> owners that may be in the middle of a copy
         self._claimed: set[int] = {OWNER_DAEMON}
-        self._abandoned: set[int] = set()
         self._last = OWNER_DAEMON
 
     def claim(self) -> int:
-        """The next number nobody uses, claims or locks. Raises TierError when all are taken."""
+        """The next number nobody uses or locks. Raises TierError when all are taken."""
         for step in range(OWNER_MAX):
             owner = (self._last + step) % OWNER_MAX + 1
-            if owner in self._claimed or owner in self._abandoned or is_locked(self._lock_fd, owner):
-                continue
-            self._claimed.add(owner)
-            self._last = owner
-            return owner
-        raise TierError(f"arena: all {OWNER_MAX} owner numbers are in use or in quarantine")
+            if owner not in self._claimed and not is_locked(self._lock_fd, owner):
+                self._claimed.add(owner)
+                self._last = owner
+                return owner
+        raise TierError(f"arena: all {OWNER_MAX} owner numbers are in use")
 
-    def begin(self, owner: int, slot: int) -> None:
-        """The owner starts to write the slot."""
-        slots = self._writing.get(owner)
-        if slots is None:
-            self._writing[owner] = {slot}
-        else:
-            slots.add(slot)
-
-    def end(self, owner: int, slot: int) -> None:
-        """The owner's write ended, by commit or by abort."""
-        self._writing[owner].remove(slot)
-
-    def abandon(self, owner: int) -> None:
-        """Nobody speaks for this owner any more; what it was writing is in quarantine. If that is nothing,
-        the number is free at once: many short connections would use them up between two sweeps."""
+    def let_go(self, owner: int) -> None:
+        """Nobody has this number any more, once its lock is free."""
         self._claimed.discard(owner)
-        if self._writing.get(owner):
-            self._abandoned.add(owner)
+
+    def begin(self, owner: int, slots: Sequence[int]) -> None:
+        """This owner starts to write these slots."""
+        self._writers.update(dict.fromkeys(slots, owner))
+
+    def writing(self, slots: Sequence[int]) -> list[int]:
+        """Those of these slots that have a writer."""
+        return [slot for slot in slots if slot in self._writers]
+
+    def end(self, slots: Sequence[int]) -> None:
+        """Nobody writes into these slots any more."""
+        for slot in slots:
+            del self._writers[slot]
+
+    def abandon(self, slots: Sequence[int]) -> list[int]:
+        """The writer of these slots is lost, and their generations were raised. Returns those that nobody
+        writes into; the others are in quarantine."""
+        return self._free_of({slot: frozenset((self._writers[slot],)) for slot in slots})
+
+    def adopt(self, slots: Sequence[int]) -> list[int]:
+        """The same for slots that an earlier daemon left being written; it does not say by whom."""
+        self.begin(OWNER_DAEMON, slots)
+        return self._free_of(dict.fromkeys(slots, frozenset(range(1, OWNER_MAX + 1))))
 
     def expired(self) -> list[int]:
-        """Slots whose abandoned owner cannot write any more. Their owners become free."""
-        gone = [
-            owner for owner in self._abandoned if owner == OWNER_DAEMON or not is_locked(self._lock_fd, owner)
-        ]
-        slots = [slot for owner in gone for slot in self._writing.pop(owner, ())]
-        self._abandoned.difference_update(gone)
-        return slots
+        """Takes the slots out of quarantine that nobody can be writing into any more, and returns them."""
+        return self._free_of(self._quarantine)
+
+    def _free_of(self, suspects: Mapping[int, frozenset[int]]) -> list[int]:
+        """Of these slots those whose suspects let go of their locks; the others are in quarantine."""
+        names = frozenset[int]().union(*suspects.values()) - {OWNER_DAEMON}
+        locked = frozenset(owner for owner in names if is_locked(self._lock_fd, owner))
+        left = {slot: among & locked for slot, among in suspects.items()}
+        free = [slot for slot, among in left.items() if not among]
+        self._quarantine.update(left)
+        for slot in free:
+            del self._quarantine[slot]
+        self.end(free)
+        return free
+
+    def quarantined(self) -> int:
+        """The number of slots that wait until their writers cannot write any more."""
+        return len(self._quarantine)
 
     def slots(self) -> set[int]:
         """Every slot being written or in quarantine."""
-        return {slot for slots in self._writing.values() for slot in slots}
-
-    def quarantined(self) -> int:
-        """How many slots wait for an abandoned owner to die."""
-        return sum(len(self._writing.get(owner, ())) for owner in self._abandoned)
+        return set(self._writers)
 
     def slabs(self) -> set[int]:
         """Slabs with a slot that is being written or in quarantine."""
-        return {slot // SLAB_SLOTS_MAX for slot in self.slots()}
+        return {slot // SLAB_SLOTS_MAX for slot in self._writers}

@@ -10,17 +10,17 @@ warm cache on small pages is worth more than a cold one on huge pages.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
 import mmap
 import os
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tiers.constants import PREFAULT_PIECE_BYTES, SLAB_ALIGN_BYTES
+from tiers.constants import MEMORY_HEADROOM_BYTES, SLAB_ALIGN_BYTES
 from tiers.errors import OpenError
 
 HugePages = Literal["auto", "on", "off"]
@@ -30,6 +30,9 @@ SHM: Final = Path("/dev/shm")
 HUGE_TMPFS: Final = Path("/run/kvstore/huge")
 _THP: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGE_OPTIONS: Final = ("huge=always", "huge=within_size", "huge=advise")  # we do advise, see advise_huge
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/proc/self/cgroup")
+_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _HUGE_POOL: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 _MADV_POPULATE_WRITE: Final = 23
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
@@ -138,25 +141,54 @@ def advise_huge(mapping: mmap.mmap) -> None:
             raise
 
 
-def populate(mapping: mmap.mmap, fd: int, start: int, length: int) -> Generator[int, None, None]:
-    """Give every page of a range its memory; yields the bytes done so far. Keeps what is stored.
+def populate(mapping: mmap.mmap, fd: int, start: int, length: int) -> None:
+    """Give every page of a range its memory, here and in the file. Keeps what is stored.
 
     Runs without the GIL. Raises OSError (ENOMEM, EFAULT, ENOSPC) where the memory is not there.
     """
     pin = ctypes.c_char.from_buffer(mapping)  # the mapping cannot be closed meanwhile
     address = ctypes.addressof(pin)
-    done = 0
-    while done < length:
-        piece = min(PREFAULT_PIECE_BYTES, length - done)
-        if _libc.madvise(address + start + done, piece, _MADV_POPULATE_WRITE) != 0:
-            number = ctypes.get_errno()
-            if number == errno.EINTR:
-                continue
-            if number != errno.EINVAL:
-                raise OSError(number, os.strerror(number))
-            os.posix_fallocate(fd, start + done, piece)  # Linux before 5.14
-        done += piece
-        yield done
+    while _libc.madvise(address + start, length, _MADV_POPULATE_WRITE) != 0:
+        number = ctypes.get_errno()
+        if number == errno.EINVAL:  # Linux before 5.14
+            os.posix_fallocate(fd, start, length)
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def memory_left(size_bytes: int) -> bool:
+    """Whether this much may be taken of the machine's memory, and of what our cgroup may use.
+
+    Without the question the kernel would answer by killing somebody.
+    """
+    needed = size_bytes + MEMORY_HEADROOM_BYTES
+    return all(left >= needed for left in (_available_bytes(), _cgroup_bytes_left()) if left is not None)
+
+
+def _available_bytes() -> int | None:
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _cgroup_bytes_left() -> int | None:
+    """What the tightest cgroup above us has left, its page cache counted as left; None without a limit."""
+    group = next((line[3:] for line in _CGROUP.read_text().splitlines() if line.startswith("0::")), None)
+    if group is None:
+        return None  # cgroup v1
+    lefts = []
+    own = _CGROUP_ROOT / group.lstrip("/")
+    for directory in (own, *own.parents):
+        if not directory.is_relative_to(_CGROUP_ROOT):
+            break
+        with contextlib.suppress(OSError, ValueError):  # no such file at the root; "max" is no number
+            limit = int((directory / "memory.max").read_text())
+            stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+            used = int((directory / "memory.current").read_text()) - int(stat["inactive_file"])
+            lefts.append(limit - used)
+    return min(lefts, default=None)
 
 
 def _candidates(huge_pages: HugePages) -> list[Path]:

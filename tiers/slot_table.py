@@ -1,28 +1,34 @@
-"""The slot table: what the arena file says about each of its slots.
+"""The slot table: what the daemon knows about each slot of the arena.
 
-    0        4 KiB                                   2 MiB aligned
-    │ header │ row 0 │ row 1 │ … │ row n-1 │ padding │ slab 0 │ slab 1 │ … │
+    the table file                                         the data file: slabs only
+    0        4 KiB             2 MiB aligned               0        slab_bytes
+    │ header │ generations … │ row 0 │ row 1 │ … │         │ slab 0 │ slab 1 │ … │
 
     row, 256 bytes
-    0      2       8           16           24     28      32         48    128      208
-    │state │ owner │ row hash  │ generation │ size │ lengths │ checksum │ key │ parent │ spare │
-                               ╰──────────────── covered by the row hash ─────────────╯
+    0       1    8          16         32         40     44    125      206
+    │ state │ 0… │ row hash │ checksum │ stored_s │ size │ key │ parent │ 0…
+                                                  ╰ covered by the row hash
 
-Slot (slab, position) has row `slab * rows_per_slab + position`, where rows_per_slab is
-the number of the smallest slots in a slab. Rows that were never used are holes in the file.
+Slot (slab, position) has number `slab * rows_per_slab + position`, where rows_per_slab is
+the number of the smallest slots in a slab; row and generation are found by that number.
+Rows that were never used are holes in the file.
 
-Why a reader may trust a row after `kill -9` (stores of one process land in program order):
+Clients write into the data file and nowhere else. They map the generations read-only, to
+see after a copy whether the slot was freed meanwhile. Nothing here is decided by what a
+client can write.
 
-* taking: size, key and parent are stored before the state becomes WRITING, and do not
-  change until it is FREE again; so the size of a WRITING row can be relied on;
-* committing: checksum and row hash are stored before the state becomes READY; a READY row
-  whose hash does not match is torn and is dropped;
-* giving back: the generation is raised before the state becomes FREE. A kill in between
-  leaves a READY row with a wrong hash: dropped too. So a generation is never used twice,
-  and whoever copied bytes out can tell by it that they were replaced meanwhile.
+Why a row may be believed after `kill -9` (stores of one process land in program order):
 
-The hash is seeded with the row number: a row that was copied elsewhere is not believed.
-State and generation are stored with one machine instruction each (mmap item, 64-bit view).
+* taking: size, key, parent and row hash are stored before the state becomes WRITING, and
+  do not change until it is FREE again;
+* committing: checksum and time are stored before the state becomes READY;
+* giving back: the generation is raised before the state becomes FREE, so whoever copied
+  bytes out can tell that they may have been replaced. A kill in between leaves a READY
+  row whose bytes nobody has touched: it is adopted, under the new generation.
+
+The state is one byte. The row hash is there for damage, not for kills; it is seeded with
+the row's number, so that a row that was copied elsewhere is not believed. It does not cover
+the checksum, which is compared with the bytes anyway, so that a commit hashes nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +37,13 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import xxhash
 
-from tiers.base import Record
+from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record
 from tiers.constants import (
     ARENA_HEADER_BYTES,
     ROW_BYTES,
@@ -46,35 +52,36 @@ from tiers.constants import (
     SLOT_BYTES_MIN,
 )
 from tiers.errors import OpenError
-from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES
+from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours
 
 FREE: Final = 0
 WRITING: Final = 1
 READY: Final = 2
 
-_OWNER = struct.Struct("<H")
-_OWNER_AT: Final = 2
-_HASH = struct.Struct("<Q")
-_HASH_AT: Final = 8
-_GENERATION_AT: Final = 16
-_BODY = struct.Struct("<IBB2x16s80s80s")
-_BODY_AT: Final = 24
+# Positions inside a row, in words of 8 bytes and in bytes.
+_HASH_WORD: Final = 1
+_CHECKSUM_WORD: Final = 2
+_STORED_WORD: Final = 4
+_CHECKSUM_AT: Final = 8 * _CHECKSUM_WORD
+_BODY_AT: Final = 40
+_BODY = struct.Struct(f"<I{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p")
 _SIZE = struct.Struct("<I")
-_CHECKSUM = struct.Struct("16s")
-_CHECKSUM_AT: Final = 32
 _END: Final = _BODY_AT + _BODY.size
-_NO_CHECKSUM: Final = bytes(16)
 _USED = re.compile(rb"[^\x00]")
 _GENERATION_MASK: Final = (1 << 64) - 1
 
-assert _END <= ROW_BYTES and _CHECKSUM_AT == _BODY_AT + 8
+# (number of slots, offset of the first in the data file, of its generation in the table file) for each run of
+# neighbours; and the generations of all, joined: u64, little endian.
+Extents = tuple[list[tuple[int, int, int]], bytes]
+
+assert _END <= ROW_BYTES and ROW_BYTES % 8 == 0 and CHECKSUM_BYTES == 16
 
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """Where things lie in an arena file; all in bytes. Equal settings give equal layouts."""
+    """Where things lie in an arena's files; all in bytes. Equal settings give equal layouts."""
 
-    capacity_bytes: int
+    capacity_bytes: int  # also the size of the data file
     slab_bytes: int
     slot_bytes_min: int
 
@@ -107,17 +114,27 @@ class Layout:
         return self.slab_bytes // self.slot_bytes_min
 
     @property
-    def table_offset(self) -> int:
-        return ARENA_HEADER_BYTES
+    def rows(self) -> int:
+        return self.slab_count * self.rows_per_slab
 
     @property
-    def data_offset(self) -> int:
-        table_end = self.table_offset + self.slab_count * self.rows_per_slab * ROW_BYTES
-        return -(-table_end // SLAB_ALIGN_BYTES) * SLAB_ALIGN_BYTES
+    def generations_end(self) -> int:
+        """The part of the table file that clients map, read-only: header and generations."""
+        return _aligned(ARENA_HEADER_BYTES + 8 * self.rows)
 
     @property
-    def file_bytes(self) -> int:
-        return self.data_offset + self.capacity_bytes
+    def table_bytes(self) -> int:
+        """The whole table file."""
+        return self.generations_end + _aligned(ROW_BYTES * self.rows)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory for both files when every row is in use."""
+        return self.capacity_bytes + self.table_bytes
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // SLAB_ALIGN_BYTES) * SLAB_ALIGN_BYTES
 
 
 class SlotTable:
@@ -129,92 +146,122 @@ class SlotTable:
         self._words = self._bytes.cast("Q")
         self._layout = layout
         self._rows_per_slab = layout.rows_per_slab
-        self._table_offset = layout.table_offset
+        self._rows_at = layout.generations_end
+        self._generations = self._words[ARENA_HEADER_BYTES // 8 : layout.generations_end // 8]
 
-    def row_offset(self, slot: int) -> int:
-        """Absolute file offset of a slot's row."""
-        slab, position = slot >> 16, slot & 0xFFFF
-        return self._table_offset + (slab * self._rows_per_slab + position) * ROW_BYTES
-
-    def generation_offset(self, slot: int) -> int:
-        """Absolute file offset of a slot's generation: 64 bits, little endian, aligned."""
-        return self.row_offset(slot) + _GENERATION_AT
+    def row_range(self, slab: int, rows: int) -> tuple[int, int]:
+        """(file offset, bytes) of the first rows of a slab: what must be backed before they are used."""
+        return self._row(slab << 16), rows * ROW_BYTES
 
     def state(self, slot: int) -> int:
-        return self._map[self.row_offset(slot)]
-
-    def owner(self, slot: int) -> int:
-        owner: int = _OWNER.unpack_from(self._map, self.row_offset(slot) + _OWNER_AT)[0]
-        return owner
+        return self._map[self._row(slot)]
 
     def size_bytes(self, slot: int) -> int:
-        size: int = _SIZE.unpack_from(self._map, self.row_offset(slot) + _BODY_AT)[0]
+        size: int = _SIZE.unpack_from(self._map, self._row(slot) + _BODY_AT)[0]
         return size
 
     def generation(self, slot: int) -> int:
-        return self.generation_at(self.generation_offset(slot))
-
-    def generation_at(self, offset: int) -> int:
-        """The generation whose file offset is known."""
-        return self._words[offset >> 3]
+        return self._generations[self._number(slot)]
 
     def checksum(self, slot: int) -> bytes:
-        at = self.row_offset(slot) + _CHECKSUM_AT
-        return self._map[at : at + 16]
+        at = self._row(slot) + _CHECKSUM_AT
+        return self._map[at : at + CHECKSUM_BYTES]
+
+    def stored_s(self, slot: int) -> int:
+        """When the record was stored, as the commit said; 0: it did not say."""
+        return self._words[(self._row(slot) >> 3) + _STORED_WORD]
 
     def record(self, slot: int) -> Record:
-        """The row as a record; its checksum is all zero until the slot is READY."""
-        size, key_bytes, parent_bytes, checksum, key, parent = _BODY.unpack_from(
-            self._map, self.row_offset(slot) + _BODY_AT
-        )
-        return Record(key[:key_bytes], parent[:parent_bytes], size, checksum)
+        """The row as a record; its checksum means something once the slot is READY."""
+        size, key, parent = _BODY.unpack_from(self._map, self._row(slot) + _BODY_AT)
+        return Record(key, parent, size, self.checksum(slot))
 
-    def begin(self, slot: int, key: bytes, parent: bytes, size_bytes: int, owner: int) -> None:
-        """FREE becomes WRITING."""
-        row = self.row_offset(slot)
-        _BODY.pack_into(
-            self._map, row + _BODY_AT, size_bytes, len(key), len(parent), _NO_CHECKSUM, key, parent
-        )
-        _OWNER.pack_into(self._map, row + _OWNER_AT, owner)
-        self._map[row] = WRITING
+    def extents(self, slots: Sequence[int], slot_bytes: Sequence[int]) -> Extents:
+        """Runs of neighbours, and the generations of all.
 
-    def ready(self, slot: int, checksum: bytes) -> None:
-        """WRITING becomes READY."""
-        row = self.row_offset(slot)
-        _CHECKSUM.pack_into(self._map, row + _CHECKSUM_AT, checksum)
-        _HASH.pack_into(self._map, row + _HASH_AT, self._hash(row))
-        self._map[row] = READY
+        slot_bytes: how each slab is cut, by its number.
+        """
+        runs, generations = [], []
+        for start, end in neighbours(slots):
+            slab, position = slots[start] >> 16, slots[start] & 0xFFFF
+            number, count = slab * self._rows_per_slab + position, end - start
+            offset = slab * self._layout.slab_bytes + position * slot_bytes[slab]
+            runs.append((count, offset, ARENA_HEADER_BYTES + 8 * number))
+            generations.append(self._generations[number : number + count].tobytes())
+        return runs, b"".join(generations)
 
-    def clear(self, slot: int) -> None:
+    def begin(
+        self, slots: Sequence[int], keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int
+    ) -> None:
+        """FREE becomes WRITING. Slots beyond the keys, or keys beyond the slots, are left alone."""
+        table, states, words = self._map, self._bytes, self._words
+        rows_at, rows_per_slab = self._rows_at, self._rows_per_slab
+        store, digest = _BODY.pack_into, xxhash.xxh64_intdigest
+        for slot, key, parent in zip(slots, keys, parents, strict=False):
+            row = rows_at + ((slot >> 16) * rows_per_slab + (slot & 0xFFFF)) * ROW_BYTES
+            store(table, row + _BODY_AT, size_bytes, key, parent)
+            words[(row >> 3) + _HASH_WORD] = digest(states[row + _BODY_AT : row + _END], row)
+            states[row] = WRITING
+
+    def ready(self, slots: Sequence[int], checksums: bytes, stored_s: int) -> None:
+        """WRITING becomes READY. checksums: joined, one after the other."""
+        states, words = self._bytes, self._words
+        rows_at, rows_per_slab = self._rows_at, self._rows_per_slab
+        halves = memoryview(checksums).cast("Q")
+        at = 0
+        for slot in slots:
+            row = rows_at + ((slot >> 16) * rows_per_slab + (slot & 0xFFFF)) * ROW_BYTES
+            word = row >> 3
+            words[word + _CHECKSUM_WORD] = halves[at]
+            words[word + _CHECKSUM_WORD + 1] = halves[at + 1]
+            words[word + _STORED_WORD] = stored_s
+            states[row] = READY
+            at += 2
+
+    def raise_generations(self, slots: Sequence[int]) -> None:
+        """Whoever looks at the generation of one of these slots from now on sees that it is not his any more."""
+        for slot in slots:
+            number = self._number(slot)
+            self._generations[number] = (self._generations[number] + 1) & _GENERATION_MASK
+
+    def clear(self, slots: Sequence[int]) -> None:
         """Anything becomes FREE, with the next generation."""
-        row = self.row_offset(slot)
-        word = (row + _GENERATION_AT) >> 3
-        self._words[word] = (self._words[word] + 1) & _GENERATION_MASK
-        self._map[row] = FREE
+        states, generations = self._bytes, self._generations
+        rows_at, rows_per_slab = self._rows_at, self._rows_per_slab
+        for slot in slots:
+            number = (slot >> 16) * rows_per_slab + (slot & 0xFFFF)
+            generations[number] = (generations[number] + 1) & _GENERATION_MASK
+            states[rows_at + number * ROW_BYTES] = FREE
 
     def is_sound(self, slot: int) -> bool:
-        """Whether the row hash matches; only meaningful for a READY row."""
-        row = self.row_offset(slot)
-        stored: int = _HASH.unpack_from(self._map, row + _HASH_AT)[0]
-        return stored == self._hash(row)
+        """Whether the row hash matches; not meaningful for a FREE row."""
+        row = self._row(slot)
+        stored = self._words[(row >> 3) + _HASH_WORD]
+        return stored == xxhash.xxh64_intdigest(self._bytes[row + _BODY_AT : row + _END], row)
 
     def used_slots(self, fd: int) -> Iterator[int]:
-        """Every slot whose row is not FREE, in order. Reads only the parts of the table that exist."""
+        """Every slot whose row is not FREE, in order. Reads only the parts of the table that exist.
+
+        Not through the mapping: looking at a hole would fill it, or kill where there is no memory.
+        """
         for slab in range(self._layout.slab_count):
-            start = self.row_offset(slab << 16)
-            stop = start + self._rows_per_slab * ROW_BYTES
-            if not _has_data(fd, start, stop):
+            start, size_bytes = self.row_range(slab, self._rows_per_slab)
+            if not _has_data(fd, start, start + size_bytes):
                 continue
-            states = self._map[start:stop:ROW_BYTES]
+            states = os.pread(fd, size_bytes, start)[::ROW_BYTES]
             yield from ((slab << 16) + match.start() for match in _USED.finditer(states))
 
     def close(self) -> None:
         """Release the views that keep the mapping alive."""
+        self._generations.release()
         self._words.release()
         self._bytes.release()
 
-    def _hash(self, row: int) -> int:
-        return xxhash.xxh64_intdigest(self._map[row + _GENERATION_AT : row + _END], row)
+    def _number(self, slot: int) -> int:
+        return (slot >> 16) * self._rows_per_slab + (slot & 0xFFFF)
+
+    def _row(self, slot: int) -> int:
+        return self._rows_at + self._number(slot) * ROW_BYTES
 
 
 def _has_data(fd: int, start: int, stop: int) -> bool:

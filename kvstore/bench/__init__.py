@@ -2,14 +2,14 @@
 
     plan ─▶ runner ─┬─ dram      put, get, view      against one thread's memcpy
                     ├─ lookup    2048 hashes         against a bare round trip
-                    ├─ disk      NvmeTier.put, get   against pwritev and preadv with O_DIRECT
+                    ├─ disk      Device.write, read  against pwritev and preadv with O_DIRECT
                     ├─ promote   NVMe → DRAM         against preadv with O_DIRECT
                     └─ restart   a million blocks    against the start of an empty daemon
                           └─▶ figures ─▶ JSON or a table
 
 A figure alone says little on a shared or virtual machine: what else ran decides. So each is
 taken in turn with its limit (A B A B …), and a ratio is the median of the rounds' own
-ratios, each made of two neighbours in time. `other_cpu_percent` tells how much of the
+ratios, each made of two neighbours in time. `other_cpu_percent` says how much of the
 machine others used meanwhile.
 
 Everything goes through the real parts: `kvstore serve` as a process of its own, the client

@@ -1,7 +1,7 @@
-"""A real daemon, `kvstore serve` as a process of its own, with settings made for the measurement.
+"""A real daemon, `kvstore serve` as a process of its own, for a measurement or for the demo.
 
 Neither the machine's configuration file nor its KVSTORE_ variables have a say: a figure is
-of the settings that are written here. The arena goes when the daemon goes.
+of the settings that are written here. The arena goes when the daemon is stopped, unless it is to be kept.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import kvstore
 from kvstore.bench.plan import CALL_TIMEOUT_S, SETTLE_TIMEOUT_S, START_TIMEOUT_S, STOP_TIMEOUT_S
 from kvstore.client import Client
-from kvstore.sizes import exact_size
+from kvstore.units import exact_bytes
+
+LOG_TAIL_LINES = 30
 
 
 class DaemonError(Exception):
-    """The daemon did not start, or did not do what it was measured for; the message has its last words."""
+    """A daemon or an engine did not start, or did not do what it was started for; the message says what."""
 
 
 class Daemon:
@@ -39,7 +40,7 @@ class Daemon:
         self._log = home / "log"
         self._arena: Path | None = None
         self.started_s = time.perf_counter()
-        with open(self._log, "wb") as log:
+        with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 _command(home, self.socket_path, settings),
                 stdout=subprocess.PIPE,
@@ -70,28 +71,32 @@ class Daemon:
         give_up_at = time.monotonic() + SETTLE_TIMEOUT_S
         while not done():
             if time.monotonic() > give_up_at:
-                raise DaemonError(f"{what} did not end within {SETTLE_TIMEOUT_S:g} s{self._last_words()}")
+                raise DaemonError(f"{what} did not end within {SETTLE_TIMEOUT_S:g} s:\n{log_tail(self._log)}")
             time.sleep(poll_s)
 
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL. Idempotent."""
+    def stop(self, keep_arena: bool = False) -> int:
+        """SIGTERM, then SIGKILL; the exit code. Idempotent."""
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass
+        code = self.kill()
+        if self._arena is not None and not keep_arena:
+            self._arena.unlink(missing_ok=True)
+        return code
+
+    def kill(self) -> int:
+        """kill -9; the exit code. The arena stays. Idempotent."""
+        self._process.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        if self._arena is not None:
-            self._arena.unlink(missing_ok=True)
+        return self._process.wait()
 
     def __enter__(self) -> Daemon:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _wait_until_ready(self) -> None:
@@ -100,19 +105,21 @@ class Daemon:
         line = self._process.stdout.readline().decode() if readable else ""
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if not line.startswith("ready ") or "arena" not in words:
-            raise DaemonError(f"kvstore serve did not become ready{self._last_words()}")
+            raise DaemonError(f"kvstore serve did not become ready:\n{log_tail(self._log)}")
         self._arena = Path(words["arena"])
 
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-5:]
-        return ": " + " / ".join(lines) if lines else ""
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log, indented."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def settings(arena_directory: Path, arena_bytes: int, **others: str | int) -> dict[str, str | int]:
     """Settings of a daemon to measure; in `others` a double underscore stands for the dot of a key."""
     return {
         "dram.directory": str(arena_directory),
-        "dram.capacity_bytes": exact_size(arena_bytes),
+        "dram.capacity_bytes": exact_bytes(arena_bytes),
         "dram.keep_on_stop": "false",
         "stop_timeout_s": 1,
         "log.level": "warning",

@@ -1,10 +1,10 @@
-"""NVMe: the tier's put and get, against pwritev and preadv with O_DIRECT.
+"""NVMe: a device's write and read, against pwritev and preadv with O_DIRECT.
 
-    round   pwritev 1 GiB   NvmeTier.put 1 GiB   preadv 1 GiB   NvmeTier.get 1 GiB
+    round   pwritev 1 GiB   Device.write 1 GiB   preadv 1 GiB   Device.read 1 GiB
 
 Both sides move the same records, one system call each, from and to the same arena-like
 memory, with the same number of threads, in files that were allocated and written once
-before. The tier adds a row per record and, when reading, the checksum.
+before. The device adds a row per record and, when reading, the checksum.
 """
 
 from __future__ import annotations
@@ -16,52 +16,50 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 from kvstore.bench.daemon import DaemonError
 from kvstore.bench.figures import Value
 from kvstore.bench.memory import Region
 from kvstore.bench.plan import DISK_BYTES_MIN, DISK_FREE_SHARE_MAX, Plan
-from kvstore.bench.rounds import Rounds, numbered
+from kvstore.bench.rounds import Rounds
 from kvstore.constants import DEMOTE_BATCH_RECORDS, LOAD_BATCH_RECORDS
 from tiers.base import Get, Put, Record
 from tiers.checksum import digest
 from tiers.constants import SLAB_BYTES
-from tiers.nvme import NvmeTier, capacity_for
+from tiers.device import Device, capacity_for
 
 KEY_BYTES = 48  # namespace digest and a block hash of 32
 
 
 def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
-    """Raw and tier, writing and reading. Nothing where the disk has too little room. Raises OSError, TierError."""
+    """Raw and device, writing and reading. Nothing where the disk has too little room. Raises OSError, TierError."""
     count = record_count(plan, home)
     if not count:
         return {"disk_skipped": f"less than {DISK_BYTES_MIN} bytes may be written at {home}"}
     region = Region.shared(arena_directory, plan.disk_buffer_blocks, plan.block_bytes)
     threads = plan.io_threads
     with (
-        RawFile(home / "raw", region, count, threads) as raw,
-        _TierFiles(home, region, count, threads) as tier,
+        contextlib.closing(RawFile(home / "raw", region, count, threads)) as raw,
+        contextlib.closing(_DeviceFiles(home, region, count, threads)) as device,
     ):
         rounds = Rounds(count * plan.block_bytes)
-        for number in numbered(plan.warm_up_rounds, plan.disk_rounds):
+        for number in range(-plan.warm_up_rounds, plan.disk_rounds):
             if number == 0:
                 rounds.forget()
-            tier.delete_all()
             rounds.time("raw write", raw.write)
-            rounds.time("put", tier.put)
+            rounds.time("write", device.write)
             rounds.time("raw read", raw.read)
-            rounds.time("get", tier.get)
+            rounds.time("read", device.read)
         return {
             "disk_write_raw_gbps": rounds.gbps("raw write"),
-            "nvme_write_gbps": rounds.gbps("put"),
-            "nvme_write_ratio": rounds.ratio("put", "raw write"),
+            "nvme_write_gbps": rounds.gbps("write"),
+            "nvme_write_ratio": rounds.ratio("write", "raw write"),
             "disk_read_raw_gbps": rounds.gbps("raw read"),
-            "nvme_read_gbps": rounds.gbps("get"),
-            "nvme_read_ratio": rounds.ratio("get", "raw read"),
+            "nvme_read_gbps": rounds.gbps("read"),
+            "nvme_read_ratio": rounds.ratio("read", "raw read"),
             "disk_rounds": plan.disk_rounds,
             "disk_round_bytes": count * plan.block_bytes,
-            "disk_direct": raw.direct and tier.direct,
+            "disk_direct": raw.direct and device.direct,
             "io_threads": threads,
         }
 
@@ -73,26 +71,16 @@ def record_count(plan: Plan, home: Path) -> int:
     return round_bytes // plan.block_bytes if round_bytes >= min(DISK_BYTES_MIN, plan.disk_bytes) else 0
 
 
-class Threads:
-    """Runs work(number) for 0 … count-1; thread t takes every `threads`-th, as batches where asked."""
+def spread(threads: int, count: int, work: Callable[[Sequence[int]], None], batch: int = 1) -> None:
+    """Run work(numbers) for 0 … count-1 in batches; each thread takes every `threads`-th. Raises what it raised."""
 
-    def __init__(self, threads: int) -> None:
-        self._count = threads
-        self._pool = ThreadPoolExecutor(threads, "kvstore-bench-io")
+    def share(first: int) -> None:
+        mine = range(first, count, threads)
+        for at in range(0, len(mine), batch):
+            work(mine[at : at + batch])
 
-    def run(self, count: int, work: Callable[[Sequence[int]], None], batch: int = 1) -> None:
-        """Raises what the work raised."""
-
-        def share(first: int) -> None:
-            mine = range(first, count, self._count)
-            for at in range(0, len(mine), batch):
-                work(mine[at : at + batch])
-
-        for done in [self._pool.submit(share, first) for first in range(self._count)]:
-            done.result()
-
-    def close(self) -> None:
-        self._pool.shutdown()
+    with ThreadPoolExecutor(threads, "kvstore-bench-io") as pool:
+        list(pool.map(share, range(threads)))
 
 
 class RawFile:
@@ -104,7 +92,7 @@ class RawFile:
         self._views = region.views
         self._block_bytes = region.block_bytes
         self._count = count
-        self._threads = Threads(threads)
+        self._threads = threads
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags | os.O_DIRECT, 0o600)
@@ -117,10 +105,10 @@ class RawFile:
         os.posix_fallocate(self._fd, 0, count * self._block_bytes)
 
     def write(self) -> None:
-        self._threads.run(self._count, lambda numbers: self._move(os.pwritev, numbers))
+        spread(self._threads, self._count, lambda numbers: self._move(os.pwritev, numbers))
 
     def read(self) -> None:
-        self._threads.run(self._count, lambda numbers: self._move(os.preadv, numbers))
+        spread(self._threads, self._count, lambda numbers: self._move(os.preadv, numbers))
 
     def _move(self, call: Callable[[int, list[memoryview], int], int], numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -128,64 +116,59 @@ class RawFile:
             if call(self._fd, [view], number * self._block_bytes) != len(view):
                 raise OSError(errno.EIO, f"{self._path}: a short transfer")
 
-    def __enter__(self) -> RawFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.close()
+    def close(self) -> None:
         os.close(self._fd)
         self._path.unlink(missing_ok=True)
 
 
-class _TierFiles:
-    """The same records in an NvmeTier, in batches as large as the daemon's."""
+class _DeviceFiles:
+    """The same records on a Device, in batches as large as the daemon's. Each round writes the same slots again."""
 
     def __init__(self, home: Path, region: Region, count: int, threads: int) -> None:
-        """Raises TierError, OSError."""
+        """Raises TierError, OSError, and DaemonError where the disk has no room after all."""
         slabs = -(-count * region.block_bytes // SLAB_BYTES) + 1
-        self._path = home / "tier"
+        self._path = home / "device"
         self._views = region.views
         self._checksums = [digest(view) for view in region.views]
-        self._threads = Threads(threads)
+        self._threads = threads
         self._keys = [os.urandom(KEY_BYTES) for _ in range(count)]
-        self._tier = NvmeTier([self._path], capacity_for(slabs, SLAB_BYTES), SLAB_BYTES)
+        self._device = Device(self._path, capacity_for(slabs, SLAB_BYTES), SLAB_BYTES)
+        self._device.open()
+        for _ in self._device.scan():  # nothing is there; afterwards slots may be taken
+            continue
+        slot_bytes = self._device.slot_bytes(region.block_bytes)
+        taken = (self._device.pool.take(slot_bytes) for _ in range(count))
+        self._slots = [slot for slot in taken if slot is not None]
+        if len(self._slots) < count:
+            self.close()
+            raise DaemonError(f"the NVMe device has room for {len(self._slots)} of {count} records")
 
     @property
     def direct(self) -> bool:
-        return all(directory.direct for directory in self._tier.directories)
+        return self._device.direct
 
-    def delete_all(self) -> None:
-        self._tier.delete(self._keys)
+    def write(self) -> None:
+        spread(self._threads, len(self._keys), self._write, DEMOTE_BATCH_RECORDS)
 
-    def put(self) -> None:
-        self._threads.run(len(self._keys), self._put, DEMOTE_BATCH_RECORDS)
+    def read(self) -> None:
+        spread(self._threads, len(self._keys), self._read, LOAD_BATCH_RECORDS)
 
-    def get(self) -> None:
-        self._threads.run(len(self._keys), self._get, LOAD_BATCH_RECORDS)
-
-    def _put(self, numbers: Sequence[int]) -> None:
+    def _write(self, numbers: Sequence[int]) -> None:
         items = []
         for number in numbers:
             at = number % len(self._views)
             view = self._views[at]
-            items.append((Record(self._keys[number], b"", len(view), self._checksums[at]), view))
-        if any(answer is not Put.STORED for answer in self._tier.put(items)):
-            raise DaemonError("the NVMe tier did not store what it has room for")
+            record = Record(self._keys[number], b"", len(view), self._checksums[at])
+            items.append((self._slots[number], record, 0, view))
+        if any(answer is not Put.STORED for answer in self._device.write(items)):
+            raise DaemonError("the NVMe device did not store what it has room for")
 
-    def _get(self, numbers: Sequence[int]) -> None:
-        items = [(self._keys[number], self._views[number % len(self._views)]) for number in numbers]
-        if any(answer is not Get.HIT for answer, _checksum in self._tier.get(items)):
-            raise DaemonError("the NVMe tier did not find what it stored")
+    def _read(self, numbers: Sequence[int]) -> None:
+        items = [(self._slots[n], self._keys[n], self._views[n % len(self._views)]) for n in numbers]
+        if any(answer is not Get.HIT for answer, _checksum in self._device.read(items)):
+            raise DaemonError("the NVMe device did not find what it stored")
 
-    def __enter__(self) -> _TierFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.close()
+    def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._tier.close()
+            self._device.close()
         shutil.rmtree(self._path, ignore_errors=True)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from kvstore.bench.daemon import Daemon, DaemonError, settings
 from kvstore.bench.figures import Value
 from kvstore.bench.memory import Region
 from kvstore.bench.plan import Plan
-from kvstore.bench.rounds import Rounds, numbered, percentile_us
+from kvstore.bench.rounds import Rounds, percentile_us
 from kvstore.client import Client, Namespace
 
 HASH_BYTES = 32
@@ -34,13 +34,17 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         space = client.namespace(os.urandom(16), plan.block_bytes, HASH_BYTES, 64, {"model": "bench"})
         rounds = Rounds(plan.round_bytes)
         fill = -(-plan.arena_blocks // plan.blocks)  # rounds until every put evicts
-        for number in numbered(fill + plan.warm_up_rounds, plan.dram_rounds):
+        for number in range(-fill - plan.warm_up_rounds, plan.dram_rounds):
             if number == 0:
                 rounds.forget()
             hashes = [os.urandom(HASH_BYTES) for _ in range(plan.blocks)]
             rounds.time("memcpy", memcpy.next_blocks)
-            rounds.time("put", _all(plan.blocks, lambda h=hashes: client.put(space, h, b"", source.views)))  # type: ignore[misc]
-            rounds.time("get", _all(plan.blocks, lambda h=hashes: client.get(space, h, into.views)))  # type: ignore[misc]
+            moved = [
+                rounds.time("put", partial(client.put, space, hashes, b"", source.views)),
+                rounds.time("get", partial(client.get, space, hashes, into.views)),
+            ]
+            if moved != [plan.blocks, plan.blocks]:  # a put that found no room is fast and worth nothing
+                raise DaemonError(f"{moved} of {plan.blocks} blocks were put and got")
         if into.views[-1] != source.views[-1]:
             raise DaemonError("what was got is not what was put")
         view_us = _view_p50_us(client, space, hashes[0], plan.view_calls)
@@ -72,17 +76,6 @@ class _Memcpy:
             memmove(targets[at], address, size_bytes)
             at = (at + 1) % len(targets)
         self._next = at
-
-
-def _all(count: int, work: Callable[[], int]) -> Callable[[], None]:
-    """The work, which must do all of it: a put that found no room is fast and worth nothing."""
-
-    def checked() -> None:
-        done = work()
-        if done != count:
-            raise DaemonError(f"{done} of {count} blocks were moved")
-
-    return checked
 
 
 def _view_p50_us(client: Client, space: Namespace, block_hash: bytes, calls: int) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvstore.bench.daemon import Daemon, DaemonError, settings
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
-from kvstore.bench.rounds import numbered, percentile_us
+from kvstore.bench.rounds import percentile_us
 
 HASH_BYTES = 32
 WARM_UP_CALLS = 50
@@ -26,7 +26,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         space = client.namespace(os.urandom(16), plan.lookup_record_bytes, HASH_BYTES, 64, {"model": "bench"})
         if client.put(space, hashes, b"", [record] * count) != count:
             raise DaemonError("the arena does not hold the blocks to look up")
-        for call in numbered(WARM_UP_CALLS, plan.lookup_calls):
+        for call in range(-WARM_UP_CALLS, plan.lookup_calls):
             started = time.perf_counter()
             client.ping()
             between = time.perf_counter()

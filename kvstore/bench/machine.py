@@ -12,7 +12,7 @@ from kvstore import __version__
 from kvstore.bench.figures import Value
 from tiers.pages import mounts, page_kind
 
-PACKAGES = ("rocksdict", "msgspec", "xxhash", "uvloop")
+PACKAGES = ("msgspec", "xxhash", "uvloop")
 
 
 def facts(directory: Path, arena_directory: Path) -> dict[str, Value]:

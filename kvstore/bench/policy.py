@@ -4,7 +4,7 @@ An operation is one block of a request that goes through the daemon's own engine
 slots: looked up, pinned and released when it is held, else reserved and committed while
 another one is evicted for it. Half of the prompts are old ones; each begins with one of a few
 system prompts, as those of a node's applications do. Hashes have 32 bytes, as vLLM's. Times are
-of the processor, of which it uses one: others on the machine do not count.
+of the processor, of which it uses one; what a hypervisor takes away counts as well.
 
 Two speeds come of it: of the whole way through the engine, and of the policy by itself, by the
 time that its own calls take (`kvstore.bench.timed`).
@@ -12,6 +12,8 @@ time that its own calls take (`kvstore.bench.timed`).
 The memory is what the process grew by: index, policy, what it remembers of blocks that left,
 slot numbers; the table of the counted slots, which no daemon has, exists before. What the C library
 keeps unused is given back first, as a daemon does every minute. Each size is measured in a process of its own.
+
+How long the event loop is held (`kvstore.bench.holds`) is measured of the same node, when it is full.
 
 The limit is what the interpreter can do: an `OrderedDict` as LRU, without parents, leases,
 slots or tiers, is asked for the same prompts, in turn. It comes after the memory was measured.
@@ -30,13 +32,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore import heap
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
+from kvstore.bench.holds import slowest_turns
 from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
 from kvstore.bench.timed import Timed
-from kvstore.index import split_hashes
-from kvstore.workers import workers
+from kvstore.daemon import heap
+from kvstore.index.forest import split_hashes
+from kvstore.processes import workers
+from kvstore.protocol.frames import HASHES_MAX
 
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
@@ -55,7 +59,7 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
         "policy_blocks": plan.policy_blocks,
         "policy_10m_blocks": plan.policy_10m_blocks,
     }
-    for blocks, size in ((plan.policy_blocks, ""), (plan.policy_10m_blocks, "_10m")):
+    for blocks, size, hold in ((plan.policy_blocks, "", "1m"), (plan.policy_10m_blocks, "_10m", "10m")):
         policy, engine, ordered_dict, index = (f"{of}{size}" for of in ("policy", "engine", "dict", "index"))
         needed = blocks * POLICY_BYTES_PER_BLOCK_EST
         if not blocks or needed > available_bytes():
@@ -69,28 +73,28 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
         values[f"{engine}_ops_per_s"] = found.engine_operations_per_s
         values[f"{ordered_dict}_ops_per_s"] = found.dict_operations_per_s
         values[f"{engine}_ratio"] = round(found.engine_operations_per_s / found.dict_operations_per_s, 4)
-        values[f"{policy}_pause_ms"] = found.pause_ms
         values[f"{index}_bytes_per_block"] = found.bytes_per_block
-        values[f"{index}_gc_pause_ms"] = found.gc_pause_ms
+        values[f"loop_hold_{hold}_ms_max"] = max(found.holds_ms.values())
+        values |= {f"loop_hold_{hold}_{work}_ms": ms for work, ms in found.holds_ms.items()}
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """pause_ms: the slowest prompt of all, those that filled the node included; gc_pause_ms: a full collection."""
+    """holds_ms: the slowest turn of each kind of work; of prompts, those that filled the node included."""
 
     policy_operations_per_s: int
     engine_operations_per_s: int
     dict_operations_per_s: int
-    pause_ms: float
     bytes_per_block: float
-    gc_pause_ms: float
+    holds_ms: dict[str, float]
 
 
 def cost(blocks: int, operations: int) -> Cost:
     """Of a node with this many slots and our policy."""
-    from kvstore.policies.names import OURS, POLICIES
+    from kvstore.policies.names import OURS
     from kvstore.replay.cell import Node
+    from kvstore.replay.policies import POLICIES
 
     policies = Timed(POLICIES[OURS]())
     node = Node(blocks, policies, HASH_BYTES)
@@ -103,12 +107,10 @@ def cost(blocks: int, operations: int) -> Cost:
         for step in range(2 * rounds)
     ]
     gc.collect()
+    heap.freeze()  # as a daemon does when it has started
     before = _resident_bytes()
     unmeasured = chain(map(_prompt, range(brought)), asked[:rounds])
     slowest_s = max(_ask(node, step, hashes) for step, hashes in enumerate(unmeasured))
-    gc_started_s = time.process_time()
-    gc.collect()
-    gc_pause_s = time.process_time() - gc_started_s
     heap.give_back()
     grown = _resident_bytes() - before
 
@@ -121,6 +123,7 @@ def cost(blocks: int, operations: int) -> Cost:
         slowest_s = max(slowest_s, took_s)
         engine_s += took_s
         dict_s += lru.ask(hashes)
+    holds_ms = {"prompt": round(slowest_s * 1e3, 2)} | slowest_turns(node, _hashes("unknown", HASHES_MAX))
     node.close()
     policy_speed, engine_speed, dict_speed = (
         round(rounds * PROMPT_BLOCKS / spent_s) for spent_s in (policies.spent_s, engine_s, dict_s)
@@ -129,9 +132,8 @@ def cost(blocks: int, operations: int) -> Cost:
         policy_speed,
         engine_speed,
         dict_speed,
-        round(slowest_s * 1e3, 1),
         round(grown / blocks, 1),
-        round(gc_pause_s * 1e3, 1),
+        holds_ms,
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -17,12 +19,12 @@ from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.memory import Region
 from kvstore.bench.plan import DISK_BYTES_MIN, SETTLE_TIMEOUT_S, Plan
-from kvstore.bench.rounds import Rounds, numbered
+from kvstore.bench.rounds import Rounds
 from kvstore.client import Client, Namespace
-from kvstore.sizes import exact_size
-from kvstore.wire import IN_NVME
+from kvstore.protocol.residency_bits import IN_NVME
+from kvstore.units import exact_bytes
 from tiers.constants import SLAB_BYTES
-from tiers.nvme import capacity_for
+from tiers.device import capacity_for
 
 
 def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
@@ -35,14 +37,14 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         arena_directory,
         plan.arena_bytes,
         nvme__directories=str(home / "nvme"),
-        nvme__capacity_bytes=exact_size(nvme_bytes),
+        nvme__capacity_bytes=exact_bytes(nvme_bytes),
         engine__io_threads=plan.io_threads,
     )
     region = Region.shared(arena_directory, plan.blocks, plan.block_bytes)
     with (
         Daemon(home / "daemon", chosen) as daemon,
         daemon.client() as client,
-        RawFile(home / "raw", region, plan.blocks, plan.io_threads) as raw,
+        closing(RawFile(home / "raw", region, plan.blocks, plan.io_threads)) as raw,
     ):
         raw.write()
         daemon.wait_until_prefaulted(plan.arena_bytes)
@@ -50,13 +52,13 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         groups = _store(plan, daemon, client, space, region)
         rounds = Rounds(plan.round_bytes)
         for number, group in zip(
-            numbered(plan.warm_up_rounds, plan.promote_rounds), cycle(groups), strict=False
+            range(-plan.warm_up_rounds, plan.promote_rounds), cycle(groups), strict=False
         ):
             if number == 0:
                 rounds.forget()
             rounds.time("raw read", raw.read)
             _require_on_nvme_only(client, space, group)
-            rounds.time("promote", lambda g=group: _acquire(client, space, g))  # type: ignore[misc]
+            rounds.time("promote", partial(_acquire, client, space, group))
     return {
         "promote_read_raw_gbps": rounds.gbps("raw read"),
         "nvme_promote_gbps": rounds.gbps("promote"),

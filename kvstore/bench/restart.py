@@ -2,8 +2,8 @@
 
     rows of 10,000 prefixes of 100 blocks ─▶ kvstore serve ─▶ lookup of one prefix answers 100
 
-The rows are written by the tier's own code; the records' bytes are not: the slab files are
-sparse. Each start is a new process, with the row files dropped from the page cache, in turn
+The rows are written by the device's own code; the records' bytes are not: the slab files are
+sparse. Each start is a new process, with the slot table dropped from the page cache, in turn
 with the start of a daemon that has nothing to read.
 """
 
@@ -21,11 +21,12 @@ from kvstore.bench.daemon import Daemon, settings
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
-from kvstore.sizes import exact_size
+from kvstore.units import exact_bytes
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 from tiers.constants import SLAB_BYTES, SLOT_BYTES_MIN
-from tiers.nvme import NvmeTier, capacity_for
-from tiers.rows import Row, Rows
+from tiers.device import Device, capacity_for
+from tiers.device_table import NAME, Row, RowTable, runs
+from tiers.direct import DiskIO
 from tiers.slots import SLAB_SLOTS_MAX, slot_bytes_for
 
 ARENA_BYTES = 128 << 20  # nothing is put into it
@@ -65,7 +66,7 @@ def _start(
         arena_directory,
         ARENA_BYTES,
         nvme__directories=str(stored),
-        nvme__capacity_bytes=exact_size(_capacity_bytes(plan)),
+        nvme__capacity_bytes=exact_bytes(_capacity_bytes(plan)),
         dram__prefault="false",
     )
     digest, chain = space
@@ -85,27 +86,35 @@ def _start_empty(home: Path, arena_directory: Path) -> float:
 
 
 def _prepare(plan: Plan, directory: Path) -> tuple[bytes, list[bytes]]:
-    """A directory full of rows; answers the namespace's digest and the hashes of its last prefix."""
-    NvmeTier([directory], _capacity_bytes(plan)).close()
+    """Fills a directory with rows. Returns the namespace's digest and the hashes of its last prefix."""
+    device = Device(directory, _capacity_bytes(plan), SLAB_BYTES)
+    device.open()
+    instance = device.instance
+    device.close()
     digest = os.urandom(NAMESPACE_BYTES)
     chain: list[bytes] = []
     slots = _slots(plan)
-    with closing(Rows(directory / "rows")) as rows:
+    rows_per_slab = SLAB_BYTES // SLOT_BYTES_MIN
+    with closing(RowTable(directory, _slabs(plan), rows_per_slab, instance, DiskIO())) as table:
         for _ in range(plan.restart_blocks // plan.restart_chain_blocks):
             chain = [os.urandom(HASH_BYTES) for _ in range(plan.restart_chain_blocks)]
-            rows.apply(puts=_rows(plan, digest, chain, slots))
+            rows = {row.slot: row for row in _rows(plan, digest, chain, slots)}
+            for run in runs(rows):
+                table.write([rows[slot] for slot in run])
     for slab in range(_slabs(plan)):
         with open(directory / f"slab-{slab:06d}.kvs", "wb") as file:
             file.truncate(SLAB_BYTES)
     return digest, chain
 
 
-def _rows(plan: Plan, digest: bytes, chain: list[bytes], slots: Iterator[int]) -> Iterator[tuple[bytes, Row]]:
+def _rows(plan: Plan, digest: bytes, chain: list[bytes], slots: Iterator[int]) -> Iterator[Row]:
     """The rows of one prefix. Their checksums are of nothing: no record is read."""
     parent = b""
     for block_hash in chain:
         key = digest + block_hash
-        yield key, Row(next(slots), plan.restart_record_bytes, block_hash[:CHECKSUM_BYTES], parent)
+        yield Row(
+            next(slots), key, parent, plan.restart_record_bytes, block_hash[:CHECKSUM_BYTES], stored_s=0
+        )
         parent = key
 
 
@@ -130,6 +139,5 @@ def _capacity_bytes(plan: Plan) -> int:
 def _drop_from_page_cache(directory: Path) -> None:
     """So that rows come from the disk, as after a boot."""
     os.sync()
-    for path in (directory / "rows").iterdir():
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open(directory / NAME, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Rounds:
@@ -20,10 +23,11 @@ class Rounds:
         self._size_bytes = size_bytes
         self._seconds: dict[str, list[float]] = {}
 
-    def time(self, name: str, work: Callable[[], object]) -> None:
+    def time(self, name: str, work: Callable[[], T]) -> T:
         started = time.perf_counter()
-        work()
+        result = work()
         self._seconds.setdefault(name, []).append(time.perf_counter() - started)
+        return result
 
     def forget(self) -> None:
         """What was measured so far was the warm-up."""
@@ -43,8 +47,3 @@ def percentile_us(seconds: Sequence[float], share: float) -> float:
     """The value that `share` of the timings do not exceed, in µs."""
     ordered = sorted(seconds)
     return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e6, 1)
-
-
-def numbered(warm_up: int, rounds: int) -> Iterator[int]:
-    """Round numbers; those below zero are the warm-up."""
-    return iter(range(-warm_up, rounds))

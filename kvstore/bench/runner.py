@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.bench import disk, dram, lookup, machine, policy, promote, restart
@@ -28,16 +27,18 @@ PARTS: dict[str, tuple[str, Measure]] = {
 
 def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None]) -> dict[str, Value]:
     """Measure these parts with files under `directory`. Raises DaemonError, KvstoreError, TierError, OSError."""
-    arena_directory = _arena_directory(plan)
+    # Where a daemon would put its arena, with room for a second one of our own beside it.
+    arena_directory = choose_arena_path(None, "auto", 3 * plan.arena_bytes, "bench").path.parent
     started_s = time.monotonic()
     values: dict[str, Value] = {}
-    with _scratch(directory) as scratch:
-        facts = machine.facts(scratch, arena_directory)
+    # A short name: the directory holds a socket.
+    with tempfile.TemporaryDirectory(prefix="kvb-", dir=directory, ignore_cleanup_errors=True) as scratch:
+        facts = machine.facts(Path(scratch), arena_directory)
         others = machine.Others()
         for name in parts:
             summary, measure = PARTS[name]
             say(f"{name}: {summary} …")
-            home = scratch / name
+            home = Path(scratch) / name
             home.mkdir()
             part_s = time.monotonic()
             values |= measure(plan, home, arena_directory)
@@ -47,15 +48,3 @@ def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None
     facts["directory"] = str(directory)
     values["run_s"] = round(time.monotonic() - started_s, 1)
     return values | facts
-
-
-def _arena_directory(plan: Plan) -> Path:
-    """Where a daemon would put its arena, with room for a second one of our own beside it."""
-    return choose_arena_path(None, "auto", 3 * plan.arena_bytes, "bench").path.parent
-
-
-@contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    """A new directory, gone afterwards. Its name is short: it holds a socket."""
-    with tempfile.TemporaryDirectory(prefix="kvb-", dir=directory, ignore_cleanup_errors=True) as name:
-        yield Path(name)

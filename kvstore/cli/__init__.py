@@ -183,7 +183,7 @@ def _overview() -> str:
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: kvstore COMMAND [options]     (kvstore COMMAND --help tells the options)",
+            "usage: kvstore COMMAND [options]     (kvstore COMMAND --help lists the options)",
             "",
             "A KV-cache daemon for inference engines, and the tools to look after it.",
             "",

@@ -14,6 +14,7 @@ from typing import Any
 from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
 from kvstore.cli.output import print_json
+from kvstore.units import exact_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.config import keys, value_of
+    from kvstore.daemon.config import keys, value_of
 
     loaded = load_config(args)
     if args.action == "check":
@@ -52,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_toml(values: list[tuple[str, Any, str]]) -> None:
     """A file that `--config` takes back, giving exactly this configuration."""
-    from kvstore.config_sources import written
-    from kvstore.sizes import exact_size
+    from kvstore.daemon.config_sources import written
 
     section = ""
     for key, value, where in values:
@@ -62,7 +62,7 @@ def _print_toml(values: list[tuple[str, Any, str]]) -> None:
             section = table
             print(f"\n[{table}]")
         is_size = name.endswith("_bytes") or "_bytes_" in name
-        text = written(exact_size(value) if is_size else value)
+        text = written(exact_bytes(value) if is_size else value)
         print(f"{name} = {text}  # {where}")
 
 

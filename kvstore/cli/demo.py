@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.demo.phases import show
+    from kvstore.demo.phases import Show
     from kvstore.demo.report import document, page, table
 
     if importlib.util.find_spec("vllm") is None:
@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
     try:
-        shown, stopped, answer = show(
-            directory, args.model and args.model.absolute(), lambda text: _say(started, text)
-        )
+        show = Show(directory, args.model and args.model.absolute(), lambda text: _say(started, text))
+        stopped = show.carry_out()
     except OSError as error:
         raise CliError(f"demo: {error}") from error
     finally:
@@ -67,15 +66,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             shutil.rmtree(directory, ignore_errors=True)
     also = [stopped] if stopped else []
-    report = document(shown, also)
+    report = document(show.shown, also)
     if args.output == "json":
         print_json(report)
     else:
-        print_table("the same prompts, one fresh engine a phase", *table(shown))
+        print_table("the same prompts, one fresh engine a phase", *table(show.shown))
     for problem in report["problems"]:
         print(f"kvstore: demo: {problem}", file=sys.stderr)
-    if args.html is not None and answer is not None:
-        write_page(args.html, page(shown, answer, also), "demo")
+    if args.html is not None and show.report is not None:
+        write_page(args.html, page(show.shown, show.report, also), "demo")
         _say(started, f"the table and a report of these phases: {args.html}")
     return OK if report["ok"] else FAILED
 

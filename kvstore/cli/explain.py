@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import Figure, print_json, print_table, printable
+from kvstore.cli.prefixes import ask
+from kvstore.protocol.outcomes import MEANINGS
+from kvstore.units import count, percent
 
 if TYPE_CHECKING:
     from kvstore.client import Client
-    from kvstore.explanation import Space
+    from kvstore.ledger.explain import Space
 
 PROMPT_BYTES_MAX = 64 << 20
 TOKEN_MAX = (1 << 32) - 1
@@ -54,10 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.cli.status import ask
-
     tokens = _tokens(args)
-    document = ask(socket_path(args), lambda client: explain(client, tokens, args))
+    document = ask(args, "explain", lambda client: explain(client, tokens, args))
     if args.output == "json":
         print_json(document)
     else:
@@ -67,22 +68,23 @@ def run(args: argparse.Namespace) -> int:
 
 def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
     """The document of `-o json`. Raises CliError, Unavailable, Refused."""
-    from kvstore import explanation, outcomes
-    from kvstore.prompthash import block_hashes
+    from kvstore.ledger import explain
+    from kvstore.ledger.vllm_hash import block_hashes
+    from kvstore.protocol import outcomes
 
     try:
-        spaces = explanation.choose(client.list_namespaces(), args.namespace.lower(), args.model, args.tenant)
-    except explanation.Unclear as error:
-        code = NOT_FOUND if isinstance(error, explanation.NoneSuch) else USAGE
+        spaces = explain.choose(client.list_namespaces(), args.namespace.lower(), args.model, args.tenant)
+    except explain.Unclear as error:
+        code = NOT_FOUND if isinstance(error, explain.NoneSuch) else USAGE
         raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error
-    full = [space for space in spaces if not explanation.is_windowed(space)] or spaces
+    full = [space for space in spaces if not explain.is_windowed(space)] or spaces
     step = _hash_tokens(spaces)
     block_tokens = max(space["block_tokens"] for space in full)
     algorithm, parent = _root(full[0]["fields"], args.hash_seed)
     fine = block_hashes(algorithm, parent, tokens, step, args.salt)
     answers, places = _ask_all(client, full, fine, step, block_tokens)
-    by_block = explanation.judged(answers)
-    found = explanation.runs(by_block, block_tokens, len(tokens))
+    by_block = explain.judged(answers)
+    found = explain.runs(by_block, block_tokens, len(tokens))
     hit_tokens = sum(run.tokens for run in found if run.outcome in ("dram", "nvme"))
     hashes = fine[block_tokens // step - 1 :: block_tokens // step]
     return {
@@ -92,7 +94,7 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
         "tokens": len(tokens),
         "block_tokens": block_tokens,
         "hit_tokens": hit_tokens,
-        "summary": summary(found, len(tokens), hit_tokens, any(map(explanation.is_windowed, spaces))),
+        "summary": summary(found, len(tokens), hit_tokens, any(map(explain.is_windowed, spaces))),
         "blocks": [
             {
                 "block": number,
@@ -110,19 +112,16 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
 
 def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -> str:
     """One sentence: how much would hit, and why the rest would not."""
-    from kvstore.outcomes import MEANINGS
-    from kvstore.wording import count, percent
-
     if not tokens:
         return "The prompt is empty."
-    told = f"{count(hit_tokens)} of {count(tokens)} tokens ({percent(hit_tokens / tokens)}) would hit"
+    sentence = f"{count(hit_tokens)} of {count(tokens)} tokens ({percent(hit_tokens / tokens)}) would hit"
     missed = [run for run in runs if run.outcome not in ("dram", "nvme")]
     if missed:
         first = missed[0]
         why = f"{first.outcome} ({MEANINGS[first.outcome]})"
-        told += f"; from token {count(first.first_token)} on they would not, for the reason {why}"
+        sentence += f"; from token {count(first.first_token)} on they would not, for the reason {why}"
     end = ". Sliding windows need only the end of a prefix; they are not judged here." if windowed else "."
-    return told + end
+    return sentence + end
 
 
 # -- asking --
@@ -135,8 +134,8 @@ def _hash_tokens(spaces: Sequence[Space]) -> int:
     sizes = [space["block_tokens"] for space in spaces]
     if 0 in sizes:
         raise CliError(
-            f"explain: namespace {spaces[0]['digest'][:8]}: nobody told how many tokens a block has; "
-            "an engine does when it attaches",
+            f"explain: namespace {spaces[0]['digest'][:8]}: how many tokens a block has is not known; "
+            "an engine says so when it attaches",
             exit_code=FAILED,
         )
     return math.gcd(*sizes)
@@ -144,7 +143,7 @@ def _hash_tokens(spaces: Sequence[Space]) -> int:
 
 def _root(fields: dict[str, str], seed: str | None) -> tuple[str, bytes]:
     """The hash algorithm of a namespace and its NONE_HASH. Raises CliError."""
-    from kvstore.prompthash import ALGORITHMS, DEFAULT_SEED, none_hash
+    from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, none_hash
 
     algorithm, digest = fields.get("hash", ""), fields.get("hash seed", "")
     if algorithm not in ALGORITHMS:
@@ -176,7 +175,8 @@ def _ask_all(
     client: Client, spaces: Sequence[Space], fine: Sequence[bytes], step: int, block_tokens: int
 ) -> tuple[list[list[int]], bytes]:
     """Outcomes of every block of `block_tokens`, once for each question; and where it is in every space."""
-    from kvstore.wire import FRAME_BYTES_MAX, HASHES_MAX, IN_DRAM, IN_NVME, LOOKUP_NAMESPACES_MAX
+    from kvstore.protocol.frames import FRAME_BYTES_MAX, HASHES_MAX, LOOKUP_NAMESPACES_MAX
+    from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 
     count = len(fine) * step // block_tokens
     answers: list[list[int]] = []
@@ -280,13 +280,10 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from kvstore.outcomes import MEANINGS
-    from kvstore.wording import count
-
     parts = len(document["namespaces"])
-    told = f"model {document['model'] or '(no name)'}, tenant {document['tenant'] or '(none)'}"
+    engine = f"model {document['model'] or '(no name)'}, tenant {document['tenant'] or '(none)'}"
     ranks = f", {parts} namespaces (ranks and KV groups) together" if parts > 1 else ""
-    print(f"{printable(told)}{ranks}, blocks of {document['block_tokens']} tokens\n")
+    print(f"{printable(engine)}{ranks}, blocks of {document['block_tokens']} tokens\n")
     rows = [
         (
             _span(run["first_block"], run["last_block"]),

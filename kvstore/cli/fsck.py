@@ -3,8 +3,7 @@
   kvstore fsck                         ask the running daemon to check itself
   kvstore fsck --offline               check the storage of a stopped daemon
   kvstore fsck --offline --verify      also read every record and compare its checksum
-  kvstore fsck --offline --repair      also put right what can be: drop corrupt records, rebuild
-                                       damaged rows (the old ones are kept beside them)
+  kvstore fsck --offline --repair      also drop what is damaged: records and rows
 
 Exit code 0 when sound (after the repair, if any), 1 when problems are left, 4 when no daemon answers.
 """
@@ -16,11 +15,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config, socket_path
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
 from kvstore.cli.output import print_json, progress_bars
+from kvstore.cli.prefixes import ask
+from kvstore.constants import CHECK_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from kvstore.fsck import Finding
+    from kvstore.daemon.fsck import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--offline", action="store_true", help="open the storage itself; the daemon must be stopped"
     )
     parser.add_argument("--verify", action="store_true", help="read every record (needs --offline)")
-    parser.add_argument("--repair", action="store_true", help="put right what can be (needs --offline)")
+    parser.add_argument("--repair", action="store_true", help="drop what is damaged (needs --offline)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,12 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _online(args: argparse.Namespace) -> int:
-    from kvstore.cli.status import ask
-    from kvstore.constants import CHECK_TIMEOUT_S
-
-    path = socket_path(args)
     try:
-        problems = ask(path, lambda client: client.check(), CHECK_TIMEOUT_S)
+        problems = ask(args, "fsck", lambda client: client.check(), CHECK_TIMEOUT_S)
     except CliError as error:
         if error.exit_code == UNREACHABLE:
             raise CliError(f"{error}; is it stopped? then use --offline", exit_code=UNREACHABLE) from error
@@ -64,8 +61,8 @@ def _online(args: argparse.Namespace) -> int:
 
 def _offline(args: argparse.Namespace) -> int:
     from kvstore import logs
+    from kvstore.daemon.fsck import examine
     from kvstore.errors import StartError
-    from kvstore.fsck import examine
     from tiers.errors import OpenError
 
     config = load_config(args).config

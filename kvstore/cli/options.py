@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvstore.cli import NOT_FOUND, USAGE, CliError
 
 if TYPE_CHECKING:
-    from kvstore.config_sources import Loaded
+    from kvstore.daemon.config_sources import Loaded
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +57,9 @@ def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str
 
 def load_config(args: argparse.Namespace) -> Loaded:
     """The configuration these arguments ask for. Raises CliError with every problem in it."""
-    from kvstore.config_sources import ConfigError, load
+    from kvstore.daemon.config_sources import ConfigError, load
 
-    absolute = {
-        "data_dir": ("--data-dir", args.data_dir),
-        "socket_path": ("--socket", args.socket),
-    }
+    absolute = {"data_dir": ("--data-dir", args.data_dir), "socket_path": ("--socket", args.socket)}
     flags = {key: (flag, str(path.absolute())) for key, (flag, path) in absolute.items() if path is not None}
     try:
         return load(args.config, args.set, flags)

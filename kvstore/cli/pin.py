@@ -12,21 +12,11 @@ from __future__ import annotations
 import argparse
 
 from kvstore.cli import OK
-from kvstore.cli.prefixes import (
-    add_common_arguments,
-    add_namespace_argument,
-    add_prefix_argument,
-    ask,
-    confirm,
-    namespace_of,
-    prefix_hash,
-)
+from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, prefix_hash
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prefix_argument(parser)
-    add_namespace_argument(parser)
-    add_common_arguments(parser)
+    add_arguments_for(parser, prefix="1")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,30 +1,51 @@
-"""Naming prefixes, namespaces and tenants on the command line, and what a daemon answers about them."""
+"""Asking a daemon: prefixes, namespaces and tenants on the command line, and what is printed of the answer."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
 from kvstore.cli.output import print_json, printable
+from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 
 _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 
 
-def add_prefix_argument(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
-    """PREFIX: the hash of its last block, which names everything before it, too."""
-    parser.add_argument(
-        "prefix",
-        metavar="PREFIX",
-        nargs=None if is_required else "?",
-        default="",
-        help="hash of the last block of the prefix, in hex",
-    )
+def ask(
+    args: argparse.Namespace, command: str, question: Callable[[Any], Any], timeout_s: float | None = None
+) -> Any:
+    """The daemon's answer to one question. Raises CliError with the exit code that fits the refusal."""
+    from kvstore.client import Client, Refused, Unavailable
+
+    path: Path = socket_path(args)
+    try:
+        with Client(path, timeout_s or STATUS_TIMEOUT_S, label="kvstore cli", attach=False) as client:
+            return question(client)
+    except Unavailable as error:
+        raise CliError(str(error), exit_code=UNREACHABLE) from error
+    except Refused as error:
+        code = _EXIT_CODES.get(error.code, FAILED)
+        raise CliError(f"{command}: {error.message}", exit_code=code) from error
 
 
-def add_namespace_argument(parser: argparse.ArgumentParser) -> None:
+def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant: bool = False) -> None:
+    """What a rule is about, the socket, and the form of the output.
+
+    prefix: "" without PREFIX, "?" where it may be left out, "1" where not. The hash of a prefix's last block
+    names everything before it, too.
+    """
+    if prefix:
+        parser.add_argument(
+            "prefix",
+            metavar="PREFIX",
+            nargs="?" if prefix == "?" else None,
+            default="",
+            help="hash of the last block of the prefix, in hex",
+        )
     parser.add_argument(
         "--namespace",
         default="",
@@ -32,26 +53,18 @@ def add_namespace_argument(parser: argparse.ArgumentParser) -> None:
         help="beginning of the namespace's digest, as `kvstore status` shows it (for a prefix: default all "
         "that hold it; else the only one)",
     )
-
-
-def add_tenant_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tenant", type=_tenant, metavar="NAME", help="every namespace of this tenant")
+    if tenant:
+        parser.add_argument("--tenant", type=_tenant, metavar="NAME", help="every namespace of this tenant")
+    add_config_arguments(parser)
+    add_output_argument(parser, "text", "json")
 
 
 def _tenant(text: str) -> str:
-    from kvstore.constants import TENANT_CHARS_MAX
-
     if len(text) > TENANT_CHARS_MAX:
         raise argparse.ArgumentTypeError(
             f"{len(text)} characters, at most {TENANT_CHARS_MAX} are allowed: {printable(text[:40])}…"
         )
     return text
-
-
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """The socket and the form of the output."""
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
 
 
 def prefix_hash(command: str, text: str) -> bytes:
@@ -78,23 +91,6 @@ def namespace_of(command: str, args: argparse.Namespace) -> str:
     return text
 
 
-def ask(args: argparse.Namespace, command: str, question: Callable[[Any], Any]) -> Any:
-    """The daemon's answer. Raises CliError with the exit code that fits the refusal."""
-    from kvstore.client import Client, Refused, Unavailable
-    from kvstore.constants import STATUS_TIMEOUT_S
-
-    try:
-        with Client(
-            socket_path(args), timeout_s=STATUS_TIMEOUT_S, label="kvstore cli", attach=False
-        ) as client:
-            return question(client)
-    except Unavailable as error:
-        raise CliError(str(error), exit_code=UNREACHABLE) from error
-    except Refused as error:
-        code = _EXIT_CODES.get(error.code, FAILED)
-        raise CliError(f"{command}: {error.message}", exit_code=code) from error
-
-
 def subject(args: argparse.Namespace, namespaces: list[str]) -> str:
     """What a rule is about that is no prefix: a tenant, or else the one namespace."""
     if args.tenant is not None:
@@ -103,7 +99,7 @@ def subject(args: argparse.Namespace, namespaces: list[str]) -> str:
 
 
 def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], namespaces: list[str]) -> None:
-    """Say what is in force now: a line for people, the facts for programs."""
+    """Print what is in force now: a line for people, the facts for programs."""
     if args.output == "json":
         print_json({**facts, "namespaces": namespaces})
         return

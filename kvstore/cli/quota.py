@@ -15,29 +15,18 @@ from __future__ import annotations
 import argparse
 
 from kvstore.cli import OK, USAGE, CliError
-from kvstore.cli.prefixes import (
-    add_common_arguments,
-    add_namespace_argument,
-    add_tenant_argument,
-    ask,
-    confirm,
-    namespace_of,
-    subject,
-)
+from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, subject
+from kvstore.constants import AS_IT_IS, NVME_CAPACITY_BYTES_MAX
+from kvstore.units import exact_bytes, format_bytes, parse_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_namespace_argument(parser)
-    add_tenant_argument(parser)
+    add_arguments_for(parser, tenant=True)
     for tier in ("dram", "nvme"):
         parser.add_argument(f"--{tier}", metavar="SIZE", help='like "8GiB"; "none": no limit')
-    add_common_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.constants import AS_IT_IS
-    from kvstore.sizes import short_size
-
     if args.dram is None and args.nvme is None:
         raise CliError("quota: nothing to set: give --dram, --nvme, or both", exit_code=USAGE)
     if (args.tenant is not None) == bool(args.namespace):
@@ -51,25 +40,22 @@ def run(args: argparse.Namespace) -> int:
     )
     sizes = {"dram": dram_bytes, "nvme": nvme_bytes}
     given = {name: size for name, size in sizes.items() if size != AS_IT_IS}
-    told = ", ".join(f"{name} {'no limit' if n is None else short_size(n)}" for name, n in given.items())
+    limits = ", ".join(f"{name} {'no limit' if n is None else format_bytes(n)}" for name, n in given.items())
     facts = {"tenant": args.tenant, **{f"{name}_bytes": size for name, size in given.items()}}
-    confirm(args, f"{subject(args, namespaces)}: {told}", facts, namespaces)
+    confirm(args, f"{subject(args, namespaces)}: {limits}", facts, namespaces)
     return OK
 
 
 def _size(option: str, text: str | None) -> int | None:
-    from kvstore.constants import AS_IT_IS, NVME_CAPACITY_BYTES_MAX
-    from kvstore.sizes import exact_size, parse_size
-
     if text is None:
         return AS_IT_IS
     if text == "none":
         return None
     try:
-        size = parse_size(text)
+        size = parse_bytes(text)
     except ValueError as error:
         raise CliError(f'quota: --{option} {text}: {error}; or "none"', exit_code=USAGE) from error
     if size > NVME_CAPACITY_BYTES_MAX:
-        most = exact_size(NVME_CAPACITY_BYTES_MAX)
+        most = exact_bytes(NVME_CAPACITY_BYTES_MAX)
         raise CliError(f"quota: --{option} {text}: at most {most} are allowed", exit_code=USAGE)
     return size

@@ -113,7 +113,7 @@ def _fractions(text: str) -> list[float]:
 
 
 def _policies(given: list[str]) -> list[str]:
-    from kvstore.policies.names import BOUND, EVERYTHING, POLICIES
+    from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES
 
     known = [*POLICIES, BOUND, EVERYTHING]
     wanted = names("replay: --policy", given, ["all", *known])
@@ -143,7 +143,8 @@ def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
 
 
 def _print(results: list[Result], fractions: list[float]) -> None:
-    from kvstore.policies.names import EVERYTHING, OURS
+    from kvstore.policies.names import OURS
+    from kvstore.replay.policies import EVERYTHING
     from kvstore.replay.table import envelope
 
     rows: dict[str, list[object]] = {}

@@ -7,19 +7,22 @@
   kvstore report -o json               for programs; docs/cli.md lists the fields
 
 Totals are kept by the hour, so a report begins with the whole hour that --since falls into.
-What saved prefill is worth is told where the setting report.gpu_hour_price has a price.
+With the setting report.gpu_hour_price it also says what the saved prefill is worth.
 Exit code 0 also when there was nothing to report, 4 when no daemon answers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, names, socket_path
+from kvstore.cli.options import add_config_arguments, add_output_argument, names
 from kvstore.cli.output import Figure, is_terminal, print_json, print_table
+from kvstore.cli.prefixes import ask
+from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -50,12 +53,10 @@ def add_html_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.cli.status import ask
-
     chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
-    _since(args.since, FAR_S)  # a wrong one is told before anybody is asked
-    document = ask(socket_path(args), lambda client: fetch(client, args.since))
+    _since(args.since, FAR_S)  # refuse a wrong one before the daemon is asked
+    document = ask(args, "report", lambda client: fetch(client, args.since))
     if args.html is not None:
         from kvstore.pages.report import report_page
 
@@ -71,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
 def fetch(client: Client, since: str) -> Document:
     """The document, with every grouping; its clock is the daemon's. Raises CliError for a wrong `since`."""
-    from kvstore import report
+    from kvstore.ledger import report
 
     since_s = _since(since, client.report(FAR_S)["now_s"])
     return report.document(client.report(since_s), since_s)
 
 
 def _since(text: str, now_s: float) -> float:
-    from kvstore import report
+    from kvstore.ledger import report
 
     try:
         return report.since(text, now_s)
@@ -87,32 +88,37 @@ def _since(text: str, now_s: float) -> float:
 
 
 def require_page(path: Path | None, command: str) -> None:
-    """Before the work: whether a page can be written there. Raises CliError."""
-    from kvstore.pages.html import require_writable
-
-    if path is not None:
-        try:
-            require_writable(path)
-        except OSError as error:
-            raise CliError(f"{command}: --html {path}: {error.strerror}", exit_code=USAGE) from error
+    """Refuse before the work what `write_page` would refuse after it. Raises CliError."""
+    if path is None:
+        return
+    parent, problem = path.absolute().parent, ""
+    if path.exists() and not path.is_file():
+        problem = "not a file" if path.is_dir() else "not a regular file"
+    elif not parent.is_dir():
+        problem = "no such directory"
+    elif not os.access(parent, os.W_OK):
+        problem = "the directory cannot be written to"
+    if problem:
+        raise CliError(f"{command}: --html {path}: {problem}", exit_code=USAGE)
 
 
 def write_page(path: Path, text: str, command: str) -> None:
     """Write it whole or not at all. Raises CliError."""
-    from kvstore.pages.html import write
+    from kvstore.files import replace_file
 
+    require_page(path, command)
     try:
-        write(path, text)
+        replace_file(path, text.encode())
     except OSError as error:
         raise CliError(f"{command}: --html {path}: {error.strerror or error}", exit_code=FAILED) from error
 
 
 def _print(document: Document, is_whole: bool) -> None:
     """is_whole: with the totals and the prefixes, and not groupings alone."""
-    from kvstore.wording import moment
-
     region = f", region {document['region']}" if document["region"] else ""
-    print(f"kvstore report: {moment(document['since_s'])} to {moment(document['until_s'])} UTC{region}\n")
+    print(
+        f"kvstore report: {format_time(document['since_s'])} to {format_time(document['until_s'])} UTC{region}\n"
+    )
     if not document["totals"]["tokens"]:
         print("Nothing was looked up in this time: there is nothing to report.")
         return
@@ -120,9 +126,9 @@ def _print(document: Document, is_whole: bool) -> None:
         _print_totals(document)
     for name, groups in document["by"].items():
         if name == "tier":
-            _print_tiers(groups)
+            _print_shares("hits by tier", name, "hit_ratio", groups)
         elif name == "reason":
-            _print_reasons(groups)
+            _print_shares("misses by reason", name, "share", groups)
         else:
             _print_sums(name, groups, document["currency"])
     if is_whole:
@@ -130,14 +136,11 @@ def _print(document: Document, is_whole: bool) -> None:
 
 
 def _print_totals(document: Document) -> None:
-    from kvstore.sizes import short_size
-    from kvstore.wording import count, money, percent, span
-
-    total, price = document["totals"], document["gpu_hour_price"]
-    moved = {name: short_size(size_bytes) for name, size_bytes in total["bytes"].items()}
-    asked = total["tokens"] - total["engine_tokens"]
+    total, price, currency = document["totals"], document["gpu_hour_price"], document["currency"]
+    moved = {way: format_bytes(size_bytes) for way, size_bytes in total["bytes"].items()}
+    asked = count(total["tokens"] - total["engine_tokens"])
     rows = [
-        ("hit ratio", percent(total["hit_ratio"]), f"of {count(asked)} tokens that engines asked for"),
+        ("hit ratio", percent(total["hit_ratio"]), f"of {asked} tokens that engines asked for"),
         (
             "not computed",
             percent(total["overall_ratio"]),
@@ -149,16 +152,12 @@ def _print_totals(document: Document) -> None:
         ("in the engine", count(total["engine_tokens"]), "were still in the engine's own cache"),
     ]
     if total["prefill_s_saved"]:
-        rows.append(
-            (
-                "prefill saved",
-                span(total["prefill_s_saved"]),
-                "of engine time, at the speed that engines report, or that is configured",
+        speed = "of engine time, at the speed that engines report, or that is configured"
+        rows.append(("prefill saved", format_duration(total["prefill_s_saved"]), speed))
+        if price:
+            rows.append(
+                ("money saved", money(total["money_saved"], currency), f"at {money(price, currency)} an hour")
             )
-        )
-    if total["prefill_s_saved"] and price:
-        each = money(price, document["currency"])
-        rows.append(("money saved", money(total["money_saved"], document["currency"]), f"at {each} an hour"))
     rows += [
         ("loaded", moved["loaded"], "given back to engines"),
         ("stored", moved["stored"], "copied here by engines"),
@@ -168,39 +167,24 @@ def _print_totals(document: Document) -> None:
     print_table("what it came to", ["", "", "what it means"], [(a, Figure(b), c) for a, b, c in rows])
 
 
-def _print_tiers(groups: list[Document]) -> None:
-    from kvstore.wording import count, percent
-
-    rows = [
-        (g["tier"], Figure(count(g["tokens"])), Figure(percent(g["hit_ratio"])), g["meaning"]) for g in groups
-    ]
-    print_table("hits by tier", ["tier", "tokens", "hit ratio", "what it means"], rows)
-
-
-def _print_reasons(groups: list[Document]) -> None:
-    from kvstore.wording import count, percent
-
+def _print_shares(title: str, name: str, share: str, groups: list[Document]) -> None:
+    """Hits by tier, or misses by reason."""
     if not groups:
         print("No token missed.\n")
         return
-    rows = [
-        (g["reason"], Figure(count(g["tokens"])), Figure(percent(g["share"])), g["meaning"]) for g in groups
-    ]
-    print_table("misses by reason", ["reason", "tokens", "share", "what it means"], rows)
+    rows = [(g[name], Figure(count(g["tokens"])), Figure(percent(g[share])), g["meaning"]) for g in groups]
+    print_table(title, [name, "tokens", share.replace("_", " "), "what it means"], rows)
 
 
 def _print_sums(name: str, groups: list[Document], currency: str) -> None:
-    from kvstore.sizes import short_size
-    from kvstore.wording import count, moment, money, percent, span
-
     paid = any(g["money_saved"] for g in groups)
     timed = any(g["prefill_s_saved"] for g in groups)
     rows = []
     for g in groups:
-        label = moment(g["hour_s"]) if name == "hour" else g[name] or "(none)"
+        label = format_time(g["hour_s"]) if name == "hour" else g[name] or "(none)"
         cells = [count(g["lookups"]), count(g["tokens"]), count(g["hit_tokens"]), percent(g["hit_ratio"])]
-        cells += [short_size(g["bytes"]["loaded"]), short_size(g["bytes"]["stored"])]
-        cells += [span(g["prefill_s_saved"])] * timed + [money(g["money_saved"], currency)] * paid
+        cells += [format_bytes(g["bytes"]["loaded"]), format_bytes(g["bytes"]["stored"])]
+        cells += [format_duration(g["prefill_s_saved"])] * timed + [money(g["money_saved"], currency)] * paid
         rows.append([label, *map(Figure, cells)])
     columns = [f"{name} (UTC)" if name == "hour" else name, "lookups", "tokens", "of these hits", "hit ratio"]
     columns += ["loaded", "stored"] + ["prefill saved"] * timed + ["money saved"] * paid
@@ -208,35 +192,16 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
 
 
 def _print_prefixes(document: Document) -> None:
-    from kvstore.pages.report import cut, lives_in, saved
-    from kvstore.wording import count, span
+    from kvstore.pages.report import PREFIX_COLUMNS, cut, prefix_cells
 
     shown = document["prefixes"][:PREFIXES_SHOWN]
-    rows = [
-        [
-            p["block_hash"][:10] if is_terminal() else p["block_hash"],  # whole, it would be folded
-            p["model"] or "(none)",
-            p["tenant"] or "(none)",
-            Figure(saved(p)),
-            Figure(count(p["uses"])),
-            Figure(count(p["tokens"])),
-            Figure(span(p["age_s"])),
-            Figure(span(p["idle_s"])),
-            lives_in(p["tiers"]),
-        ]
-        for p in shown
-    ]
+    rows: list[list[object]] = []
+    for p in shown:
+        block_hash = p["block_hash"][:10] if is_terminal() else p["block_hash"]  # whole, it would be folded
+        *figures, tiers = prefix_cells(p)
+        rows.append(
+            [block_hash, p["model"] or "(none)", p["tenant"] or "(none)", *map(Figure, figures), tiers]
+        )
     if rows:
-        columns = [
-            "last block",
-            "model",
-            "tenant",
-            "tokens saved",
-            "hits",
-            "length",
-            "first hit",
-            "last hit",
-            "lives in",
-        ]
         title = f"prefixes that saved most, since they were first hit{cut(shown, document)} (times are ago)"
-        print_table(title, columns, rows)
+        print_table(title, ["last block", "model", "tenant", *PREFIX_COLUMNS], rows)

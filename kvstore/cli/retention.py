@@ -13,6 +13,7 @@ from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.prefixes import ask
+from kvstore.units import exact_duration, format_bytes
 
 Row = dict[str, Any]
 
@@ -34,75 +35,57 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_pins(report: Row) -> None:
-    from kvstore.sizes import short_size
-
     shares = [
-        f"{short_size(tier['pinned_bytes'])} of {short_size(tier['limit_bytes'])} of {tier['tier']}"
+        f"{format_bytes(tier['pinned_bytes'])} of {format_bytes(tier['limit_bytes'])} of {tier['tier']}"
         for tier in report["pinned"]
     ]
     print(f"pins hold {', '.join(shares)}")
-    rows = [
-        [
-            pin["block_hash"],
-            *_about(pin),
-            pin["blocks"],
-            _told(pin["held_blocks"]),
-            _told(pin["guarded_blocks"]),
-        ]
-        for pin in report["pins"]
-    ]
-    if rows:
-        print_table("pins", ["prefix", "namespace", "model", "tenant", "blocks", "held", "kept"], rows)
+    columns = ["prefix", "namespace", "model", "tenant", "blocks", "held", "kept"]
+    counts = ("blocks", "held_blocks", "guarded_blocks")
+    _print(
+        "pins",
+        columns,
+        [[p["block_hash"], *_about(p), *(_cell(p[n]) for n in counts)] for p in report["pins"]],
+    )
 
 
 def _print_ttls(ttls: list[Row]) -> None:
-    from kvstore.durations import short_duration
-
     rows = [
         [
-            ttl["block_hash"] or "(all)",
-            *_about(ttl),
-            "never" if ttl["ttl_s"] is None else short_duration(ttl["ttl_s"]),
+            t["block_hash"] or "(all)",
+            *_about(t),
+            "never" if t["ttl_s"] is None else exact_duration(t["ttl_s"]),
         ]
-        for ttl in ttls
+        for t in ttls
     ]
-    if rows:
-        print_table("ttls", ["prefix", "namespace", "model", "tenant", "ttl"], rows)
+    _print("ttls", ["prefix", "namespace", "model", "tenant", "ttl"], rows)
 
 
 def _print_quotas(report: Row) -> None:
-    columns = ["namespace", "model", "tenant", "dram", "of", "nvme", "of"]
-    rows = [
-        [
-            *_about(quota),
-            _size(quota["dram_used_bytes"]),
-            _size(quota["dram_bytes"]),
-            _size(quota["nvme_used_bytes"]),
-            _size(quota["nvme_bytes"]),
-        ]
-        for quota in report["quotas"]
-    ]
-    if rows:
-        print_table("quotas", columns, rows)
+    sizes = ("dram_used_bytes", "dram_bytes", "nvme_used_bytes", "nvme_bytes")
+    rows = [[*_about(quota), *(_size(quota[name]) for name in sizes)] for quota in report["quotas"]]
+    _print("quotas", ["namespace", "model", "tenant", "dram", "of", "nvme", "of"], rows)
     held = [
-        [_told(t["tenant"]), _size(t["dram_used_bytes"]), _size(t["nvme_used_bytes"])]
+        [_cell(t["tenant"]), _size(t["dram_used_bytes"]), _size(t["nvme_used_bytes"])]
         for t in report["tenants"]
     ]
-    if held:
-        print_table("tenants", ["tenant", "dram", "nvme"], held)
+    _print("tenants", ["tenant", "dram", "nvme"], held)
+
+
+def _print(title: str, columns: list[str], rows: list[list[object]]) -> None:
+    if rows:
+        print_table(title, columns, rows)
 
 
 def _about(row: Row) -> list[object]:
     namespace = row["namespace"]
-    return [namespace[:12] if namespace else "(all)", _told(row["model"]), _told(row["tenant"])]
+    return [namespace[:12] if namespace else "(all)", _cell(row["model"]), _cell(row["tenant"])]
 
 
-def _told(value: object) -> object:
+def _cell(value: object) -> object:
     """Blank where the question does not arise; "(none)" for the name of whoever gave none."""
     return "" if value is None else "(none)" if value == "" else value
 
 
 def _size(size_bytes: int | None) -> str:
-    from kvstore.sizes import short_size
-
-    return "no limit" if size_bytes is None else short_size(size_bytes)
+    return "no limit" if size_bytes is None else format_bytes(size_bytes)

@@ -12,6 +12,7 @@ for the next start. A second SIGTERM skips the writing.
 from __future__ import annotations
 
 import argparse
+import os
 
 from kvstore.cli import FAILED, OK, CliError
 from kvstore.cli.options import add_config_arguments, load_config
@@ -28,12 +29,13 @@ def run(args: argparse.Namespace) -> int:
     import uvloop
 
     from kvstore import logs
+    from kvstore.daemon.service import Service
+    from kvstore.daemon.storage import open_storage
     from kvstore.errors import StartError
-    from kvstore.service import Service
-    from kvstore.storage import open_storage
     from tiers.errors import OpenError
 
     logs.configure(config.log.level, config.log.format)
+    os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         storage = open_storage(config)
         service = Service(config, storage)

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import Figure, is_terminal, print_json, print_table
+from kvstore.cli.prefixes import ask
+from kvstore.constants import WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
+from kvstore.units import format_bytes, format_duration, percent
 
-MEMORIES = (
-    "suspects",
-    "probe_targets",
-    "tickets",
-    "prompts",
-)  # the latest so many: full is as they should be
+MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")  # of the latest ones: full is no problem
 
 Report = dict[str, Any]
 
@@ -39,41 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.constants import WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
-
     if not WATCH_INTERVAL_S_MIN <= args.interval <= WATCH_INTERVAL_S_MAX:
         raise CliError(
             f"status: --interval {args.interval}: "
             f"allowed are {WATCH_INTERVAL_S_MIN} to {WATCH_INTERVAL_S_MAX} seconds",
             exit_code=USAGE,
         )
-    path = socket_path(args)
     if args.watch:
-        return _watch(path, args)
-    report = ask(path, lambda client: client.status())
+        return _watch(args)
+    report = ask(args, "status", lambda client: client.status())
     _print(report, args.output)
     return OK if report["health"]["ok"] else FAILED
 
 
-def ask(path: Path, question: Callable[[Any], Any], timeout_s: float | None = None) -> Any:
-    """The daemon's answer to one question. Raises CliError when there is none."""
-    from kvstore.client import Client, Refused, Unavailable
-    from kvstore.constants import STATUS_TIMEOUT_S
-
-    try:
-        with Client(
-            path, timeout_s=timeout_s or STATUS_TIMEOUT_S, label="kvstore cli", attach=False
-        ) as client:
-            return question(client)
-    except Unavailable as error:
-        raise CliError(str(error), exit_code=UNREACHABLE) from error
-    except Refused as error:
-        raise CliError(f"kvstore daemon at {path}: {error}", exit_code=FAILED) from error
-
-
-def _watch(path: Path, args: argparse.Namespace) -> int:
+def _watch(args: argparse.Namespace) -> int:
     while True:
-        report = ask(path, lambda client: client.status())
+        report = ask(args, "status", lambda client: client.status())
         if args.output == "json":
             print_json(report, indent=None)
         else:
@@ -93,16 +70,13 @@ def _print(report: Report, output: str) -> None:
 
 
 def _print_head(report: Report) -> None:
-    from kvstore.sizes import short_size
-    from kvstore.wording import percent
-
     daemon, arena, health = report["daemon"], report["arena"], report["health"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
-    print(f"kvstore {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}")
+    print(f"kvstore {daemon['version']}, pid {daemon['pid']}, up {format_duration(daemon['uptime_s'])}")
     print(f"health      {'ok' if health['ok'] else 'PROBLEMS'}")
     for problem in health["problems"]:
         print(f"            {problem}")
-    touched = f"{short_size(arena['prefaulted_bytes'])} of {short_size(capacity_bytes)}"
+    touched = f"{format_bytes(arena['prefaulted_bytes'])} of {format_bytes(capacity_bytes)}"
     print(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})")
     under_way = {
         "loads": report["loading_blocks"],
@@ -116,45 +90,35 @@ def _print_head(report: Report) -> None:
     counters = report["counters"]
     asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
     share = percent(hit / asked) if asked else "nothing asked yet"
-    told = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
-    print(f"lookups     {counters['lookups']}: {told}")
+    found = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
+    print(f"lookups     {counters['lookups']}: {found}")
     print(flush=True)
 
 
 def _print_tiers(report: Report) -> None:
-    from kvstore.sizes import short_size
-    from kvstore.wording import percent
-
     counters = report["counters"]
-    rows = []
-    for tier in report["tiers"]:
-        name = tier["name"]
-        used = tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0
-        rows.append(
-            [
-                name,
-                short_size(tier["capacity_bytes"]),
-                short_size(tier["used_bytes"]),
-                Figure(percent(used)),
-                tier["records"],
-                counters.get(f"acquired_{name}", 0),
-                counters.get(f"evicted_{name}", 0),
-                counters.get(f"corrupt_{name}", 0),
-            ]
-        )
+    rows = [
+        [
+            tier["name"],
+            format_bytes(tier["capacity_bytes"]),
+            format_bytes(tier["used_bytes"]),
+            Figure(percent(tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0)),
+            tier["records"],
+            *(counters.get(f"{what}_{tier['name']}", 0) for what in ("acquired", "evicted", "corrupt")),
+        ]
+        for tier in report["tiers"]
+    ]
     columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
     print_table("tiers", columns, rows)
     _print_health(report)
 
 
 def _print_health(report: Report) -> None:
-    from kvstore.sizes import short_size
-
     for speed in report["speeds"]:
         if speed["samples"]:
-            told = f"{1e3 * speed['latency_s']:.2f} ms, then {short_size(speed['bytes_per_s'])}/s"
-            waiting = f", {short_size(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
-            print(f"{speed['name']:<12}loads take {told}{waiting}")
+            took = f"{1e3 * speed['latency_s']:.2f} ms, then {format_bytes(speed['bytes_per_s'])}/s"
+            waiting = f", {format_bytes(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
+            print(f"{speed['name']:<12}loads take {took}{waiting}")
     for breaker in report["breakers"]:
         if breaker["trips"]:
             again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""
@@ -169,8 +133,6 @@ def _print_health(report: Report) -> None:
 
 
 def _print_lists(report: Report) -> None:
-    from kvstore.sizes import short_size
-
     if report["sessions"]:
         rows = [[s["owner"], s["label"], s["leases"]] for s in report["sessions"]]
         print_table("sessions", ["owner", "label", "leases"], rows)
@@ -179,19 +141,10 @@ def _print_lists(report: Report) -> None:
             [
                 n["digest"][:12],
                 n["blocks"],
-                short_size(n["record_bytes"]),
+                format_bytes(n["record_bytes"]),
                 n["block_tokens"],
                 " ".join(f"{name}={value}" for name, value in n["fields"].items()),
             ]
             for n in report["namespaces"]
         ]
         print_table("namespaces", ["digest", "blocks", "record", "tokens", "fields"], rows)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    told = [f"{count} {unit}" for count, unit in parts if count]
-    return " ".join(told[:2]) or "0 s"

@@ -16,30 +16,17 @@ from __future__ import annotations
 import argparse
 
 from kvstore.cli import OK, USAGE, CliError
-from kvstore.cli.prefixes import (
-    add_common_arguments,
-    add_namespace_argument,
-    add_prefix_argument,
-    add_tenant_argument,
-    ask,
-    confirm,
-    namespace_of,
-    prefix_hash,
-    subject,
-)
+from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, prefix_hash, subject
+from kvstore.constants import TTL_S_MAX
+from kvstore.units import exact_duration, parse_duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("time", metavar="TIME", help='like "30min", "24h", "7d"; "never"; "off"')
-    add_prefix_argument(parser, is_required=False)
-    add_namespace_argument(parser)
-    add_tenant_argument(parser)
-    add_common_arguments(parser)
+    add_arguments_for(parser, prefix="?", tenant=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.durations import short_duration
-
     if args.tenant is not None and (args.prefix or args.namespace):
         raise CliError(
             "ttl: --tenant together with a prefix or --namespace: give one of them", exit_code=USAGE
@@ -47,31 +34,19 @@ def run(args: argparse.Namespace) -> int:
     if args.tenant is None and not args.prefix and not args.namespace:
         raise CliError("ttl: for what? Give a prefix, --namespace or --tenant", exit_code=USAGE)
     block_hash = prefix_hash("ttl", args.prefix) if args.prefix else b""
-    namespace, ttl_s, is_set = namespace_of("ttl", args), _seconds(args.time), args.time != "off"
-    namespaces = ask(
-        args,
-        "ttl",
-        lambda client: client.set_ttl(
-            ttl_s, block_hash=block_hash, namespace=namespace, tenant=args.tenant, is_set=is_set
-        ),
-    )
-    facts = {
-        "block_hash": block_hash.hex() or None,
-        "tenant": args.tenant,
-        "ttl_s": ttl_s,
-        "set": is_set,
-    }
-    told = "never expires" if ttl_s is None else f"expires {short_duration(ttl_s)} after it was stored"
+    ttl_s, is_set = _seconds(args.time), args.time != "off"
+    whose = {"block_hash": block_hash, "namespace": namespace_of("ttl", args), "tenant": args.tenant}
+    namespaces = ask(args, "ttl", lambda client: client.set_ttl(ttl_s, is_set=is_set, **whose))
+    prefix = block_hash.hex()
+    facts = {"block_hash": prefix or None, "tenant": args.tenant, "ttl_s": ttl_s, "set": is_set}
+    rule = "never expires" if ttl_s is None else f"expires {exact_duration(ttl_s)} after it was stored"
     if not is_set:
-        told = "has no TTL of its own any more"
-    confirm(args, f"{block_hash.hex() or subject(args, namespaces)} {told}", facts, namespaces)
+        rule = "has no TTL of its own any more"
+    confirm(args, f"{prefix or subject(args, namespaces)} {rule}", facts, namespaces)
     return OK
 
 
 def _seconds(text: str) -> float | None:
-    from kvstore.constants import TTL_S_MAX
-    from kvstore.durations import parse_duration, short_duration
-
     if text in ("never", "off"):
         return None
     try:
@@ -79,6 +54,6 @@ def _seconds(text: str) -> float | None:
     except ValueError as error:
         raise CliError(f'ttl: time {text}: {error}; or "never", "off"', exit_code=USAGE) from error
     if not 0 < seconds <= TTL_S_MAX:
-        most = short_duration(TTL_S_MAX)
+        most = exact_duration(TTL_S_MAX)
         raise CliError(f"ttl: time {text}: allowed are more than 0 and at most {most}", exit_code=USAGE)
     return seconds

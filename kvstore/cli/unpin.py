@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 
 from kvstore.cli.pin import set_pin
-from kvstore.cli.prefixes import add_common_arguments, add_namespace_argument, add_prefix_argument
+from kvstore.cli.prefixes import add_arguments_for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prefix_argument(parser)
-    add_namespace_argument(parser)
-    add_common_arguments(parser)
+    add_arguments_for(parser, prefix="1")
 
 
 def run(args: argparse.Namespace) -> int:

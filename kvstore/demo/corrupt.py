@@ -1,6 +1,6 @@
 """Flip bytes on disk, in a record that the demo's prompts really use.
 
-The record is found by what it is and not by where it should be: the NVMe tier is opened while
+The record is found by what it is and not by where it should be: the NVMe device is opened while
 no daemon runs, the middle block of the longest stored prefix is read through it, and those very
 bytes are looked for in the slot files. So this keeps working whatever the layout on disk is.
 """
@@ -10,49 +10,47 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from kvstore.bench.daemon import DaemonError
 from kvstore.demo import constants as c
-from kvstore.demo.daemon import DemoError
-from tiers.base import Get, Record
+from tiers.base import Get
+from tiers.device import Device, Row
 from tiers.errors import OpenError
-from tiers.nvme import NvmeTier
 
 
-def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) -> Record:
+def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) -> Row:
     """Damage the middle record of the longest prefix stored in an NVMe directory.
 
-    The daemon must not run. Answers which record it was. Raises DemoError where there is none or
+    The daemon must not run. Returns which record it was. Raises DaemonError where there is none or
     the directory cannot be opened, OSError where a file cannot be written.
     """
     try:
-        tier = NvmeTier([directory], capacity_bytes, slab_bytes)
+        device = Device(directory, capacity_bytes, slab_bytes)
+        device.open()
     except OpenError as error:
-        raise DemoError(str(error)) from error
+        raise DaemonError(str(error)) from error
     try:
-        record = _middle_of_longest({record.key: record for record in tier.scan()})
-        content = bytearray(record.size_bytes)
-        [(answer, _)] = tier.get([(record.key, memoryview(content))])
+        row = _middle_of_longest({row.key: row for rows in device.scan() for row in rows})
+        content = bytearray(row.size_bytes)
+        [(answer, _)] = device.read([(row.slot, row.key, memoryview(content))])
     finally:
-        tier.close()
+        device.close()
     if answer is not Get.HIT:
-        raise DemoError(f"the record to be damaged could not be read: {answer.value}")
+        raise DaemonError(f"the record to be damaged could not be read: {answer.value}")
     _flip(directory, bytes(content))
-    return record
+    return row
 
 
-def _middle_of_longest(records: dict[bytes, Record]) -> Record:
+def _middle_of_longest(rows: dict[bytes, Row]) -> Row:
     """The block in the middle of the longest stored prefix."""
-    if not records:
-        raise DemoError("nothing is stored on NVMe")
-    longest = max((_ancestry(record, records) for record in records.values()), key=len)
+    longest: list[Row] = []
+    for row in rows.values():
+        chain = [row]
+        while (before := rows.get(chain[-1].parent)) is not None:
+            chain.append(before)
+        longest = max(longest, chain, key=len)
+    if not longest:
+        raise DaemonError("nothing is stored on NVMe")
     return longest[len(longest) // 2]
-
-
-def _ancestry(record: Record, records: dict[bytes, Record]) -> list[Record]:
-    """The record and all before it in its prefix that are stored, last first."""
-    chain = [record]
-    while (before := records.get(chain[-1].parent)) is not None:
-        chain.append(before)
-    return chain
 
 
 def _flip(directory: Path, content: bytes) -> None:
@@ -68,4 +66,4 @@ def _flip(directory: Path, content: bytes) -> None:
             )
             mapping.flush()
             return
-    raise DemoError(f"the record to be damaged is in no slot file of {directory}")
+    raise DaemonError(f"the record to be damaged is in no slot file of {directory}")

@@ -1,10 +1,9 @@
 """One fresh engine process, seen from the demo: start it, let it answer prompts, end it.
 
-    Engine() ─ spawn ─▶ python -m kvstore.demo.engine_process
-    build(job) ───────▶ makes the engine, answers a warm-up request of its own
-    ready() ◀────────── when it can be asked
-    run(prompts) ─────▶ one request after another
-            ◀────────── tokens, time to first token, and the engine's own counters
+    Engine()  ─ spawn ─▶ python -m kvstore.demo.engine_process      ◀─ "imported"
+    send(job) ─────────▶ makes the engine, answers a warm-up prompt  ◀─ "ready"
+    run(prompts) ──────▶ one request after another                   ◀─ "answered": tokens, time to first
+                                                                        token, the engine's own counters
 
 Messages are JSON lines over the child's stdin and stdout; its logs go to a file.
 """
@@ -16,20 +15,17 @@ import os
 import select
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvstore.bench.daemon import DaemonError, log_tail
 from kvstore.demo import constants as c
-from kvstore.demo.daemon import DemoError, log_tail
 
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """What kind of engine. role: vLLM's kv_role. extra: the connector's own settings.
-
-    warm_up: a text that no phase asks about.
-    """
+    """What kind of engine. role: vLLM's kv_role. extra: the connector's settings. warm_up: a prompt of its own."""
 
     model: str
     extra: dict[str, str]
@@ -46,14 +42,14 @@ class Reply:
     prompt_tokens: int
     cached_tokens: int
     ttft_ms: float
-    tokens: tuple[int, ...]
+    tokens: list[int]
 
 
 @dataclass(slots=True, frozen=True)
 class Run:
     """Replies in the order of the prompts, and how much each vLLM counter grew meanwhile."""
 
-    replies: tuple[Reply, ...]
+    replies: list[Reply]
     counters: dict[str, float]
 
 
@@ -63,94 +59,69 @@ class Engine:
     def __init__(self, log_path: Path) -> None:
         """Starts the process, which begins to import vLLM at once."""
         self._log_path = log_path
+        self._unread = b""
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kvstore.demo.engine_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=engine_environment(),
+                env=_environment(),
             )
-        self._unread = b""
-        self._imported = False
-
-    def imported(self) -> None:
-        """Wait until vLLM is imported. Raises DemoError."""
-        if not self._imported:
-            self._expect("imported", c.ENGINE_START_S_MAX)
-            self._imported = True
-
-    def build(self, job: Job) -> None:
-        """Have it make the engine; returns at once. `ready` waits for it."""
-        self._send({slot: getattr(job, slot) for slot in Job.__slots__})
-
-    def ready(self) -> None:
-        """Wait until the engine has answered its warm-up request. Raises DemoError."""
-        self._expect("ready", c.ENGINE_START_S_MAX)
+        self._input, self._output = self._process.stdin, self._process.stdout
 
     def run(self, prompts: list[str], output_tokens: int = c.OUTPUT_TOKENS) -> Run:
-        """Ask one prompt after another, greedily. Raises DemoError."""
-        self._send({"prompts": prompts, "output_tokens": output_tokens})
-        answer = self._expect("answered", c.ENGINE_RUN_S_MAX)
-        replies = (Reply(**{**reply, "tokens": tuple(reply["tokens"])}) for reply in answer["replies"])
-        return Run(tuple(replies), answer["counters"])
+        """Ask one prompt after another, greedily. Raises DaemonError."""
+        self.send({"prompts": prompts, "output_tokens": output_tokens})
+        answer = self.expect("answered", c.ENGINE_RUN_S_MAX)
+        return Run([Reply(**reply) for reply in answer["replies"]], answer["counters"])
 
     def end(self) -> None:
-        """Let it finish what it stores, shut down and exit. Raises DemoError when it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        """Let it finish what it stores, shut down and exit. Raises DaemonError when it does not."""
+        if self._input is not None:
+            self._input.close()
         try:
             code = self._process.wait(c.ENGINE_STOP_S_MAX)
         except subprocess.TimeoutExpired:
-            code = self.kill()
+            code = 1
+        self.kill()
         if code != 0:
-            raise DemoError(f"the engine ended with exit code {code}:\n{log_tail(self._log_path)}")
-        self._close_output()
+            raise DaemonError(f"the engine ended with exit code {code}:\n{log_tail(self._log_path)}")
 
     def kill(self) -> int:
         """End it now; its exit code. Idempotent."""
         self._process.kill()
-        code = self._process.wait()
-        self._close_output()
-        return code
+        if self._output is not None:
+            self._output.close()
+        return self._process.wait()
 
-    def _close_output(self) -> None:
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self._process.stdin is None:
-            raise DemoError("the engine has no stdin")
+    def send(self, message: dict[str, Any]) -> None:
+        """Raises DaemonError when it is not there any more."""
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            if self._input is not None:
+                self._input.write(json.dumps(message).encode() + b"\n")
+                self._input.flush()
         except OSError as error:
-            raise self._died() from error
+            raise self._failed("died") from error
 
-    def _expect(self, event: str, timeout_s: float) -> dict[str, Any]:
-        message: dict[str, Any] = json.loads(self._line(timeout_s))
-        if message.get("event") != event:
-            raise DemoError(f"the engine answered {message.get('event')} instead of {event}")
-        return message
-
-    def _line(self, timeout_s: float) -> bytes:
-        """One line of its stdout; unbuffered, so that select tells the truth."""
-        if self._process.stdout is None:
-            raise DemoError("the engine has no stdout")
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            if not select.select([descriptor], [], [], timeout_s)[0]:
-                self.kill()
-                raise DemoError(f"the engine said nothing for {timeout_s:.0f} s:\n{log_tail(self._log_path)}")
-            chunk = os.read(descriptor, 1 << 16)
+    def expect(self, event: str, timeout_s: float) -> dict[str, Any]:
+        """Its next message, which must be this one. Raises DaemonError."""
+        while b"\n" not in self._unread and self._output is not None:
+            # Unbuffered reads, so that select sees everything that is not read yet.
+            if not select.select([self._output], [], [], timeout_s)[0]:
+                raise self._failed(f"said nothing for {timeout_s:.0f} s")
+            chunk = os.read(self._output.fileno(), 1 << 16)
             if not chunk:
-                raise self._died()
+                raise self._failed("died")
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
-        return line
+        message: dict[str, Any] = json.loads(line)
+        if message.get("event") != event:
+            raise DaemonError(f"the engine answered {message.get('event')} instead of {event}")
+        return message
 
-    def _died(self) -> DemoError:
-        return DemoError(f"the engine died (exit code {self.kill()}):\n{log_tail(self._log_path)}")
+    def _failed(self, how: str) -> DaemonError:
+        return DaemonError(f"the engine {how} (exit code {self.kill()}):\n{log_tail(self._log_path)}")
 
 
 class Engines:
@@ -163,43 +134,42 @@ class Engines:
     def __init__(self, directory: Path, count: int) -> None:
         """count: how many will be asked for in all. Starts the first."""
         self._directory = directory
-        self._left = count
-        self._started = 0
-        self._alive: list[Engine] = []
-        self._spare: Engine | None = self._spawn()
+        self._count = count
+        self._started: list[Engine] = []
+        self._next = self._spawn()
 
     def take(self, job: Job) -> Engine:
-        """A ready engine, in a process nobody used before. Raises DemoError."""
-        engine = self._spare or self._spawn()
-        engine.imported()
-        engine.build(job)
-        self._spare = self._spawn() if self._left > 0 else None
-        engine.ready()
-        if self._spare is not None:
-            self._spare.imported()
+        """A ready engine, in a process nobody used before. Raises DaemonError."""
+        engine = self._next
+        if len(self._started) == 1:
+            engine.expect("imported", c.ENGINE_START_S_MAX)
+        engine.send(asdict(job))
+        is_last = len(self._started) == self._count
+        if not is_last:
+            self._next = self._spawn()
+        engine.expect("ready", c.ENGINE_START_S_MAX)
+        if not is_last:
+            self._next.expect("imported", c.ENGINE_START_S_MAX)
         return engine
 
     def close(self) -> None:
         """End those that still run. Idempotent."""
-        for engine in self._alive:
+        for engine in self._started:
             engine.kill()
-        self._alive.clear()
 
     def _spawn(self) -> Engine:
-        self._left -= 1
-        self._started += 1
-        engine = Engine(self._directory / f"engine-{self._started}.log")
-        self._alive.append(engine)
+        engine = Engine(self._directory / f"engine-{len(self._started) + 1}.log")
+        self._started.append(engine)
         return engine
 
 
-def engine_environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Ours, with vLLM offline, quiet and in one process."""
     return {
+        "VLLM_LOGGING_LEVEL": "INFO",
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "INFO"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -19,49 +19,51 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvstore.bench.daemon import DaemonError
 from kvstore.demo import constants as c
 from kvstore.demo.corrupt import corrupt_one_record
-from kvstore.demo.daemon import Daemon, DemoError, Sizes
+from kvstore.demo.daemon import DemoDaemon, Sizes
 from kvstore.demo.engine import Engines, Job, Run
-from kvstore.demo.model import TRAINING_TEXT
-from kvstore.demo.report import Expected, Shown
+from kvstore.demo.model import TRAINING_TEXT, ensure_model
+from kvstore.demo.report import TIERS, Expected, Shown
 
-TIERS = ("dram", "nvme")  # fastest first
-SOURCES = {
-    tier: f"vllm:prompt_tokens_cached_by_source:{source}"
-    for tier, source in zip(TIERS, ("host", "disk"), strict=True)
-}
+SOURCES = {"dram": "host", "nvme": "disk"}  # what vLLM calls them
+PROMPTS = [f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]
 ENGINES = 7  # fresh processes that the phases below use in all
 
 
 class Show:
-    """The phases over one daemon; results in `shown`, in order, as they come. report: what the first daemon
-    has to report when its phases are over."""
+    """The phases, in an empty directory; results in `shown`, in order, as they come.
 
-    def __init__(
-        self,
-        daemon: Daemon,
-        engines: Engines,
-        model: str,
-        tiny: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        """Starts nothing. model: directory. tiny: the one made on the spot. say: takes progress, a line each."""
+    report: what the first daemon has to report when its phases are over. Leaves logs and data in the directory.
+    """
+
+    def __init__(self, directory: Path, model: Path | None, say: Callable[[str], None]) -> None:
+        """model: a model's directory, or None for a tiny one. say: takes progress, a line each. Raises OSError."""
         self.shown: list[Shown] = []
         self.report: dict[str, Any] | None = None
-        self._daemon = daemon
-        self._engines = engines
-        self._model = model
-        self._tiny = tiny
+        self._is_tiny = model is None
+        self._model = ensure_model(directory) if model is None else model
+        self._directory = directory
         self._say = say
         self._cold: Run | None = None
-        self._prompts = [
-            f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")
-        ]
-        self._prompts = self._prompts[: c.PROMPTS]
+        *sizes, self._engine_kv_bytes = c.TINY_BYTES if self._is_tiny else c.REAL_BYTES
+        self._daemon = DemoDaemon(directory, Sizes(*sizes))
+        self._engines = Engines(directory, ENGINES)
 
-    def run(self) -> None:
-        """All phases. Raises DemoError when one cannot be carried out at all."""
+    def carry_out(self) -> str:
+        """All phases; why it stopped early, or "". Processes and shared memory are gone then. Raises OSError."""
+        try:
+            self._run()
+        except DaemonError as error:
+            return str(error)
+        finally:
+            self._engines.close()
+            self._daemon.close()
+        return ""
+
+    def _run(self) -> None:
+        """Raises DaemonError when a phase cannot be carried out at all."""
         self._daemon.start()
         self._phase("cold", Expected())
         self._phase("engine restart", Expected("dram"))
@@ -79,12 +81,11 @@ class Show:
 
     def _without_arena(self, damaged: bool = False) -> None:
         """Have everything on NVMe and nothing in DRAM; damaged: with one record that is not what it was."""
-        self._daemon.stop()
-        self._daemon.throw_arena_away()
+        self._daemon.stop(lose_arena=True)
         if damaged:
             sizes = self._daemon.sizes
-            record = corrupt_one_record(self._daemon.nvme_directory, sizes.nvme_bytes, sizes.slab_bytes)
-            self._say(f"flipped {c.CORRUPT_BYTES} bytes of {record.key.hex()[:12]}… on disk")
+            row = corrupt_one_record(self._daemon.nvme_directory, sizes.nvme_bytes, sizes.slab_bytes)
+            self._say(f"flipped {c.CORRUPT_BYTES} bytes of {row.key.hex()[:12]}… on disk")
         self._daemon.start()
 
     def _phase(self, name: str, expected: Expected) -> None:
@@ -92,7 +93,7 @@ class Show:
         engine = self._engines.take(self._job("kv_both", name))
         self._daemon.settle()
         before = self._daemon.counters()
-        run = engine.run(self._prompts)
+        run = engine.run(PROMPTS)
         engine.end()
         self._daemon.settle()
         self._show(name, expected, run, before)
@@ -103,11 +104,11 @@ class Show:
         self._say(f"{name}: an empty daemon, and two fresh engines")
         prefill = self._engines.take(self._job("kv_producer", "prefill"))
         decode = self._engines.take(self._job("kv_consumer", "decode"))
-        prefill.run(self._prompts, output_tokens=1)
+        prefill.run(PROMPTS, output_tokens=1)
         prefill.end()
         self._daemon.settle()
         before = self._daemon.counters()
-        run = decode.run(self._prompts)
+        run = decode.run(PROMPTS)
         decode.end()
         self._show(name, Expected("dram"), run, before)
 
@@ -128,15 +129,17 @@ class Show:
         self._say(f"{name}: {sum(shown.cached_tokens.values())} of {shown.prompt_tokens} tokens from cache")
 
     def _job(self, role: str, phase: str) -> Job:
-        extra = {"kvstore_socket": str(self._daemon.socket_path), "cache_dir": str(self._daemon.directory)}
-        if not self._tiny:  # hashing many GB of weights takes longer than the demo, whose daemon is its own
+        extra = {"kvstore_socket": str(self._daemon.socket_path), "cache_dir": str(self._directory)}
+        if (
+            not self._is_tiny
+        ):  # hashing many GB of weights takes longer than the demo, whose daemon is its own
             extra["model_digest"] = "the model of this demo"
         return Job(
-            model=self._model,
+            model=str(self._model),
             extra=extra,
             role=role,
-            dtype="float32" if self._tiny else "auto",
-            kv_bytes=c.TINY_ENGINE_KV_BYTES if self._tiny else c.REAL_ENGINE_KV_BYTES,
+            dtype="float32" if self._is_tiny else "auto",
+            kv_bytes=self._engine_kv_bytes,
             warm_up=f"The phase is called {phase}. {TRAINING_TEXT}",
         )
 
@@ -146,14 +149,15 @@ def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
 
     vLLM counts by source what it was promised for a request when it admitted it. What was promised
     and did not come (a damaged block, and what lies behind it) is taken off again, from the slower
-    tier first. Raises DemoError when the daemon's books do not bear out what the engine says.
+    tier first. Raises DaemonError where the daemon's counters do not agree with what the engine says.
     """
-    tokens = {tier: round(run.counters.get(SOURCES[tier], 0)) for tier in TIERS}
+    by_source = "vllm:prompt_tokens_cached_by_source:"
+    tokens = {tier: round(run.counters.get(by_source + SOURCES[tier], 0)) for tier in TIERS}
     loaded = round(run.counters.get("vllm:kvstore_loaded_blocks", 0)) * c.BLOCK_TOKENS
     missing = sum(tokens.values()) - loaded
     handed_out = sum(daemon[f"acquired_{tier}"] for tier in TIERS) * c.BLOCK_TOKENS
     if missing < 0 or loaded > handed_out:
-        raise DemoError(
+        raise DaemonError(
             f"the engine was promised {tokens} tokens and loaded {loaded}, the daemon handed out {handed_out}"
         )
     for tier in reversed(TIERS):
@@ -161,40 +165,7 @@ def cached_tokens(run: Run, daemon: dict[str, int]) -> dict[str, int]:
         tokens[tier] -= taken_back
         missing -= taken_back
     if tokens["nvme"] > daemon["promoted"] * c.BLOCK_TOKENS:
-        raise DemoError(
+        raise DaemonError(
             f"{tokens['nvme']} tokens from NVMe, but {daemon['promoted']} blocks were read from there"
         )
     return tokens
-
-
-def sizes_for(tiny: bool) -> Sizes:
-    """What the demo's daemon may take."""
-    if tiny:
-        return Sizes(c.TINY_DRAM_BYTES, c.TINY_NVME_BYTES, c.TINY_SLAB_BYTES)
-    return Sizes(c.REAL_DRAM_BYTES, c.REAL_NVME_BYTES, c.REAL_SLAB_BYTES)
-
-
-def show(
-    directory: Path, model: Path | None, say: Callable[[str], None]
-) -> tuple[list[Shown], str, dict[str, Any] | None]:
-    """Carry out the demo in an empty directory: what was shown, why it stopped early ("" if it did not), and
-    what the daemon of the phases before `prefill, decode` had to report (None if it did not come to that).
-
-    model: a model's directory, or None for the tiny one. Leaves logs and data in `directory`; processes and
-    shared memory are gone when it returns. Raises OSError where a file cannot be written.
-    """
-    from kvstore.demo.model import ensure_model
-
-    tiny = model is None
-    path = ensure_model(directory) if model is None else model
-    daemon = Daemon(directory, sizes_for(tiny))
-    engines = Engines(directory, ENGINES)
-    demo = Show(daemon, engines, str(path), tiny, say)
-    try:
-        demo.run()
-    except DemoError as error:
-        return demo.shown, str(error), demo.report
-    finally:
-        engines.close()
-        daemon.close()
-    return demo.shown, "", demo.report

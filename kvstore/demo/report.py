@@ -23,6 +23,9 @@ NOTE = (
 )
 
 
+TIERS = ("dram", "nvme")  # fastest first
+
+
 @dataclass(slots=True, frozen=True)
 class Expected:
     """What a phase must show to count. tier: where hits must come from, "" where there must be none."""
@@ -71,12 +74,9 @@ def problems(phases: Sequence[Shown]) -> list[str]:
 
 def document(phases: Sequence[Shown], also: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON document. also: problems that no phase could report."""
-    rows = []
-    for phase in phases:
-        row = asdict(phase)
+    rows = [{**asdict(phase), "ttft_ms": round(phase.ttft_ms, 2)} for phase in phases]
+    for row in rows:
         del row["expected"]
-        row["ttft_ms"] = round(phase.ttft_ms, 2)
-        rows.append(row)
     found = [*problems(phases), *also]
     return {"phases": rows, "ok": not found, "problems": found}
 
@@ -84,29 +84,24 @@ def document(phases: Sequence[Shown], also: Sequence[str] = ()) -> dict[str, Any
 def table(phases: Sequence[Shown]) -> tuple[list[str], list[list[object]]]:
     """Column names and rows for people."""
     columns = ["phase", "prompt tokens", "from dram", "from nvme", "computed", "ttft ms", "output", "corrupt"]
-    rows: list[list[object]] = []
-    for phase in phases:
-        dram, nvme = (phase.cached_tokens.get(tier, 0) for tier in ("dram", "nvme"))
-        computed = phase.prompt_tokens - sum(phase.cached_tokens.values())
-        output = "equal" if phase.outputs_equal else "DIFFERS"
-        rows.append(
-            [
-                phase.name,
-                phase.prompt_tokens,
-                dram,
-                nvme,
-                computed,
-                round(phase.ttft_ms, 1),
-                output,
-                phase.corrupt_blocks,
-            ]
-        )
+    rows: list[list[object]] = [
+        [
+            phase.name,
+            phase.prompt_tokens,
+            *(phase.cached_tokens.get(tier, 0) for tier in TIERS),
+            phase.prompt_tokens - sum(phase.cached_tokens.values()),
+            round(phase.ttft_ms, 1),
+            "equal" if phase.outputs_equal else "DIFFERS",
+            phase.corrupt_blocks,
+        ]
+        for phase in phases
+    ]
     return columns, rows
 
 
 def page(phases: Sequence[Shown], answer: Mapping[str, Any], also: Sequence[str] = ()) -> str:
     """The page: this table, then the report of the daemon. answer: of `Client.report`. also: as for `document`."""
-    from kvstore import report
+    from kvstore.ledger import report
     from kvstore.pages import html
     from kvstore.pages.report import report_page
 

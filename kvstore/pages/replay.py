@@ -6,14 +6,15 @@ headline ─▶ hit ratio by capacity ─▶ distance to the envelope ─▶ tab
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore import __version__
 from kvstore.pages import html, svg
 from kvstore.pages.html import Figure, Html
-from kvstore.policies.names import BOUND, EVERYTHING, OURS, REFERENCES
-from kvstore.wording import NOTHING, count, percent, span
+from kvstore.policies.names import OURS
+from kvstore.replay.policies import BOUND, EVERYTHING, REFERENCES
+from kvstore.units import NOTHING, count, format_duration, percent
 
 Document = Mapping[str, Any]
 Ratios = dict[str, dict[float, float]]  # policy → capacity fraction → hit ratio
@@ -47,14 +48,14 @@ WORDS = (
     ("point", "A percentage point: from 20 % to 21 % is one."),
 )
 
-SHOWN = 0.0005  # a twentieth of a point: less is told as equal
+SHOWN = 0.0005  # a twentieth of a point: less counts as equal
 
 
 def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, lasted_s: float = 0.0) -> str:
     """The page. document: what `-o json` prints. traces: names of the recordings, which lasted so long."""
     ratios = ratios_of(document)
     fractions = sorted({fraction for name, row in ratios.items() if name != EVERYTHING for fraction in row})
-    told = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
+    recorded = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
     parts = [html.tiles(_headline(document, ratios, fractions, lasted_s)), *_verdict(ratios, fractions)]
     if len(fractions) == 1:
         parts.append(_ranked(ratios, fractions[0]))
@@ -62,14 +63,12 @@ def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, last
         parts.append(_by_capacity(ratios, fractions))
         if ENVELOPE in ratios and len(ratios) > 2:
             parts.append(_distance(ratios, fractions))
-        parts.append(_all(ratios, fractions, ratios.get(EVERYTHING, {})))
-    names = [name for name in POLICIES if name in ratios]
-    parts.append(html.section("The policies", html.glossary((name, POLICIES[name]) for name in names)))
-    parts.append(html.section("Words on this page", html.glossary(WORDS)))
+        parts.append(_all(ratios, fractions))
+    named = [(name, POLICIES[name]) for name in POLICIES if name in ratios]
+    parts += [html.glossary("The policies", named), html.glossary("Words on this page", WORDS)]
     made_by = f"kvstore {__version__}. The daemon's own engine and policies; only the bytes and the clock are made up."
-    return html.page(
-        "What each eviction policy would have hit", (f"Recorded traffic: {told}", LEAD), parts, made_by
-    )
+    lead = (f"Recorded traffic: {recorded}", LEAD)
+    return html.page("What each eviction policy would have hit", lead, parts, made_by)
 
 
 def ratios_of(document: Document) -> Ratios:
@@ -86,25 +85,20 @@ def _headline(
     document: Document, ratios: Ratios, fractions: Sequence[float], lasted_s: float
 ) -> list[tuple[str, str, str]]:
     trace = document["trace"]
-    lasted = f" in {span(lasted_s)}" if lasted_s > 0 else ""
+    lasted = f" in {format_duration(lasted_s)}" if lasted_s > 0 else ""
+    unique = f"of {count(trace['unique_blocks'])} different ones"
     boxes = [
         ("Requests", count(trace["requests"]), f"recorded{lasted}"),
-        (
-            "Blocks asked for",
-            count(trace["block_refs"]),
-            f"of {count(trace['unique_blocks'])} different ones",
-        ),
+        ("Blocks asked for", count(trace["block_refs"]), unique),
     ]
     if EVERYTHING in ratios:
-        most = max(ratios[EVERYTHING].values())
-        boxes.append(
-            ("At most", percent(most), "can be hit at all: the rest had never been asked for before")
-        )
+        most = percent(max(ratios[EVERYTHING].values()))
+        boxes.append(("At most", most, "can be hit at all: the rest had never been asked for before"))
     if OURS in ratios and fractions:
         middle = fractions[len(fractions) // 2]
         difference = _less(ratios[OURS][middle], ratios.get(ENVELOPE, {}).get(middle))
-        told = "" if difference is None else f"{points(difference)} points against the best reference"
-        boxes.append((f"Ours at {_percent(middle)} capacity", percent(ratios[OURS][middle]), told))
+        against = "" if difference is None else f"{points(difference)} points against the best reference"
+        boxes.append((f"Ours at {_percent(middle)} capacity", percent(ratios[OURS][middle]), against))
     return boxes
 
 
@@ -113,20 +107,18 @@ def _verdict(ratios: Ratios, fractions: Sequence[float]) -> list[Html]:
     if OURS not in ratios or ENVELOPE not in ratios:
         return []
     lead = {f: ratios[OURS][f] - ratios[ENVELOPE][f] for f in fractions}
-    ahead = [f for f in fractions if lead[f] >= SHOWN]
-    behind = [f for f in fractions if lead[f] <= -SHOWN]
-    equal = [f for f in fractions if abs(lead[f]) < SHOWN]
-    clauses = [
-        f"{word} {_listed(which)}"
-        for word, which in (("more at", ahead), ("as much at", equal), ("less at", behind))
-        if which
+    groups = (
+        ("more at", [f for f in fractions if lead[f] >= SHOWN]),
+        ("as much at", [f for f in fractions if abs(lead[f]) < SHOWN]),
+        ("less at", [f for f in fractions if lead[f] <= -SHOWN]),
+    )
+    clauses = [f"{word} {_joined([*map(_percent, which)])} capacity" for word, which in groups if which]
+    references = sum(name in ratios for name in REFERENCES)
+    return [
+        html.paragraph(
+            f"Against the best of the {references} references ours hits {_joined(clauses)}.", "verdict"
+        )
     ]
-    told = f"Against the best of the {sum(name in ratios for name in REFERENCES)} references ours hits {_joined(clauses)}"
-    return [html.paragraph(f"{told}.", "verdict")]
-
-
-def _listed(fractions: Sequence[float]) -> str:
-    return f"{_joined([_percent(fraction) for fraction in fractions])} capacity"
 
 
 def _joined(words: Sequence[str]) -> str:
@@ -137,132 +129,115 @@ def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
     high = max(max(row.values()) for row in ratios.values())
     shown = _order(ratios)
     series = [
-        _series(name, [ratios[name].get(fraction) for fraction in fractions])
+        _series(name, [high if name == EVERYTHING else ratios[name].get(f) for f in fractions])
         for name in shown
-        if name != EVERYTHING
     ]
-    if EVERYTHING in ratios:
-        series.insert(0, _series(EVERYTHING, [high] * len(fractions) if len(fractions) > 1 else [high]))
-    frame = svg.Frame(
+    meanings = (
+        ({OURS}, "the thick line is ours"),
+        ({ENVELOPE}, "the dashed line is the envelope, the best reference at each capacity"),
+        (
+            {BOUND, EVERYTHING},
+            "a dotted line is a bound: belady at a capacity, which is approximate, infinite at any",
+        ),
+    )
+    drawn = "; ".join(meaning for names, meaning in meanings if names & set(shown))
+    return _plotted(
         "Hit ratio by capacity",
         "One line for each policy. The table below has the same figures.",
-        "hit ratio",
-        lambda value: f"{100 * value:.3g} %",
-        _ticks(fractions),
-        height=430,
-        right=NAME_ROOM,
-        x="capacity, as a share of all different blocks (logarithmic)",
+        f"Higher is better.{f' {drawn.capitalize()}.' if drawn else ''}",
+        series,
+        fractions,
+        ("hit ratio", lambda value: f"{100 * value:.3g} %", svg.steps(0, high, 5), 430),
     )
-    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
-    plot = svg.lines(frame, series, _positions(fractions), places, svg.steps(0, high, 5))
-    return html.section(
-        "Hit ratio by capacity",
-        plot,
-        _legend(shown),
-        note=f"Higher is better.{_told_of_lines(set(shown))}",
-    )
-
-
-def _legend(shown: Sequence[str]) -> Html:
-    """Colours and names again, for who cannot see the right end of the lines. Both bounds have one colour."""
-    named = [(name, _series(name, [])) for name in reversed(shown)]
-    return html.legend(
-        (f"c-{one.colour}", f"{one.name}, level" if name == EVERYTHING else one.name, "")
-        for name, one in named
-    )
-
-
-def _told_of_lines(shown: set[str]) -> str:
-    """What the lines mean that look unlike others, as far as they are there."""
-    told = [
-        meaning
-        for names, meaning in (
-            ({OURS}, "the thick line is ours"),
-            ({ENVELOPE}, "the dashed line is the envelope, the best reference at each capacity"),
-            (
-                {BOUND, EVERYTHING},
-                "a dotted line is a bound: belady at a capacity, which is approximate, infinite at any",
-            ),
-        )
-        if names & shown
-    ]
-    return f" {'; '.join(told).capitalize()}." if told else ""
 
 
 def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
-    """The same with the envelope as the zero line, where policies lie too close to be told apart."""
+    """The same with the envelope as the zero line, for policies that lie too close together above."""
     best = ratios[ENVELOPE]
-    shown = [name for name in _order(ratios) if name == OURS or name in REFERENCES]
     series = [
-        _series(name, [_less(ratios[name].get(fraction), best.get(fraction)) for fraction in fractions])
-        for name in shown
+        _series(name, [_less(ratios[name].get(f), best.get(f)) for f in fractions])
+        for name in _order(ratios)
+        if name == OURS or name in REFERENCES
     ]
     values = [value for one in series for value in one.values if value is not None]
-    frame = svg.Frame(
+    marks = svg.steps(min(0.0, *values), max(0.0, *values), 6)
+    return _plotted(
         "Distance to the envelope",
         "One line for each policy; zero is the best reference at each capacity. The table below has the same figures.",
-        "points above or below the envelope",
-        lambda value: f"{100 * value:+.3g}" if value else "0",
-        _ticks(fractions),
-        height=330,
-        right=NAME_ROOM,
-        x="capacity, as a share of all different blocks (logarithmic)",
-    )
-    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
-    marks = svg.steps(min(0.0, *values), max(0.0, *values), 6)
-    return html.section(
-        "Distance to the envelope",
-        svg.lines(frame, series, _positions(fractions), places, marks),
-        _legend(shown),
-        note="The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
+        "The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
         "Which reference is the best can depend on the capacity.",
+        series,
+        fractions,
+        (
+            "points above or below the envelope",
+            lambda value: f"{100 * value:+.3g}" if value else "0",
+            marks,
+            330,
+        ),
     )
 
 
-def _all(ratios: Ratios, fractions: Sequence[float], everything: Mapping[float, float]) -> Html:
-    best = ratios.get(ENVELOPE, {})
-    order = [name for name in (OURS, ENVELOPE, *REFERENCES, BOUND) if name in ratios]
+def _plotted(
+    title: str,
+    describes: str,
+    note: str,
+    series: Sequence[svg.Series],
+    fractions: Sequence[float],
+    y: tuple[str, Callable[[float], str], Sequence[float], float],
+) -> Html:
+    """A section with lines over capacity. y: unit, text of a value, marks, height of the plot."""
+    positions = _positions(fractions)
+    ticks: list[tuple[float, str]] = []
+    for at, fraction in zip(positions, fractions, strict=True):
+        if not ticks or at - ticks[-1][0] > 0.055:  # where there is room
+            ticks.append((at, _percent(fraction)))
+    unit, text, marks, height = y
+    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
+    x = "capacity, as a share of all different blocks (logarithmic)"
+    frame = svg.Frame(title, describes, unit, text, marks, ticks, places, height=height, right=NAME_ROOM, x=x)
+    # Names again, for who cannot see the right end of the lines. Both bounds have one colour.
+    names = [
+        (one.colour, f"{one.name}, level" if one.name.startswith(EVERYTHING) else one.name, "")
+        for one in reversed(series)
+    ]
+    return html.section(title, svg.lines(frame, series, positions), html.legend(names), note=note)
+
+
+def _all(ratios: Ratios, fractions: Sequence[float]) -> Html:
+    best, ours = ratios.get(ENVELOPE, {}), Html(f"<b>{OURS}</b>")
     rows = []
-    for name in order:
-        row: list[object] = [Html(f"<b>{name}</b>") if name == OURS else name]
+    for name in (OURS, ENVELOPE, *REFERENCES, BOUND, EVERYTHING):
+        if name not in ratios:
+            continue
+        row: list[object] = [ours if name == OURS else name]
         for fraction in fractions:
-            ratio = ratios[name].get(fraction)
-            difference = _less(ratio, best.get(fraction))
+            ratio = max(ratios[name].values()) if name == EVERYTHING else ratios[name].get(fraction)
             row.append(Figure(percent(ratio)))
             if best:
-                row.append(Figure(_against(name, difference)))
+                row.append(Figure(_against(name, _less(ratio, best.get(fraction)))))
         rows.append(row)
-    if everything:
-        most = Figure(percent(max(everything.values())))
-        rows.append([EVERYTHING, *([most, Figure(NOTHING)] if best else [most]) * len(fractions)])
     columns = ["policy"]
     for fraction in fractions:
         columns += [f"at {_percent(fraction)}", "less envelope"] if best else [f"at {_percent(fraction)}"]
-    marked = [number for number, row in enumerate(rows) if row[0] == Html(f"<b>{OURS}</b>")]
     caption = "hit ratio at each capacity" + (", and its distance to the envelope in points" if best else "")
-    return html.section("All figures", html.table(caption, columns, rows, marked))
+    return html.section("All figures", html.table(caption, columns, rows, ours))
 
 
 def _ranked(ratios: Ratios, fraction: float) -> Html:
     """One capacity: bars, best first."""
     at = {name: max(row.values()) if name == EVERYTHING else row[fraction] for name, row in ratios.items()}
-    order = sorted(at, key=lambda name: -at[name])
-    best = at.get(ENVELOPE)
     rows = [
         (
             name,
-            html.bar(at[name], f"c-{_series(name, []).colour}", percent(at[name])),
+            html.bars((at[name], _series(name, []).colour, percent(at[name]))),
             Figure(percent(at[name])),
-            Figure(NOTHING if name == EVERYTHING else _against(name, _less(at[name], best))),
+            Figure(_against(name, _less(at[name], at.get(ENVELOPE)))),
         )
-        for name in order
+        for name in sorted(at, key=lambda name: -at[name])
     ]
-    ours = [order.index(OURS)] if OURS in order else []
     columns = ["policy", "", "hit ratio", "less envelope"]
-    table = html.table("best first; the distance is in points", columns, rows, ours)
-    return html.section(
-        f"Hit ratio at {_percent(fraction)} capacity", Html(f'<div class="wide">{table}</div>')
-    )
+    table = html.table("best first; the distance is in points", columns, rows, OURS)
+    return html.section(f"Hit ratio at {_percent(fraction)} capacity", html.boxed("wide", table))
 
 
 def points(difference: float) -> str:
@@ -272,7 +247,7 @@ def points(difference: float) -> str:
 
 def _against(name: str, difference: float | None) -> str:
     """A policy beside the envelope, in a cell."""
-    if difference is None or name == ENVELOPE:
+    if difference is None or name in (ENVELOPE, EVERYTHING):
         return NOTHING
     return "best" if difference == 0 and name in REFERENCES else points(difference)
 
@@ -302,15 +277,6 @@ def _positions(fractions: Sequence[float]) -> list[float]:
     if high <= low:
         return [0.5] * len(fractions)
     return [0.03 + 0.94 * (math.log(fraction) - low) / (high - low) for fraction in fractions]
-
-
-def _ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
-    """Below each capacity, where there is room."""
-    ticks: list[tuple[float, str]] = []
-    for at, fraction in zip(_positions(fractions), fractions, strict=True):
-        if not ticks or at - ticks[-1][0] > 0.055:
-            ticks.append((at, _percent(fraction)))
-    return ticks
 
 
 def _percent(fraction: float) -> str:

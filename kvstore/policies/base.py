@@ -17,10 +17,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-from kvstore.blocks import Block
-from kvstore.namespaces import Namespace
-from kvstore.policies.reuse import Stretch
-from kvstore.prompts import Prompt
+from kvstore.index.block import Block, Namespace
+from kvstore.index.prompts import Prompt
+from kvstore.index.stretch import Stretch
 
 
 class Policy(ABC):

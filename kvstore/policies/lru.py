@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from kvstore.blocks import PIN, Block
+from kvstore.index.block import PIN, Block
 from kvstore.policies.base import Policy
 
 

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvstore import index
 from kvstore.constants import REPLAY_HASH_BYTES
-from kvstore.engine import Engine
-from kvstore.leases import Acquired
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.engine.engine import Engine
+from kvstore.index import forest
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger.accounts import Asking
 from kvstore.policies.base import Policies
-from kvstore.replay.places import RECORD_BYTES, CountedPlaces
+from kvstore.protocol.frames import Acquired
+from kvstore.replay.slots import RECORD_BYTES, CountedPlaces
 from kvstore.replay.trace import Trace
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 
@@ -39,25 +41,27 @@ class Node:
         self.now_s = 0.0
         self.hash_bytes = hash_bytes
         places = CountedPlaces(slots, NAMESPACE_BYTES + hash_bytes)
-        self.engine = Engine(places, None, NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s)
+        self.engine = Engine(places, [], NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s)
         self.engine.adopt()
         self.session = self.engine.open_session(0, "replay")
+        self._ticket = 0
         self.space = self.engine.register(NamespaceSpec(bytes(NAMESPACE_BYTES), RECORD_BYTES, hash_bytes))
 
     def ask(self, now_s: float, hashes: bytes) -> int:
-        """One request: look up, read what is held, store the rest. Answers the hit blocks."""
+        """One request: look up, read what is held, store the rest. Returns the number of hit blocks."""
         self.now_s = now_s
         engine, size = self.engine, self.hash_bytes
-        hits = engine.lookup([self.space], hashes)
+        self._ticket += 1
+        hits = engine.find([self.space], hashes, Asking(self._ticket)).usable
         at = hits * size
         answers: list[Acquired] = []
         if hits:
-            engine.acquire(self.session, self.space, hashes[:at], answers.append)
+            engine.acquire(self.session, self.space, hashes[:at], answers.append, ticket=self._ticket)
         if at < len(hashes):
             parent = hashes[at - size : at] if hits else b""
-            answer = engine.reserve(self.session, self.space, hashes[at:], parent)
-            if answer.slots:
-                positions = [slot.position for slot in answer.slots]
+            answer = engine.reserve(self.session, self.space, hashes[at:], parent, self._ticket)
+            if answer.lease:
+                positions = [position for position, granted in enumerate(answer.granted) if granted]
                 engine.commit(self.session, answer.lease, positions, _CHECKSUMS * len(positions))
         if answers:
             engine.release(self.session, answers[0].lease)
@@ -66,7 +70,7 @@ class Node:
     def close(self) -> None:
         """Let go of the blocks: the next cell runs in the same process."""
         for namespace in self.engine.namespaces:
-            index.forget(namespace)
+            forest.forget(namespace)
 
 
 def run(trace: Trace, slots: int, policies: Policies, after: Callable[[int], None] | None = None) -> float:

@@ -2,7 +2,7 @@
 
 A hash id stands for a block and everything before it, so it follows the same id wherever it is
 named. Recorders that cut prompts, or made-up traces, may name one behind several others: then hits
-are only about right, which is told. What cannot be replayed at all are ids that come before and after
+are only about right, and a message says so. What cannot be replayed at all are ids that come before and after
 each other: no prompt begins so.
 """
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvstore.constants import REPLAY_HASH_BYTES, REPLAY_PROCESSES_MAX
-from kvstore.index import split_hashes
-from kvstore.policies.belady import Oracle
-from kvstore.policies.names import BOUND, EVERYTHING, POLICIES, REFERENCES
+from kvstore.index.forest import split_hashes
+from kvstore.processes import workers
 from kvstore.replay import cell
+from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES, REFERENCES
+from kvstore.replay.policies.belady import Oracle
 from kvstore.replay.trace import Trace
-from kvstore.workers import workers
 
 Progress = Callable[[int, int], None]  # cells done, cells in all
 

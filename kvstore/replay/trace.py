@@ -4,7 +4,7 @@
 
 `timestamp` is in milliseconds. A hash id stands for a block and everything before it
 (`kvstore.replay.parents`).
-The last block is partly filled when `input_length` is told and is not a whole number of blocks;
+The last block is partly filled when `input_length` is given and is not a whole number of blocks;
 an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
 logging: time never runs backwards here.
 """
@@ -31,7 +31,7 @@ class Line(msgspec.Struct):
 
     timestamp: float
     hash_ids: list[int]
-    input_length: int | None = None  # not every recorder tells it
+    input_length: int | None = None  # not every recorder has it
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.envelope import generated
 from kvstore.bench.timed import Timed
-from kvstore.policies.names import OURS, POLICIES
+from kvstore.policies.names import OURS
 from kvstore.replay import cell
+from kvstore.replay.policies import POLICIES
 
 
 @pytest.mark.parametrize("name", [OURS, "arc", "lru"])

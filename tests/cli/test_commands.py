@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli import COMMANDS
-from kvstore.config_sources import load
+from kvstore.daemon.config_sources import load
 from tests.running import ROOT, environment, kvstore
 
 
@@ -77,13 +77,13 @@ def test_version_tells_what_it_runs_on() -> None:
     done = kvstore("version", "-o", "json")
     answer = json.loads(done.stdout)
     assert set(answer) == {"kvstore", "python", "kernel", "packages"}
-    assert set(answer["packages"]) == {"rocksdict", "msgspec", "xxhash", "uvloop", "vllm", "torch"}
+    assert set(answer["packages"]) == {"msgspec", "xxhash", "uvloop", "vllm", "torch"}
     assert answer["packages"]["msgspec"].count(".") == 2
 
 
 @pytest.mark.parametrize("command", ["version", "--help", "status --help"])
 def test_small_commands_load_nothing_heavy(command: str) -> None:
-    """Asking for a version or for help imports neither engine, settings, RocksDB nor rich."""
+    """Asking for a version or for help imports neither engine, settings nor rich."""
     script = (
         "import sys; from kvstore.cli import main\n"
         f"try: main({command.split()!r})\nexcept SystemExit: pass\n"
@@ -93,7 +93,7 @@ def test_small_commands_load_nothing_heavy(command: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), cwd=ROOT
     )
     assert done.returncode == 0
-    assert not {"pydantic", "rocksdict", "rich", "structlog", "vllm", "torch"} & set(eval(done.stderr))
+    assert not {"pydantic", "rich", "structlog", "vllm", "torch"} & set(eval(done.stderr))
 
 
 def test_config_show_tells_the_source_of_each_value(tmp_path: Path) -> None:

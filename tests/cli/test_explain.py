@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvstore import outcomes
 from kvstore.client import Client
 from kvstore.constants import STATUS_NAMESPACES_MAX
-from kvstore.explanation import Unclear, choose, engine_of, judged, runs
-from kvstore.prompthash import ALGORITHMS, DEFAULT_SEED, block_hashes, cbor, none_hash
+from kvstore.ledger.explain import Unclear, choose, engine_of, judged, runs
+from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, cbor, none_hash
+from kvstore.protocol import outcomes
 from tests.running import Daemon, Place, kvstore
 
 BLOCK_TOKENS = 16

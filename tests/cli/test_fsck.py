@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.client import Client
 from tests.cli.test_service import HASHES, RECORD_BYTES, hits, put
-from tests.running import Daemon, Place, kvstore
+from tests.running import TIMEOUT_S, Daemon, Place, kvstore
+from tiers.constants import ROW_BYTES
 
 Serve = Callable[..., Daemon]
 
@@ -47,6 +50,11 @@ def stopped(place: Place, serve: Serve) -> Place:
     """Storage of a daemon that was stopped cleanly with every record in DRAM and on NVMe."""
     daemon = serve(place, *place.with_nvme())
     put(place.socket)
+    with Client(place.socket, timeout_s=10, label="watch", attach=False) as client:
+        give_up_s = time.monotonic() + TIMEOUT_S
+        while client.status()["counters"]["demoted"] < len(HASHES):
+            assert time.monotonic() < give_up_s, daemon.log()
+            time.sleep(0.05)
     assert daemon.stop() == 0
     return place
 
@@ -116,30 +124,42 @@ def test_a_damaged_record_on_nvme_is_found_and_dropped(stopped: Place) -> None:
     assert (code, store(report, "nvme")["corrupt"]) == (0, 0)
 
 
-def test_damaged_rows_are_rebuilt_and_kept(stopped: Place, serve: Serve) -> None:
-    """Garbage in RocksDB: a problem; --repair makes it readable and keeps the old rows."""
-    rows = stopped.path / "nvme0" / "rows"
-    for path in [*rows.glob("*.sst"), *rows.glob("CURRENT")]:
-        path.write_bytes(b"garbage" * 100)
+def spoil_rows(place: Place) -> None:
+    """Flip a byte in every row of the first directory."""
+    table = place.path / "nvme0" / "slots.table"
+    data = bytearray(table.read_bytes())
+    for at in range(0, len(data), ROW_BYTES):
+        if any(data[at : at + ROW_BYTES]):
+            data[at + 40] ^= 0xFF
+    table.write_bytes(data)
+
+
+def test_damaged_rows_are_dropped(stopped: Place) -> None:
+    """Damaged rows are a problem once, opening drops them, and the records of other rows stay."""
+    records = store(fsck(stopped)[1], "nvme")["records"]
+    spoil_rows(stopped)
     code, report = fsck(stopped)
-    assert code == 1
-    assert str(rows) in report["problems"][0]
-    code, report = fsck(stopped, "--repair")
-    assert code == 0
-    (repair,) = store(report, "nvme")["repairs"]
-    kept = Path(repair.rpartition(" ")[2])
-    assert (kept / "CURRENT").read_bytes().startswith(b"garbage")
+    assert code == 1 and "damaged rows; opening dropped them" in report["problems"][0]
+    code, report = fsck(stopped, "--verify")
+    found = store(report, "nvme")
+    assert code == 0 and 0 < found["records"] == found["verified"] < records
+
+
+def test_damaged_rows_stop_no_start(stopped: Place, serve: Serve) -> None:
+    """A daemon starts over a table of garbage, and what DRAM still has is hit."""
+    spoil_rows(stopped)
     serve(stopped, *stopped.with_nvme())
     assert hits(stopped.socket) == len(HASHES)
 
 
-def test_a_daemon_refuses_rows_it_cannot_read(stopped: Place) -> None:
-    """The daemon does not start over damaged rows: it names them and the way out."""
-    (stopped.path / "nvme0" / "rows" / "CURRENT").write_bytes(b"garbage")
-    done = kvstore("serve", *stopped.with_nvme())
-    assert done.returncode == 1
-    assert "fsck --repair" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_missing_directory_is_a_problem(stopped: Place) -> None:
+    """A directory that is gone is one line, and nothing is made in its place."""
+    (stopped.path / "nvme0").rename(stopped.path / "elsewhere")
+    code, report = fsck(stopped)
+    assert code == 1 and report["problems"] == [
+        f"nvme directory {stopped.path / 'nvme0'}: No such file or directory"
+    ]
+    assert not (stopped.path / "nvme0").exists()
 
 
 def test_fsck_keeps_an_arena_of_other_settings(stopped: Place) -> None:
@@ -151,6 +171,7 @@ def test_fsck_keeps_an_arena_of_other_settings(stopped: Place) -> None:
 
 def test_a_lost_arena_is_no_problem(stopped: Place) -> None:
     """After a reboot there is no arena: only NVMe is checked."""
-    stopped.arena().unlink()
+    for path in (stopped.path / "shm").iterdir():
+        path.unlink()
     code, report = fsck(stopped)
     assert (code, [found["store"] for found in report["stores"]]) == (0, ["nvme"])

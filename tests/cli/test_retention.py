@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvstore import outcomes
 from kvstore.client import Client, Namespace
-from kvstore.durations import parse_duration, short_duration
+from kvstore.protocol import outcomes
+from kvstore.units import exact_duration, parse_duration
 from tests.running import ROOT, Daemon, Place, kvstore
 
 Serve = Callable[..., Daemon]
@@ -82,9 +82,9 @@ def test_a_ttl_survives_kill_9(place: Place, serve: Serve) -> None:
     put(place.socket, "beta", "b", 4)
     daemon.stop(signal.SIGKILL)
     serve(place, *place.with_nvme())
-    if time.monotonic() < stored_at + 2:
-        assert held(place.socket, "acme", "a", 4) == 4
-    time.sleep(max(0.0, stored_at + 5.1 - time.monotonic()))
+    found = held(place.socket, "acme", "a", 4)  # whose tenant it is may be known only now
+    assert found == 4 or time.monotonic() > stored_at + 4.9
+    time.sleep(max(1.0, stored_at + 5.1 - time.monotonic()))
     assert held(place.socket, "acme", "a", 4) == 0
     with Client(place.socket, timeout_s=10, attach=False) as client:
         _, why = client.explain([TENANTS["acme"]], b"".join(hashes_of("a", 4)))
@@ -252,7 +252,7 @@ def test_times_are_read_and_written() -> None:
         120,
         604_800,
     ]
-    assert [short_duration(s) for s in (90, 120, 5400, 86_400, 0.5)] == [
+    assert [exact_duration(s) for s in (90, 120, 5400, 86_400, 0.5)] == [
         "90 s",
         "2 min",
         "90 min",

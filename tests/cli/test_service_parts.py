@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +10,13 @@ from typing import Any, cast
 import pytest
 
 from kvstore.cli.status import _print_health
-from kvstore.config import Config
 from kvstore.constants import STATS_LOG_INTERVAL_S
-from kvstore.engine import Engine
-from kvstore.notify import Notifier
-from kvstore.service import Figures, Service
-from tiers.errors import OpenError
+from kvstore.daemon.config import Config
+from kvstore.daemon.service import Figures, Service
+from kvstore.daemon.systemd import Notifier
+from kvstore.door.api import Later
+from kvstore.engine.engine import Engine
+from kvstore.protocol.frames import Problems
 
 
 def service(**settings: Any) -> Service:
@@ -25,10 +25,11 @@ def service(**settings: Any) -> Service:
 
 
 def busy_engine() -> Any:
-    """An engine whose demotions never end."""
+    """An engine whose writes never end."""
     pumped: list[float] = []
-    demoter = SimpleNamespace(idle=False, pump=lambda: pumped.append(time.monotonic()), pumped=pumped)
-    return SimpleNamespace(demoter=demoter, room=SimpleNamespace(demoting={1: None}))
+    writer = SimpleNamespace(idle=False, pump=lambda: pumped.append(time.monotonic()), pumped=pumped)
+    blocks = SimpleNamespace(writes=SimpleNamespace(waiting={1: None}))
+    return SimpleNamespace(writer=writer, blocks=blocks)
 
 
 def test_the_flush_ends_at_its_deadline() -> None:
@@ -38,7 +39,7 @@ def test_the_flush_ends_at_its_deadline() -> None:
     started = time.monotonic()
     asyncio.run(stopping._flush())
     assert 0.2 <= time.monotonic() - started < 2
-    assert len(cast(Any, stopping.engine).demoter.pumped) > 1
+    assert len(cast(Any, stopping.engine).writer.pumped) > 1
 
 
 def test_a_second_sigterm_skips_the_flush() -> None:
@@ -54,25 +55,6 @@ def test_a_second_sigterm_skips_the_flush() -> None:
         return time.monotonic() - started
 
     assert 0.1 <= asyncio.run(stop_twice()) < 2
-
-
-def test_memory_that_is_not_there_stops_the_daemon() -> None:
-    """A failed prefault would kill an engine at its first copy: the daemon leaves and says why."""
-
-    def prefault(stop: threading.Event, progress: Any) -> bool:
-        progress(1 << 20, 1 << 30)
-        raise OpenError("arena: no memory for its slabs")
-
-    async def run() -> Service:
-        starting = service()
-        starting.storage = cast(Any, SimpleNamespace(arena=SimpleNamespace(prefault=prefault)))
-        with starting._prefaulting(asyncio.get_running_loop()):
-            await asyncio.wait_for(starting._stop.wait(), 5)
-        return starting
-
-    stopped = asyncio.run(run())
-    assert stopped.failure == "arena: no memory for its slabs"
-    assert stopped._prefaulted_bytes == 1 << 20
 
 
 def test_idleness_is_time_without_change() -> None:
@@ -109,11 +91,13 @@ def test_problems_of_the_books_reach_the_report(caplog: Any) -> None:
     checking = service()
     checks: list[int] = []
 
-    def check() -> list[str]:
+    def check() -> Later:
         checks.append(1)
-        return ["arena: 1 slots in use, 2 in the table"]
+        later = Later()
+        later.set(Problems(["arena: 1 slots in use, 2 in the table"]))
+        return later
 
-    checking.engine = cast(Any, SimpleNamespace(check=check))
+    checking.door = cast(Any, SimpleNamespace(api=SimpleNamespace(check=check)))
     figures = Figures(0.0)
     for _ in range(2):
         checking._prove(figures)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.bench.daemon import DaemonError
 from kvstore.demo import constants as c
 from kvstore.demo.corrupt import corrupt_one_record
-from kvstore.demo.daemon import DemoError
 from kvstore.demo.engine import Reply, Run
 from kvstore.demo.model import LAYERS, ensure_model
 from kvstore.demo.phases import cached_tokens
@@ -18,7 +18,7 @@ from kvstore.demo.report import Expected, Shown, document, page, problems, table
 from tests.pages import read_page
 from tiers import checksum
 from tiers.base import Get, Put, Record
-from tiers.nvme import NvmeTier
+from tiers.device import Device
 
 MIB = 1 << 20
 GOOD = Shown("warm", 1000, {"dram": 960, "nvme": 0}, 5.0, True, 0, Expected("dram"))
@@ -28,7 +28,7 @@ def run_with(host: int = 0, disk: int = 0, loaded_blocks: int = 0) -> Run:
     """What an engine reports that was promised host and disk tokens and loaded so many blocks."""
     source = "vllm:prompt_tokens_cached_by_source:"
     counters = {source + "host": host, source + "disk": disk, "vllm:kvstore_loaded_blocks": loaded_blocks}
-    return Run((Reply(100, 0, 1.0, (1,)),), counters)
+    return Run([Reply(100, 0, 1.0, [1])], counters)
 
 
 def daemon_with(dram: int = 0, nvme: int = 0, promoted: int = 0) -> dict[str, int]:
@@ -114,7 +114,7 @@ def test_promised_tokens_that_did_not_come_do_not_count() -> None:
 )
 def test_books_that_disagree_stop_the_demo(run: Run, daemon: dict[str, int]) -> None:
     """A count that the other side does not bear out is an error and not a figure."""
-    with pytest.raises(DemoError):
+    with pytest.raises(DaemonError):
         cached_tokens(run, daemon)
 
 
@@ -130,6 +130,15 @@ def test_the_model_is_the_same_everywhere(tmp_path: Path) -> None:
     assert LAYERS == 4
 
 
+def opened(path: Path) -> Device:
+    """A device whose slots may be taken."""
+    device = Device(path, 64 * MIB, 2 * MIB)
+    device.open()
+    for _ in device.scan():
+        continue
+    return device
+
+
 def test_corruption_hits_the_middle_of_the_longest_prefix(tmp_path: Path) -> None:
     """Exactly one record is damaged, in the middle of the longest chain; all others are as they were."""
     chains = {b"a": 3, b"b": 7}
@@ -141,23 +150,25 @@ def test_corruption_hits_the_middle_of_the_longest_prefix(tmp_path: Path) -> Non
             content = bytes([number + ord(name)]) * (c.CORRUPT_BYTES * 256)
             records.append((Record(key, parent, len(content), checksum.digest(memoryview(content))), content))
             parent = key
-    tier = NvmeTier([tmp_path / "nvme"], 64 * MIB, 2 * MIB)
-    assert tier.put([(record, memoryview(content)) for record, content in records]) == [Put.STORED] * 10
-    tier.close()
+    device = opened(tmp_path / "nvme")
+    slots = {record.key: device.pool.take(device.slot_bytes(record.size_bytes)) or 0 for record, _ in records}
+    items = [(slots[record.key], record, 0, memoryview(content)) for record, content in records]
+    assert device.write(items) == [Put.STORED] * 10
+    device.close()
 
     damaged = corrupt_one_record(tmp_path / "nvme", 64 * MIB, 2 * MIB)
 
     assert damaged.key == records[3 + 3][0].key
-    tier = NvmeTier([tmp_path / "nvme"], 64 * MIB, 2 * MIB)
+    device = opened(tmp_path / "nvme")
     for record, content in records:
         view = memoryview(bytearray(record.size_bytes))
-        [(answer, _)] = tier.get([(record.key, view)])
+        [(answer, _)] = device.read([(slots[record.key], record.key, view)])
         assert answer is (Get.CORRUPT if record.key == damaged.key else Get.HIT)
         assert answer is Get.CORRUPT or bytes(view) == content
-    tier.close()
+    device.close()
 
 
 def test_nothing_stored_cannot_be_damaged(tmp_path: Path) -> None:
     """An empty directory is said to be empty, before anything is written."""
-    with pytest.raises(DemoError, match="nothing is stored"):
+    with pytest.raises(DaemonError, match="nothing is stored"):
         corrupt_one_record(tmp_path / "nvme", 64 * MIB, 2 * MIB)

@@ -16,19 +16,18 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from kvstore.door import Door
-from kvstore.engine import Engine
-from kvstore.namespaces import NamespaceRegistry
-from tests.engine.fakes import SteppedIo
+from kvstore.door.unix import Door
+from kvstore.engine.engine import Engine
+from kvstore.index.namespaces import NamespaceRegistry
+from tests.engine.fakes import FaultyDevice, SteppedIo
 from tiers.arena import Arena, open_arena
-from tiers.base import Tier
 
 MIB = 1 << 20
 T = TypeVar("T")
 
 
-def make_engine(arena: Arena, nvme: Tier | None, io: SteppedIo) -> Engine:
-    return Engine(arena, nvme, NamespaceRegistry(), io)
+def make_engine(arena: Arena, nvme: FaultyDevice | None, io: SteppedIo) -> Engine:
+    return Engine(arena, [(nvme, io)] if nvme is not None else [], NamespaceRegistry(), io)
 
 
 class Daemon:
@@ -39,7 +38,7 @@ class Daemon:
         socket_path: Path,
         arena_path: Path,
         capacity_bytes: int,
-        nvme: Tier | None = None,
+        nvme: FaultyDevice | None = None,
         **limits: Any,
     ) -> None:
         self.socket_path = socket_path
@@ -47,11 +46,16 @@ class Daemon:
         self.arena = open_arena(arena_path, capacity_bytes, slab_bytes=2 * MIB)
         self.engine = make_engine(self.arena, nvme, self.io)
         self.loop = uvloop.new_event_loop()
-        self.door = Door(self.engine, self.arena, socket_path, instance="test", **limits)
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
+        self.door: Door
+
+        async def open_door() -> None:
+            self.door = Door(self.engine, self.arena, socket_path, instance="test", **limits)
+            await self.door.start()
+
         try:
-            asyncio.run_coroutine_threadsafe(self.door.start(), self.loop).result(5)
+            asyncio.run_coroutine_threadsafe(open_door(), self.loop).result(5)
         except BaseException:
             self.close()
             raise

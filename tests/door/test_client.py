@@ -13,8 +13,9 @@ import pytest
 import xxhash
 
 from kvstore import client as client_module
-from kvstore import copying, wire
-from kvstore.client import Client, Refused, Unavailable
+from kvstore.client import Client, Refused, Unavailable, copying
+from kvstore.protocol import frames
+from kvstore.protocol.residency_bits import IN_DRAM
 from tests.door.conftest import RECORD_BYTES, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 
@@ -29,7 +30,7 @@ def test_round_trip(daemon: Daemon, client: Client) -> None:
     into = [bytearray(RECORD_BYTES) for _ in hashes]
     assert client.get(space, hashes, into) == 40
     assert [bytes(buffer) for buffer in into] == records
-    assert client.residency(space, hashes[:2]) == bytes([wire.IN_DRAM] * 2)
+    assert client.residency(space, hashes[:2]) == bytes([IN_DRAM] * 2)
     assert check(daemon.socket_path) == []
     assert daemon.call(lambda: daemon.engine.sessions[0].leases) == {}
 
@@ -103,7 +104,7 @@ def test_read_lease_sees_a_slot_that_was_taken_back(daemon: Daemon, client: Clie
         (connection,) = daemon.door.connections
         connection.abort()
         block = daemon.engine.namespaces.get(0).blocks[hashes[1]]
-        daemon.engine.room.left_dram(block)
+        daemon.engine.blocks.left_dram(block)
 
     daemon.call(take_back)
     assert not lease.valid()
@@ -121,7 +122,7 @@ def test_get_does_not_count_what_changed_under_it(
     def take_back() -> None:
         (connection,) = daemon.door.connections
         connection.abort()
-        daemon.engine.room.left_dram(daemon.engine.namespaces.get(0).blocks[hashes[2]])
+        daemon.engine.blocks.left_dram(daemon.engine.namespaces.get(0).blocks[hashes[2]])
 
     copy = copying.copy
 
@@ -133,8 +134,9 @@ def test_get_does_not_count_what_changed_under_it(
     assert client.get(space, hashes, [bytearray(RECORD_BYTES) for _ in hashes]) == 2
 
 
-def test_threads_share_a_client(daemon: Daemon, client: Client) -> None:
+def test_threads_share_a_client(daemon: Daemon) -> None:
     """Eight threads that put and get through one client each read back their own bytes."""
+    client = Client(daemon.socket_path, timeout_s=30.0)
     space = space_of(client)
     failures: list[str] = []
 
@@ -153,6 +155,7 @@ def test_threads_share_a_client(daemon: Daemon, client: Client) -> None:
         thread.join()
     assert failures == []
     assert daemon.call(lambda: len(daemon.door.connections)) == 1
+    client.close()
 
 
 def test_wrong_buffers_are_refused_before_sending(daemon: Daemon, client: Client) -> None:
@@ -233,7 +236,7 @@ def test_a_helper_thread_failure_reaches_the_caller() -> None:
 
 def test_limits_agree() -> None:
     """The client's own lease limit is the one of the wire, which it does not import."""
-    assert client_module.LEASE_HASHES_MAX == wire.LEASE_HASHES_MAX
+    assert client_module.LEASE_HASHES_MAX == frames.LEASE_HASHES_MAX
 
 
 def imported(module: str) -> tuple[float, set[str]]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import wire
 from kvstore.client import Client, Refused, Unavailable
+from kvstore.protocol import frames
 from tests.door.conftest import RECORD_BYTES, hashes_of, space_of
 from tests.door.daemon import MIB
 
@@ -22,7 +22,7 @@ NOBODY = 65534
 
 
 @contextmanager
-def false_daemon(path: Path, uid: int, protocol: int = wire.PROTOCOL_VERSION) -> Iterator[None]:
+def false_daemon(path: Path, uid: int, protocol: int = frames.PROTOCOL_VERSION) -> Iterator[None]:
     """A process of another user that greets every client and hands it an arena."""
     ready, ready_in = os.pipe()
     child = os.fork()
@@ -52,9 +52,9 @@ def _serve(path: Path, uid: int, protocol: int, ready_in: int) -> None:
     os.write(ready_in, b"x")
     while True:
         peer, _ = listener.accept()
-        peer.recv(wire.HELLO_BYTES_MAX)
-        welcome = wire.encode_frame(wire.Welcome(protocol, "false", MIB, 1, 1 << 62))
-        rights = array.array("i", [arena])
+        peer.recv(frames.HELLO_BYTES_MAX)
+        welcome = frames.encode_frame(frames.Welcome(protocol, "false", MIB, 1, 1 << 62, MIB))
+        rights = array.array("i", [arena, arena])
         with suppress(OSError):
             peer.sendmsg([welcome], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             peer.recv(1)
@@ -89,6 +89,6 @@ def test_another_protocol_is_refused(tmp_path: Path) -> None:
     """A daemon that speaks another version of the protocol is refused by its number."""
     path = tmp_path / "s"
     with false_daemon(path, os.geteuid(), protocol=77), Client(path) as client:
-        with pytest.raises(Refused, match=r"wrong_protocol.*77, this client 1"):
+        with pytest.raises(Refused, match=rf"wrong_protocol.*77, this client {frames.PROTOCOL_VERSION}"):
             client.ping()
         assert not client.connected

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore import wire
 from kvstore.client import Client
+from kvstore.protocol import frames
 from tests.door.daemon import Daemon
-from tests.door.test_bad_input import REGISTER, Peer
+from tests.door.peer import REGISTER, Peer
 
 HASH = b"h" * 32
 
@@ -18,20 +18,20 @@ HASH = b"h" * 32
 @pytest.fixture
 def peer(daemon: Daemon) -> Iterator[Peer]:
     peer = Peer(daemon.socket_path)
-    peer.socket.sendall(wire.encode_frame(REGISTER))
+    peer.socket.sendall(frames.encode_frame(REGISTER))
     peer.receive()
     yield peer
     peer.socket.close()
 
 
-def answer(peer: Peer) -> wire.Answer:
-    return wire.answer_decoder.decode(peer.receive())
+def answer(peer: Peer) -> frames.Answer:
+    return frames.answer_decoder.decode(peer.receive())
 
 
 def test_an_answer_waits_for_the_disk(daemon: Daemon, peer: Peer) -> None:
     """What is sent behind a command is answered after it; others are served meanwhile."""
-    frames = [wire.encode_frame(wire.SetPin("", HASH, True)), wire.encode_frame(wire.Ping())]
-    peer.socket.sendall(b"".join(frames))
+    requests = [frames.encode_frame(frames.SetPin("", HASH, True)), frames.encode_frame(frames.Ping())]
+    peer.socket.sendall(b"".join(requests))
     peer.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
         peer.socket.recv(1, socket.MSG_PEEK)
@@ -40,14 +40,14 @@ def test_an_answer_waits_for_the_disk(daemon: Daemon, peer: Peer) -> None:
         assert other.retention()["pins"] == []
         peer.socket.settimeout(5)
         daemon.call(daemon.io.run)
-        assert answer(peer) == wire.StatusReport({"namespaces": [REGISTER.digest.hex()]})
-        assert answer(peer) == wire.Done()
+        assert answer(peer) == frames.StatusReport({"namespaces": [REGISTER.digest.hex()]})
+        assert answer(peer) == frames.Done()
         assert [pin["block_hash"] for pin in other.retention()["pins"]] == [HASH.hex()]
 
 
 def test_whoever_hangs_up_meanwhile_harms_nobody(daemon: Daemon, peer: Peer) -> None:
     """The rule is set all the same, once its write has begun."""
-    peer.socket.sendall(wire.encode_frame(wire.SetTtl("", b"", "acme", 60.0, True)))
+    peer.socket.sendall(frames.encode_frame(frames.SetTtl("", b"", "acme", 60.0, True)))
     with Client(daemon.socket_path, timeout_s=5, attach=False) as other:
         other.ping()
         while not daemon.call(lambda: len(daemon.io.waiting)):
@@ -61,26 +61,26 @@ def test_whoever_hangs_up_meanwhile_harms_nobody(daemon: Daemon, peer: Peer) -> 
 @pytest.mark.parametrize(
     ("request_", "code", "says"),
     [
-        (wire.SetPin("", b"", True), "bad_request", "an empty block hash"),
-        (wire.SetPin("", b"x" * 8, True), "bad_request", "block hash of 8 bytes"),
-        (wire.SetPin("zz", HASH, True), "bad_request", "regex"),
-        (wire.SetPin("", HASH, False), "not_found", "no pin is set"),
-        (wire.SetTtl("", b"", None, -1.0, True), "bad_request", "> 0"),
-        (wire.SetTtl("64", b"", "acme", 1.0, True), "bad_request", "only one of them is allowed"),
-        (wire.SetQuota("", "t" * 2000, 1, None), "bad_request", "1024"),
-        (wire.SetQuota("", "acme", -2, None), "bad_request", ">= -1"),
-        (wire.SetQuota("", "acme", None, None), "not_found", "no quota is set for tenant 'acme'"),
+        (frames.SetPin("", b"", True), "bad_request", "an empty block hash"),
+        (frames.SetPin("", b"x" * 8, True), "bad_request", "block hash of 8 bytes"),
+        (frames.SetPin("zz", HASH, True), "bad_request", "regex"),
+        (frames.SetPin("", HASH, False), "not_found", "no pin is set"),
+        (frames.SetTtl("", b"", None, -1.0, True), "bad_request", "> 0"),
+        (frames.SetTtl("64", b"", "acme", 1.0, True), "bad_request", "only one of them is allowed"),
+        (frames.SetQuota("", "t" * 2000, 1, None), "bad_request", "1024"),
+        (frames.SetQuota("", "acme", -2, None), "bad_request", ">= -1"),
+        (frames.SetQuota("", "acme", None, None), "not_found", "no quota is set for tenant 'acme'"),
     ],
 )
 def test_a_bad_rule_is_refused(
-    daemon: Daemon, peer: Peer, request_: wire.Request, code: str, says: str
+    daemon: Daemon, peer: Peer, request_: frames.Request, code: str, says: str
 ) -> None:
     """One Error frame, and the connection goes on."""
-    peer.socket.sendall(wire.encode_frame(request_))
+    peer.socket.sendall(frames.encode_frame(request_))
     refusal = answer(peer)
-    assert isinstance(refusal, wire.Error)
+    assert isinstance(refusal, frames.Error)
     assert refusal.code == code
     assert says in refusal.message
-    peer.socket.sendall(wire.encode_frame(wire.Ping()))
-    assert answer(peer) == wire.Done()
+    peer.socket.sendall(frames.encode_frame(frames.Ping()))
+    assert answer(peer) == frames.Done()
     assert not daemon.io.waiting

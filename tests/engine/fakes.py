@@ -1,14 +1,38 @@
-"""Doubles for the engine's tests: I/O that the test runs when it likes, a tier with faults."""
+"""Doubles for the engine's tests: I/O that the test runs when it likes, a device with faults."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tiers.base import Get, Put, Record, Tier, TierStats
+from kvstore.protocol.frames import Acquired, Reserved
+from tiers.base import Get, Put, Record, SizeClass, TierStats
 from tiers.checksum import digest
 from tiers.errors import TierError
+from tiers.slots import SlotPool
+
+SLAB_BYTES = 2 << 20  # of one place
+
+
+class Slot(NamedTuple):
+    """One slot of an answer. position: of its hash in the request."""
+
+    position: int
+    offset: int
+    tier: int
+
+
+def held(answer: Acquired) -> list[Slot | None]:
+    """A slot for each hash of an acquire, or None."""
+    offsets = answer.extents.offsets()
+    return [Slot(n, next(offsets), tier) if tier else None for n, tier in enumerate(answer.tiers)]
+
+
+def granted(answer: Reserved) -> list[Slot]:
+    """The slots of a reserve."""
+    positions = [position for position, is_granted in enumerate(answer.granted) if is_granted]
+    return [Slot(*pair, 0) for pair in zip(positions, answer.extents.offsets(), strict=True)]
 
 
 class Hanging(Exception):
@@ -64,88 +88,117 @@ class SteppedIo:
         raise AssertionError("there is always more work")
 
 
-class FaultyTier(Tier):
-    """Records in a dict of `slots` places; failures are drawn from a seed."""
+class Row(NamedTuple):
+    slot: int
+    key: bytes
+    parent: bytes
+    size_bytes: int
+    checksum: bytes
+    stored_s: int
 
-    name = "nvme"
 
-    def __init__(self, slots: int, seed: int = 0, fault_rate: float = 0.0) -> None:
+class FaultyDevice:
+    """A device with `slots` places for records of any size; failures are drawn from a seed. It outlives engines:
+    what is in `table` is found again by a scan, evicted records that nobody wrote over included."""
+
+    slot_bytes_min = 1
+    aside = 0
+    has_growth_due = False
+
+    def __init__(self, slots: int, seed: int = 0, fault_rate: float = 0.0, slot_bytes: int = 1) -> None:
         self.slots = slots
         self.fault_rate = fault_rate
-        self.rows: dict[bytes, tuple[Record, bytes]] = {}
-        self.scanning = False
-        self.raises = False  # puts raise, as a tier with a bug would
-        self.hangs = False  # gets and puts do not come back
+        self.table: dict[int, tuple[Row, bytes]] = {}
+        self.ready = False
+        self.raises = False  # writes raise, as a device with a bug would
+        self.hangs = False  # reads and writes do not come back
+        self._sized = slot_bytes  # what stats say of each place
         self._random = random.Random(seed)
+        self.pool = SlotPool(slots, SLAB_BYTES)
+
+    @property
+    def records(self) -> dict[bytes, tuple[Row, bytes]]:
+        """Records by key."""
+        return {row.key: (row, data) for row, data in self.table.values()}
 
     def _fails(self) -> bool:
         return self._random.random() < self.fault_rate
 
-    def scan(self, keys: Sequence[bytes] | None = None) -> Iterator[Record]:
-        if keys is not None:
-            return iter([self.rows[key][0] for key in keys if key in self.rows])
-        return self._scan_all()
+    def slot_bytes(self, size_bytes: int) -> int:
+        return SLAB_BYTES
 
-    def _scan_all(self) -> Iterator[Record]:
-        self.scanning = True
-        for key in list(self.rows):
-            if key in self.rows:
-                yield self.rows[key][0]
-        self.scanning = False
+    def set_aside(self, slot: int) -> None:
+        self.pool.give(slot)
 
-    def put(self, items: Sequence[tuple[Record, memoryview]]) -> list[Put]:
-        assert not self.scanning, "written to before its free slots are known"
+    def open(self) -> None:
+        self.ready = False
+        self.pool = SlotPool(self.slots, SLAB_BYTES)
+
+    def scan(self) -> Iterator[list[Row]]:
+        for slot in list(self.table):
+            self.pool.mark(slot, SLAB_BYTES)
+            yield [self.table[slot][0]]
+        self.pool.settle()
+        self.ready = True
+
+    def write(self, items: Sequence[tuple[int, Record, int, memoryview]]) -> list[Put]:
+        assert self.ready, "written to before its free slots are known"
         if self.hangs:
             raise Hanging
         if self.raises:
-            raise ValueError("fake: a put that raises")
+            raise ValueError("fake: a write that raises")
         answers = []
-        for record, view in items:
+        for slot, record, stored_s, view in items:
             if self._fails():
                 answers.append(Put.FAILED)
-            elif len(self.rows) >= self.slots and record.key not in self.rows:
-                answers.append(Put.NO_ROOM)
             else:
-                self.rows[record.key] = (record, bytes(view))
+                row = Row(slot, record.key, record.parent, record.size_bytes, record.checksum, stored_s)
+                self.table[slot] = row, bytes(view)
                 answers.append(Put.STORED)
         return answers
 
-    def get(self, items: Sequence[tuple[bytes, memoryview]]) -> list[tuple[Get, bytes]]:
+    def read(self, items: Sequence[tuple[int, bytes, memoryview]]) -> list[tuple[Get, bytes]]:
         if self.hangs:
             raise Hanging
-        answers = []
-        for key, view in items:
-            if self._fails():
-                answers.append((Get.FAILED, b""))
-            elif key not in self.rows:
-                answers.append((Get.MISS, b""))
-            else:
-                record, data = self.rows[key]
-                view[:] = data
-                answers.append((Get.HIT, record.checksum))
-                if digest(view) != record.checksum:
-                    del self.rows[key]
-                    answers[-1] = (Get.CORRUPT, b"")
-        return answers
+        return [self._read(slot, key, view) for slot, key, view in items]
+
+    def _read(self, slot: int, key: bytes, view: memoryview) -> tuple[Get, bytes]:
+        if self._fails():
+            return Get.FAILED, b""
+        row, data = self.table.get(slot, (None, b""))
+        if row is None or row.key != key:
+            return Get.MISS, b""
+        view[:] = data
+        if digest(view) != row.checksum:
+            del self.table[slot]
+            return Get.CORRUPT, b""
+        return Get.HIT, row.checksum
+
+    def rows(self, slots: Sequence[int]) -> list[Row | None]:
+        return [self.table[slot][0] if slot in self.table else None for slot in slots]
+
+    def clear(self, slots: Sequence[int]) -> bool:
+        if self._fails():
+            return False
+        for slot in slots:
+            self.table.pop(slot, None)
+        return True
+
+    def grow(self) -> None:
+        """It has all its slots."""
 
     def flip(self, key: bytes) -> None:
         """Damage one stored record."""
-        record, data = self.rows[key]
-        self.rows[key] = (record, bytes([data[0] ^ 1]) + data[1:])
-
-    def delete(self, keys: Sequence[bytes]) -> int:
-        if self._fails():
-            raise TierError("fake: delete refused")
-        return sum(self.rows.pop(key, None) is not None for key in keys)
-
-    def reclaim(self, size_bytes: int) -> list[bytes]:
-        return []
+        row, data = self.records[key]
+        self.table[row.slot] = row, bytes([data[0] ^ 1]) + data[1:]
 
     def stats(self) -> TierStats:
-        return TierStats(self.name, self.slots, len(self.rows), len(self.rows))
+        used = sum(c.used for c in self.pool.classes())
+        size = SizeClass(self._sized, self.slots, used)
+        return TierStats("nvme", self.slots * self._sized, used * self._sized, used, (size,))
 
     def check(self) -> list[str]:
-        return [] if len(self.rows) <= self.slots else ["fake: over capacity"]
+        return []
 
     def close(self) -> None:
-        self.rows.clear()
+        """The table stays, as a disk does."""

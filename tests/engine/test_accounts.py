@@ -9,18 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvstore import outcomes
-from kvstore import totals as totals_module
-from kvstore.accounts import Asking, Found
-from kvstore.blocks import IN_ANY, IN_DRAM, IN_NVME
-from kvstore.departed import Departed
-from kvstore.engine import Engine
+from kvstore.engine.engine import Engine
+from kvstore.engine.lookups import Lookup
 from kvstore.errors import BadRequest
-from kvstore.leases import Acquired
-from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
-from kvstore.totals import HOUR_S, Totals
-from kvstore.wire import FRAME_BYTES_MAX
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.evicted import Departed
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger import totals as totals_module
+from kvstore.ledger.accounts import Asking, Found
+from kvstore.ledger.totals import HOUR_S, Totals
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import FRAME_BYTES_MAX, Acquired
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -36,7 +38,7 @@ class Node:
     def __init__(
         self,
         path: Path,
-        nvme: FaultyTier | None = None,
+        nvme: FaultyDevice | None = None,
         totals: Totals | None = None,
         prefill_tokens_per_s: float = 0.0,
     ) -> None:
@@ -46,7 +48,7 @@ class Node:
         self.totals = totals or Totals("na")
         self.engine = Engine(
             self.arena,
-            nvme,
+            [(nvme, self.io)] if nvme is not None else [],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,
@@ -55,6 +57,8 @@ class Node:
             prefill_tokens_per_s=prefill_tokens_per_s,
         )
         self.engine.adopt()
+        self.io.run()
+        self.device = nvme
         self.session = self.engine.open_session(0)
         self.space = self.register(b"a")
 
@@ -65,11 +69,11 @@ class Node:
         number = self.space if space is None else space
         self.now_s += 1
         answer = self.engine.reserve(self.session, number, hashes(*names), b"")
-        views = [self.arena.mapping[s.offset : s.offset + RECORD_BYTES] for s in answer.slots]
-        if answer.slots and commit:
+        views = [self.arena.mapping[s.offset : s.offset + RECORD_BYTES] for s in granted(answer)]
+        if granted(answer) and commit:
             sums = b"".join(map(digest, views))
-            self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
-        return len(answer.slots)
+            self.engine.commit(self.session, answer.lease, [s.position for s in granted(answer)], sums)
+        return len(granted(answer))
 
     def ask(self, *names: str, spaces: tuple[int, ...] = (), **asking: float) -> int:
         numbers = list(spaces) or [self.space]
@@ -99,7 +103,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def two_tiers(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path / "arena", FaultyTier(4))
+    made = Node(tmp_path / "arena", FaultyDevice(4))
     yield made
     made.io.run()
     made.arena.close(unlink=True)
@@ -173,7 +177,7 @@ def test_behind_a_gap_the_gap_is_the_reason(node: Node) -> None:
     """Held blocks whose parent was evicted are missed because of the parent."""
     node.put("a0", "a1", "a2", "a3")
     space = node.engine.namespaces.get(node.space)
-    node.engine.room.left_dram(space.blocks[b"a1".ljust(8)], why=outcomes.CORRUPT)
+    node.engine.blocks.left_dram(space.blocks[b"a1".ljust(8)], why=outcomes.CORRUPT)
     assert node.ask("a0", "a1", "a2", "a3") == 1
     assert node.tokens() == {"dram": 16, "corrupt": 48}
 
@@ -185,8 +189,8 @@ def test_a_corrupt_record_turns_hits_into_misses(two_tiers: Node) -> None:
     two_tiers.put("b0", "b1", "b2", "b3", commit=False)
     two_tiers.engine.close_session(two_tiers.session)
     two_tiers.session = two_tiers.engine.open_session(0)
-    nvme = two_tiers.engine.nvme
-    assert isinstance(nvme, FaultyTier)
+    nvme = two_tiers.device
+    assert isinstance(nvme, FaultyDevice)
     nvme.flip(b"a" * 16 + hashes("a2"))
     assert two_tiers.ask("a0", "a1", "a2", "a3", ticket=7) == 4
     two_tiers.engine.arena.sweep()
@@ -195,7 +199,7 @@ def test_a_corrupt_record_turns_hits_into_misses(two_tiers: Node) -> None:
         two_tiers.session, two_tiers.space, hashes("a0", "a1", "a2", "a3"), answers.append
     )
     two_tiers.io.run()
-    assert [slot is not None for slot in answers[0].slots] == [True, True, False, True]
+    assert [slot is not None for slot in held(answers[0])] == [True, True, False, True]
     two_tiers.engine.settle(7, 32, two_tiers.space, hashes("a2"))
     assert two_tiers.tokens() == {"nvme": 32, "corrupt": 32}
     two_tiers.engine.settle(7, 48, two_tiers.space, hashes("a3"))  # another rank, that got further
@@ -270,7 +274,7 @@ def test_explain_tells_what_a_lookup_would_count(node: Node) -> None:
     """The outcome of each block and where it is; no lookup is counted."""
     node.put("a0", "a1", "a2", "a3")
     node.put("b0")
-    places, judged = node.engine.explain([node.space], hashes("a0", "a1", "a2", "a3", "x"))
+    places, judged = finish(node.engine.explain_steps([node.space], hashes("a0", "a1", "a2", "a3", "x")))
     assert [outcomes.NAMES[n] for n in judged] == ["dram", "dram", "dram", "evicted_dram", "never_seen"]
     assert list(places[0]) == [1, 1, 1, 0, 0]
     assert node.tokens() == {}
@@ -300,7 +304,7 @@ def test_a_prompt_without_a_whole_block_is_counted(node: Node) -> None:
 
 def test_bytes_are_counted_where_they_move(tmp_path: Path) -> None:
     """Four blocks stored and written down; one that left DRAM is promoted and read."""
-    two_tiers = Node(tmp_path / "arena", FaultyTier(8))
+    two_tiers = Node(tmp_path / "arena", FaultyDevice(8))
     two_tiers.put("a0", "a1", "a2", "a3")
     two_tiers.io.run()
     two_tiers.put("b0")
@@ -452,7 +456,7 @@ def test_namespaces_with_other_hashes_are_not_looked_up_together(node: Node) -> 
     with pytest.raises(BadRequest, match="different sizes"):
         node.ask("a0", "a1", spaces=(node.space, longer))
     with pytest.raises(BadRequest, match="different sizes"):
-        node.engine.explain([node.space, longer], hashes("a0", "a1"))
+        finish(node.engine.explain_steps([node.space, longer], hashes("a0", "a1")))
     assert node.tokens() == {}
 
 
@@ -484,7 +488,7 @@ def test_new_hours_are_told_apart_however_many_rows_there_are(
         node.now_s += HOUR_S
     for totals in (node.totals, Totals("na", path)):
         rows = totals.since(0)
-        assert len(rows) <= 16 and totals.check() == []
+        assert len(rows) <= 16 and not any(totals.check_slices())
         assert sum(row.tokens_asked for row in rows) == 10 * 4 * BLOCK_TOKENS
         newest = [row.tenant for row in rows if row.hour_s == rows[-1].hour_s]
         assert newest == ["t0", "t1", "t2", "t3"]
@@ -514,12 +518,12 @@ def test_what_is_measured_is_what_a_lookup_was_refused_for(two_tiers: Node) -> N
     two_tiers.io.run()
     two_tiers.put("b0", "b1", "b2", space=other)
     two_tiers.io.run()
-    assert isinstance(two_tiers.engine.nvme, FaultyTier)
-    two_tiers.engine.nvme.slots = 0
+    assert isinstance(two_tiers.device, FaultyDevice)
+    two_tiers.engine.nvme.members[0].stores._trip("test")  # nothing is written, so nothing leaves
     two_tiers.put("a0")
     found = Found(0, 1, outcomes.SLOWER)
     spaces = [two_tiers.engine.namespaces.get(number) for number in (two_tiers.space, other)]
     assert [space.blocks[hashes("a0")].where & IN_ANY for space in spaces] == [IN_DRAM, IN_NVME]
-    two_tiers.engine.watch.note(spaces, hashes("a0"), found, Asking())
-    two_tiers.engine.watch.look()
+    two_tiers.engine.lookups.note(Lookup(spaces, hashes("a0"), Asking()), found)
+    two_tiers.engine.look()
     assert two_tiers.engine.counters.nvme_probes == 1

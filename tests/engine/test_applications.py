@@ -14,9 +14,9 @@ from kvstore.constants import (
     APPLICATIONS_FADE_REQUESTS,
     APPLICATIONS_MAX,
 )
-from kvstore.policies.applications import Applications
 from kvstore.policies.learned import Learned
-from kvstore.policies.reuse import KINDS
+from kvstore.policies.learned.applications import Applications
+from kvstore.policies.learned.hazard import KINDS
 from kvstore.replay.cell import Node
 
 HASH_BYTES = 8

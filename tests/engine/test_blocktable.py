@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.blocks import Block
-from kvstore.blocktable import BlockTable
 from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.index.block import Block, NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.index.table import BlockTable
 
 PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES_MAX)))
 SPACE = NamespaceRegistry().register(NamespaceSpec(bytes(16), 4096, 8))

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import outcomes
-from kvstore.accounts import Asking, Found
-from kvstore.blocks import IN_DRAM, IN_NVME
-from kvstore.breaker import CLOSED, OPEN, PROBING, Breaker
 from kvstore.constants import BREAKER_FAILURES_MAX, BREAKER_PAUSE_S_MAX, BREAKER_PAUSE_S_MIN
-from kvstore.engine import Engine
-from kvstore.leases import Acquired
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.engine.engine import Engine
+from kvstore.health.breaker import CLOSED, OPEN, PROBING, Breaker
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger.accounts import Asking, Found
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import Acquired
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -27,7 +29,7 @@ BLOCK_TOKENS = 16
 STALL_S = 1.0
 
 
-class TimedTier(FaultyTier):
+class TimedTier(FaultyDevice):
     """Reads take their time on the test's clock."""
 
     def __init__(self, slots: int) -> None:
@@ -36,8 +38,8 @@ class TimedTier(FaultyTier):
         self.reads = 0
         self.node: Node | None = None
 
-    def get(self, items):  # type: ignore[no-untyped-def]
-        answers = super().get(items)
+    def read(self, items):  # type: ignore[no-untyped-def]
+        answers = super().read(items)
         self.reads += len(items)
         assert self.node is not None
         self.node.now_s += self.read_s * len(items)
@@ -55,10 +57,17 @@ class Node:
         self.arena = open_arena(path, 16 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.engine = Engine(
-            self.arena, self.tier, NamespaceRegistry(), self.io, clock=lambda: self.now_s, stall_s=STALL_S
+            self.arena,
+            [(self.tier, self.io)],
+            NamespaceRegistry(),
+            self.io,
+            clock=lambda: self.now_s,
+            stall_s=STALL_S,
         )
         self.engine.adopt()
-        self.watch = self.engine.watch
+        self.io.run()
+        self.watch = self.engine.watches[0]
+        self.member = self.engine.nvme.members[0]
         self.session = self.engine.open_session(0)
         self.space = self.engine.register(NamespaceSpec(b"a" * 16, RECORD_BYTES, 8, BLOCK_TOKENS))
 
@@ -70,10 +79,10 @@ class Node:
         hashes = self.names(chain, count)
         answer = self.engine.reserve(self.session, self.space, hashes, b"")
         size = RECORD_BYTES
-        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + size]) for s in answer.slots)
-        if answer.slots:
-            self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
-        return len(answer.slots)
+        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + size]) for s in granted(answer))
+        if granted(answer):
+            self.engine.commit(self.session, answer.lease, [s.position for s in granted(answer)], sums)
+        return len(granted(answer))
 
     def find(self, chain: str, block_s: float = 0.0) -> Found:
         """A lookup of an engine that computes a block in so long."""
@@ -89,7 +98,7 @@ class Node:
         self.io.run()
         if answers[0].lease:
             self.engine.release(self.session, answers[0].lease)
-        return sum(slot is not None for slot in answers[0].slots)
+        return sum(slot is not None for slot in held(answers[0]))
 
     def evict(self) -> None:
         """Others take the place of everything in DRAM."""
@@ -99,7 +108,7 @@ class Node:
             self.io.run()
 
     def places(self, chain: str) -> list[int]:
-        return list(self.engine.residency(self.space, self.names(chain)))
+        return list(finish(self.engine.residency_steps(self.space, self.names(chain))))
 
     def wait(self, seconds: float, step_s: float = 0.25) -> None:
         """Time passes, and what is due is done."""
@@ -125,7 +134,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield made
     made.tier.hangs, made.tier.fault_rate, made.tier.read_s = False, 0.0, 0.001
     made.wait(200.0, 5.0)
-    assert made.watch.loads.closed and not made.engine.room.undemoted
+    assert made.member.loads.closed and not made.engine.blocks.writes.refused
     made.engine.close_session(made.session)
     assert made.engine.check() == []
     made.arena.close(unlink=True)
@@ -241,13 +250,13 @@ def test_a_dead_tier_costs_one_timeout_and_not_one_per_request(node: Node) -> No
         node.now_s += 0.25
         node.watch.look()
     assert node.now_s - begun_s <= STALL_S + 0.25
-    assert [answer.slots for answer in answers] == [[None] * 10] * 2
+    assert [held(answer) for answer in answers] == [[None] * 10] * 2
     for _ in range(100):
         found = node.find("a")
         assert found == Found(0, 10, outcomes.UNAVAILABLE)
         node.acquire("a", answers)
-    assert len(answers) == 102 and node.watch.loads.trips == 1
-    assert node.engine.prefetch(node.space, node.names("b")) == 0
+    assert len(answers) == 102 and node.member.loads.trips == 1
+    assert finish(node.engine.prefetch_steps(node.space, node.names("b"))) == 0
     assert node.engine.check() == []
     assert node.put("n") == 10
     assert node.find("n") == Found(10, 10, outcomes.UNAVAILABLE)  # DRAM is used all the same
@@ -260,13 +269,13 @@ def test_it_closes_when_the_tier_recovers_and_nothing_is_lost(node: Node) -> Non
     node.acquire("a", answers)
     node.io.run()
     node.wait(2.0)
-    assert node.watch.loads.state == OPEN
+    assert node.member.loads.state == OPEN
     node.tier.hangs = False
     node.io.run()  # the hung reads come back, into their own slots
     assert node.engine.check() == []
     probes = node.engine.counters.nvme_probes
     node.wait(3.0)
-    assert node.watch.loads.state == CLOSED
+    assert node.member.loads.state == CLOSED
     assert node.engine.counters.nvme_probes == probes + 1
     assert node.load("a") == 10 and node.load("b") == 10
     assert node.engine.counters.promote_failed == 0
@@ -279,7 +288,7 @@ def test_slots_of_hanging_reads_are_not_used_by_others(node: Node) -> None:
     node.acquire("a", answers)
     node.io.run()
     node.wait(2.0)
-    underway = node.engine.promoter.underway
+    underway = node.engine.loader.underway
     assert underway > 0
     stored = sum(node.put(f"n{number}"[:2], 10) for number in range(4))
     assert stored > 0
@@ -294,7 +303,7 @@ def test_read_errors_trip_and_lose_no_block(node: Node) -> None:
     """A tier that fails every read is left alone after three; its blocks are there when it recovers."""
     node.tier.fault_rate = 1.0
     assert node.load("a") == 0
-    assert node.watch.loads.state == OPEN and node.watch.loads.reason == "3 failures in a row"
+    assert node.member.loads.state == OPEN and node.member.loads.reason == "3 failures in a row"
     assert set(node.places("a")) == {IN_NVME}
     node.tier.fault_rate = 0.0
     node.wait(5.0)
@@ -304,21 +313,22 @@ def test_read_errors_trip_and_lose_no_block(node: Node) -> None:
 def test_a_record_that_fails_twice_is_dropped_without_a_trip(node: Node) -> None:
     """One bad record among good ones is given up at its second failure; the breaker stays closed."""
     bad = b"a" * 16 + b"a09".ljust(8)
-    true_get = node.tier.get
+    true_get = node.tier.read
 
     def get(items):  # type: ignore[no-untyped-def]
         answers = true_get(items)
         return [
-            (type(a[0]).FAILED, b"") if key == bad else a for (key, _), a in zip(items, answers, strict=True)
+            (type(a[0]).FAILED, b"") if key == bad else a
+            for (_, key, _), a in zip(items, answers, strict=True)
         ]
 
-    node.tier.get = get  # type: ignore[method-assign]
+    node.tier.read = get  # type: ignore[method-assign]
     assert node.load("a") == 9
     assert node.places("a")[9] == IN_NVME
     node.load("a")
     assert node.places("a")[9] == 0
-    assert node.watch.loads.closed
-    del node.tier.get
+    assert node.member.loads.closed
+    del node.tier.read
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
@@ -329,20 +339,20 @@ def test_stores_that_fail_or_hang_let_dram_go_on(node: Node, how: str) -> None:
         node.put(f"n{number}")
         node.io.run()
         node.wait(0.5)
-    assert node.watch.stores.state != CLOSED
+    assert node.member.stores.state != CLOSED
     assert node.put("o", 6) == 6
     assert node.engine.check() == []
     node.tier.fault_rate, node.tier.hangs = 0.0, False
     node.wait(40.0, 0.5)
-    assert node.watch.stores.state == CLOSED
+    assert node.member.stores.state == CLOSED
     assert all(place & IN_NVME for place in node.places("o")[:6])
-    assert not node.engine.room.undemoted
+    assert not node.engine.blocks.writes.refused
 
 
 def test_a_disk_that_cannot_be_written_is_still_read(node: Node) -> None:
     """The breaker of stores does not keep loads from NVMe."""
-    node.engine.watch.stores._trip("test")
-    assert not node.engine.room.storing
+    node.engine.nvme.members[0].stores._trip("test")
+    assert not node.engine.blocks.writes.accepting
     assert node.load("a") == 10
 
 
@@ -397,10 +407,10 @@ def test_a_probe_that_finds_a_corrupt_record_books_it(node: Node) -> None:
     node.io.run()
     for depth in range(10):
         key = b"a" * 16 + f"b{depth:02d}".encode().ljust(8)
-        node.watch.remember(key)
+        node.engine.loader.devices[0].wanted(key)
         node.tier.flip(key)
     node.wait(5.0)
-    assert node.watch.loads.closed
+    assert node.member.loads.closed
     assert node.engine.counters.corrupt_nvme > 0
     assert node.engine.check() == []
 
@@ -409,12 +419,12 @@ def test_while_loads_wait_one_store_is_under_way(node: Node) -> None:
     """Loads go before stores: the demoter keeps to one job until they are through."""
     answers: list[Acquired] = []
     node.acquire("a", answers)
-    assert node.watch.pressing
+    assert node.member.speed.waiting_bytes
     node.put("n", 2)
     node.put("m", 2)
-    assert node.watch.stores.jobs == 1
+    assert node.member.stores.jobs == 1
     node.io.run()
-    assert node.watch.stores.jobs == 0 and not node.engine.room.demoting
+    assert node.member.stores.jobs == 0 and not node.engine.blocks.writes.waiting
 
 
 def test_status_tells_breakers_speeds_and_queues(node: Node) -> None:

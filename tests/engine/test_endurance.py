@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore import outcomes
 from kvstore.constants import DAY_S, HOUR_S
-from kvstore.endurance import Endurance
-from kvstore.engine import Engine
-from kvstore.leases import Acquired
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.engine.engine import Engine
+from kvstore.health.write_budget import Endurance
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import Acquired
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -141,22 +143,26 @@ class Places:
         self.arena = open_arena(path, 4 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         budget = blocks * RECORD_BYTES * (DAY_S + HOUR_S) / HOUR_S + 1
+        self.device = FaultyDevice(100)
         self.engine = Engine(
             self.arena,
-            FaultyTier(100),
+            [(self.device, self.io)],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,
             endurance=Endurance(int(budget), lambda: self.now_s),
         )
         self.engine.adopt()
+        self.io.run()
         self.session = self.engine.open_session(0)
         self.space = self.engine.register(NamespaceSpec(bytes(16), RECORD_BYTES, 8, 16))
 
     def put(self, *numbers: int) -> None:
         answer = self.engine.reserve(self.session, self.space, names(*numbers), b"")
-        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + RECORD_BYTES]) for s in answer.slots)
-        self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
+        sums = b"".join(
+            digest(self.arena.mapping[s.offset : s.offset + RECORD_BYTES]) for s in granted(answer)
+        )
+        self.engine.commit(self.session, answer.lease, [s.position for s in granted(answer)], sums)
         self.io.run()
 
     def use(self, *numbers: int) -> None:
@@ -169,7 +175,7 @@ class Places:
 
     def where(self, *numbers: int) -> list[int]:
         assert self.engine.check() == []
-        return list(self.engine.residency(self.space, names(*numbers)))
+        return list(finish(self.engine.residency_steps(self.space, names(*numbers))))
 
 
 def names(*numbers: int) -> bytes:
@@ -205,12 +211,11 @@ def test_what_is_used_again_is_offered_again(tmp_path: Path) -> None:
 def test_what_is_never_written_costs_nothing(tmp_path: Path) -> None:
     """While NVMe fails, blocks are let in and leave DRAM again: the budget is there when it works."""
     node = Places(tmp_path / "arena", 3)
-    assert isinstance(node.engine.nvme, FaultyTier)
-    node.engine.nvme.fault_rate = 1.0
+    node.device.fault_rate = 1.0
     for number in range(0, 40, 4):
         node.put(*range(number, number + 4))
     assert node.engine.endurance.spent_bytes == 0
-    node.engine.nvme.fault_rate = 0.0
+    node.device.fault_rate = 0.0
     for _ in range(3):
         node.now_s += 15
         node.engine.tick()
@@ -238,8 +243,7 @@ def test_who_may_not_use_nvme_does_not_use_up_the_budget(tmp_path: Path) -> None
 def test_a_long_pause_is_not_followed_by_more_than_a_day(tmp_path: Path) -> None:
     """Bytes are spent when they are written: what waited for two days counts in the day of its write."""
     node = Places(tmp_path / "arena", 4)
-    tier = node.engine.nvme
-    assert isinstance(tier, FaultyTier)
+    tier = node.device
     tier.fault_rate = 1.0
     node.put(1, 2, 3, 4)
     node.now_s += 30 * HOUR_S

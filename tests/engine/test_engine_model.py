@@ -10,15 +10,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore import adoption, demotion
-from kvstore.accounts import Asking
-from kvstore.blocks import BROKEN_PREFIX, IN_DRAM, IN_NVME
-from kvstore.engine import Engine
-from kvstore.leases import Acquired, Reserved, Session
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
-from kvstore.policies.names import POLICIES
-from kvstore.totals import Totals
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.engine.engine import Engine
+from kvstore.engine.sessions import Session
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger.accounts import Asking
+from kvstore.ledger.totals import Totals
+from kvstore.movement import adoption
+from kvstore.protocol.frames import Acquired, Reserved
+from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_DRAM, IN_NVME
+from kvstore.replay.policies import POLICIES
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -38,7 +41,6 @@ def content(namespace: int, hashed: bytes) -> bytes:
 
 
 adoption.ADOPT_SLICE_ROWS = 3  # so that requests arrive between the slices of a start
-demotion.EVICT_AHEAD_SHARE = 4  # so that a small tier evicts ahead, too
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -53,7 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, seed: int, fault_rate: float, nvme_slots: int, policy: str) -> None:
         self.policy = policy
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
-        self.nvme = FaultyTier(nvme_slots, seed, fault_rate)
+        self.nvme = FaultyDevice(nvme_slots, seed, fault_rate)
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         self.fault_rate = fault_rate
         self.clock_s = 0.0
@@ -65,9 +67,10 @@ class EngineMachine(RuleBasedStateMachine):
     def boot(self) -> None:
         self.arena = open_arena(self.directory / "arena", 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
+        self.nvme.ready = False
         self.engine = Engine(
             self.arena,
-            self.nvme,
+            [(self.nvme, self.io)],
             self.namespaces,
             self.io,
             POLICIES[self.policy](),
@@ -76,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.asked_before += sum(self.asked.values())
         self.asked.clear()
-        self.engine.adopt(wait=False)
+        self.engine.adopt()
         self.ids = [
             self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8, BLOCK_TOKENS))
             for n in range(2)
@@ -103,17 +106,17 @@ class EngineMachine(RuleBasedStateMachine):
         hashes = [block_hash(chain, d) for d in range(lo, min(lo + n, DEPTH))]
         parent = block_hash(chain, lo - 1) if lo else b""
         answer = self.engine.reserve(self.sessions[who], self.ids[ns], b"".join(hashes), parent)
-        for slot in answer.slots:
+        for slot in granted(answer):
             data = self.wanted(ns, hashes[slot.position])
             self.arena.mapping[slot.offset : slot.offset + len(data)] = data
-        if answer.slots:
+        if granted(answer):
             self.writes.append((self.sessions[who], ns, hashes, answer))
 
     @rule(pick=st.integers(0, 99), keep=st.integers(0, 255))
     def commit(self, pick: int, keep: int) -> None:
         if self.writes:
             session, ns, hashes, answer = self.writes.pop(pick % len(self.writes))
-            chosen = [slot.position for slot in answer.slots if keep >> (slot.position % 8) & 1]
+            chosen = [slot.position for slot in granted(answer) if keep >> (slot.position % 8) & 1]
             sums = b"".join(digest(memoryview(self.wanted(ns, hashes[i]))) for i in chosen)
             assert self.engine.commit(session, answer.lease, chosen, sums) == len(chosen)
 
@@ -134,7 +137,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.io.run()
             lease.expire()  # what waits for room that others hold
         assert len(answers) == 1
-        for hashed, slot in zip(hashes, answers[0].slots, strict=True):
+        for hashed, slot in zip(hashes, held(answers[0]), strict=True):
             if slot is not None:
                 data = self.wanted(ns, hashed)
                 assert self.arena.mapping[slot.offset : slot.offset + len(data)] == data
@@ -157,11 +160,6 @@ class EngineMachine(RuleBasedStateMachine):
         if self.io.waiting:
             self.io.half_step(pick % len(self.io.waiting))
 
-    @rule(steps=st.integers(1, 9))
-    def load_more_rows(self, steps: int) -> None:
-        for _ in range(steps):
-            self.engine.adoption.step()
-
     @rule()
     def tick(self) -> None:
         self.engine.tick()
@@ -170,12 +168,12 @@ class EngineMachine(RuleBasedStateMachine):
     def look(self, chain: int, ns: int) -> None:
         """The halving search agrees with a walk along the chain; behind an open breaker only DRAM counts."""
         joined = b"".join(block_hash(chain, d) for d in range(DEPTH))
-        places = self.engine.residency(self.ids[ns], joined)
+        places = finish(self.engine.residency_steps(self.ids[ns], joined))
         walked = 0
         while walked < DEPTH and places[walked]:
             walked += 1
         usable = walked
-        if not self.engine.watch.loads.closed:
+        if not self.engine.nvme.members[0].loads.closed:
             in_dram = [bool(place & IN_DRAM) for place in places[:walked]]
             usable = in_dram.index(False) if False in in_dram else walked
         patient = Asking(prefill_tokens_per_s=1e-9)  # nothing is slower than to compute
@@ -252,8 +250,8 @@ class EngineMachine(RuleBasedStateMachine):
         answers: list[Acquired] = []
         lease = self.engine.acquire(self.sessions[0], self.ids[ns], hashes, answers.append)
         self.io.run()
-        self.engine.watch.look()
-        if not self.engine.watch.loads.closed and not self.engine.room.unverified:
+        self.engine.look()
+        if not self.engine.nvme.members[0].loads.closed and not self.engine.blocks.unverified:
             assert answers
         lease.expire()
         if answers[0].lease:
@@ -261,8 +259,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def corrupt_one_on_nvme(self) -> None:
-        if self.nvme.rows:
-            self.nvme.flip(min(self.nvme.rows))
+        if self.nvme.records:
+            self.nvme.flip(min(self.nvme.records))
 
     @rule(damage=st.booleans())
     def daemon_is_killed(self, damage: bool) -> None:
@@ -274,14 +272,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.arena.close()
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         self.boot()
-        self.all_rows_are_known_at_once()
+        if damage:  # else requests come while rows are read
+            self.all_rows_are_known_when_read()
 
-    def all_rows_are_known_at_once(self) -> None:
+    def all_rows_are_known_when_read(self) -> None:
+        while not self.engine.adoption.done:
+            self.io.step()
+        if self.engine.counters.evicted_nvme or self.engine.counters.corrupt_nvme:
+            return
         for ns, number in enumerate(self.ids):
             for chain in range(CHAINS):
                 hashes = [block_hash(chain, d) for d in range(DEPTH)]
-                places = self.engine.residency(number, b"".join(hashes))
-                held = [bytes([ns]) * 16 + hashed in self.nvme.rows for hashed in hashes]
+                places = finish(self.engine.residency_steps(number, b"".join(hashes)))
+                held = [bytes([ns]) * 16 + hashed in self.nvme.records for hashed in hashes]
                 assert [bool(place & IN_NVME) for place in places] == held
 
     @invariant()
@@ -306,13 +309,12 @@ class EngineMachine(RuleBasedStateMachine):
             self.nvme.hangs, self.nvme.fault_rate = False, self.fault_rate
             for session in list(self.engine.sessions):
                 self.engine.close_session(session)
-            while self.engine.adoption.step():
-                pass
+            self.io.run()
             self.settle()
             assert self.engine.check() == []
             if not self.fault_rate:
-                assert self.engine.watch.loads.closed
-                assert not self.engine.room.undemoted
+                assert self.engine.nvme.members[0].loads.closed
+                assert not self.engine.blocks.writes.refused
             assert all(b.pins == 0 for n in self.namespaces for b in n.blocks.values())
             self.arena.close(unlink=True)
             shutil.rmtree(self.directory)

@@ -18,33 +18,27 @@ from unittest import mock
 
 import pytest
 
-from kvstore import (
-    accounts,
-    adoption,
-    demotion,
-    expiry,
-    lifetimes,
-    promotion,
-    retention,
-    room,
-    stored_times,
-    totals,
-    unsaved_times,
-)
-from kvstore.accounts import Asking
-from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.constants import DAY_S, HOUR_S
-from kvstore.endurance import Endurance
-from kvstore.engine import Engine
+from kvstore.engine import retention_commands
+from kvstore.engine.engine import Engine
+from kvstore.engine.sessions import Session
 from kvstore.errors import LimitExceeded, NotFound, RequestError
-from kvstore.leases import Acquired, Reserved, Session
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.health.write_budget import Endurance
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger import accounts, totals
+from kvstore.ledger.accounts import Asking
+from kvstore.ledger.totals import DEMOTED, Totals
+from kvstore.movement import adoption, loading, waiting, writing
 from kvstore.policies.learned import Learned
-from kvstore.policies.names import POLICIES
-from kvstore.rules import RuleFile
-from kvstore.stored_times import StoredTimes
-from kvstore.totals import DEMOTED, Totals
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.protocol.frames import Acquired, Reserved
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.replay.policies import POLICIES
+from kvstore.residency import eviction, write_queue
+from kvstore.retention import expiry
+from kvstore.retention.rules import RuleFile
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -56,29 +50,22 @@ STEPS = 300
 
 # Every limit within reach of a few hundred operations.
 TIGHT = {
-    (room, "DEMOTING_MAX"): 12,
-    (room, "UNDEMOTED_MAX"): 12,
-    (room, "DOOMED_MAX"): 16,
-    (room, "GONE_MAX"): 40,
-    (room, "QUOTA_TRIM_BLOCKS"): 3,
-    (room, "QUOTA_LOOKS_MAX"): 4,
-    (room, "QUOTA_REQUEUE_BLOCKS"): 3,
-    (retention, "RETENTION_ROWS_BEHIND_MAX"): 6,
-    (retention, "RETENTION_DELETE_ROWS"): 3,
-    (promotion, "SUSPECTS_MAX"): 2,
-    (promotion, "LOADS_WAITING_MAX"): 12,
-    (promotion, "LOAD_WAITERS_MAX"): 20,
+    (write_queue, "DEMOTING_MAX"): 12,
+    (write_queue, "UNDEMOTED_MAX"): 12,
+    (eviction, "QUOTA_TRIM_BLOCKS"): 3,
+    (eviction, "QUOTA_LOOKS_MAX"): 4,
+    (write_queue, "QUOTA_REQUEUE_BLOCKS"): 3,
+    (retention_commands, "RETENTION_ROWS_BEHIND_MAX"): 6,
+    (writing, "RETENTION_DELETE_ROWS"): 3,
+    (loading, "SUSPECTS_MAX"): 2,
+    (waiting, "LOADS_WAITING_MAX"): 12,
+    (waiting, "LOAD_WAITERS_MAX"): 20,
     (accounts, "TICKETS_OPEN_MAX"): 3,
     (totals, "TOTALS_ROWS_MAX"): 16,
-    (expiry, "EXPIRY_LOOKS_PER_SLICE"): 4,
-    (expiry, "EXPIRY_LOOKS_PER_TURN"): 2,
-    (expiry, "EXPIRY_REFILED_MAX"): 2,
-    (lifetimes, "EXPIRY_NOTE_BLOCKS"): 3,
-    (lifetimes, "EXPIRY_STALE_ENTRIES_MIN"): 8,
-    (unsaved_times, "EXPIRY_ROWS_PER_SAVE"): 5,
-    (unsaved_times, "EXPIRY_UNSAVED_MAX"): 12,
-    (stored_times, "EXPIRY_ROWS_PER_SAVE"): 5,
-    (retention, "EXPIRY_ROWS_PER_SAVE"): 5,
+    (expiry, "EXPIRY_LOOKS"): 3,
+    (expiry, "EXPIRY_FIND_BLOCKS"): 3,
+    (expiry, "EXPIRY_CHILDREN_COMPARED"): 1,
+    (expiry, "EXPIRY_SECONDS_SHARED"): 2,
 }
 
 
@@ -94,7 +81,7 @@ class World:
         self.draw = draw = random.Random(seed)
         self.directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.slots = draw.choice([12, 40, 1000])
-        self.tier = FaultyTier(self.slots, seed)
+        self.tier = FaultyDevice(self.slots, seed)
         self.policy = draw.choice(["lru", "kvstore"])
         self.budget = draw.choice([0, 0, 20_000_000, 200_000_000])
         self.slabs = draw.choice([2, 4])
@@ -104,6 +91,7 @@ class World:
         self.stored_s: dict[tuple[int, bytes], float] = {}  # the latest that a block can have been stored
         self.ttls: dict[int, float] = {}
         self.limits: dict[tuple[str, int], int] = {}
+        self.adopting = True
         self.leaves_nvme = self.slots < 1000  # for another reason than its time
         self.boot()
 
@@ -112,6 +100,7 @@ class World:
     def boot(self) -> None:
         self.arena = open_arena(self.directory / "arena", self.slabs * 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
+        self.tier.ready = False
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         wall_s = START_S + self.clock_s
         spent = [
@@ -121,7 +110,7 @@ class World:
         self.family = POLICIES[self.policy]()
         self.engine = Engine(
             self.arena,
-            self.tier,
+            [(self.tier, self.io)],
             self.namespaces,
             self.io,
             self.family,
@@ -129,11 +118,17 @@ class World:
             totals=self.totals,
             wall_clock=lambda: START_S + self.clock_s,
             endurance=Endurance(self.budget, lambda: self.clock_s, spent),
-            rules=(RuleFile(self.directory / "rules.json"), StoredTimes(self.directory / "times.sqlite")),
+            rules=RuleFile(self.directory / "rules.json"),
         )
-        for part in (self.engine.watch, self.engine.watch.loads, self.engine.watch.stores):
+        for part in (
+            self.engine.watches[0],
+            self.engine.nvme.members[0].loads,
+            self.engine.nvme.members[0].stores,
+        ):
             part._chance = random.Random(self.draw.random())
-        self.engine.adopt(wait=self.draw.random() < 0.3)
+        self.engine.adopt()
+        if self.draw.random() < 0.3:
+            self.io.run()
         self.ids = [
             self.engine.register(
                 NamespaceSpec(bytes([n + 1]) * 16, size, 8, BLOCK_TOKENS, {"tenant": tenant})
@@ -164,18 +159,18 @@ class World:
         parent = hashes[first - 1] if first else b""
         session = self.draw.choice(self.sessions)
         answer = self.engine.reserve(session, self.ids[space], b"".join(hashes[first:]), parent)
-        for slot in answer.slots:
+        for slot in granted(answer):
             data = self.content(space, hashes[first + slot.position])
             self.arena.mapping[slot.offset : slot.offset + len(data)] = data
         now = {(space, hashed): self.clock_s for hashed in hashes}
         self.stored_s.update(now)  # expired ones that are held are offered again
-        if answer.slots:
+        if granted(answer):
             self.writes.append((session, space, hashes[first:], answer))
 
     def commit(self) -> None:
         if self.writes:
             session, space, hashes, answer = self.writes.pop(self.draw.randrange(len(self.writes)))
-            chosen = [slot.position for slot in answer.slots if self.draw.random() < 0.9]
+            chosen = [slot.position for slot in granted(answer) if self.draw.random() < 0.9]
             sums = b"".join(digest(memoryview(self.content(space, hashes[at]))) for at in chosen)
             self.engine.commit(session, answer.lease, chosen, sums)
             self.stored_s.update({(space, hashes[at]): self.clock_s for at in chosen})
@@ -193,7 +188,7 @@ class World:
             self.io.run()
         lease.expire()
         assert len(answers) == 1
-        for hashed, slot in zip(hashes, answers[0].slots, strict=True):
+        for hashed, slot in zip(hashes, held(answers[0]), strict=True):
             if slot is not None:
                 data = self.content(space, hashed)
                 assert self.arena.mapping[slot.offset : slot.offset + len(data)] == data
@@ -223,7 +218,7 @@ class World:
 
     def prefetch(self) -> None:
         space, hashes = self.prompt()
-        self.engine.prefetch(self.ids[space], b"".join(hashes))
+        finish(self.engine.prefetch_steps(self.ids[space], b"".join(hashes)))
 
     def client_dies(self) -> None:
         at = self.draw.randrange(2)
@@ -252,7 +247,8 @@ class World:
         self.clock_s += self.draw.choice([5.0, 60.0, HOUR_S])
 
     def load_rows(self) -> None:
-        self.engine.adoption.step()
+        if self.io.waiting:
+            self.io.step()
 
     def disk_changes(self) -> None:
         how = self.draw.choice(["well", "well", "well", "some", "fails", "hangs"])
@@ -260,9 +256,9 @@ class World:
         self.tier.hangs = how == "hangs"
 
     def corrupt(self) -> None:
-        if self.tier.rows:
+        if self.tier.records:
             self.leaves_nvme = True
-            self.tier.flip(self.draw.choice(sorted(self.tier.rows)))
+            self.tier.flip(self.draw.choice(sorted(self.tier.records)))
 
     # -- rules --
 
@@ -309,7 +305,7 @@ class World:
     def allow(self) -> None:
         """What is in use, pinned, or came with a restart may be above a quota; it never becomes more."""
         for tenant in ("acme", "beta"):
-            holder = self.engine.room.quotas.holder("", tenant)
+            holder = self.engine.blocks.quotas.holder("", tenant)
             for bit in (IN_DRAM, IN_NVME):
                 self.limits.pop((tenant, bit), None)
                 limit = holder.limits[bit]
@@ -321,17 +317,19 @@ class World:
     def check(self) -> None:
         engine = self.engine
         assert engine.check() == []
-        for (tenant, bit), limit in self.limits.items():
-            if engine.adoption.done:  # rows that are found are not refused
-                assert engine.room.quotas.holder("", tenant).used[bit] <= limit
+        if not self.adopting:  # rows that are found are not refused
+            for (tenant, bit), limit in self.limits.items():
+                assert engine.blocks.quotas.holder("", tenant).used[bit] <= limit
+        self.adopting = not engine.adoption.done
         self.allow()
         blocks = [block for space in self.namespaces for block in space.blocks.values()]
         if isinstance(self.family, Learned):
             assert self.family.reuse.held == sum(block.stretch is not None for block in blocks)
-        promised = engine.room._promised
+        promised = engine.blocks.writes._promised
         assert all(block.where & IN_DRAM for block in promised)
         assert engine.endurance._promised_bytes == sum(block.namespace.slot_bytes for block in promised)
-        assert engine.promoter._waiting == sum(map(len, engine.promoter._waiters.values()))
+        waiting = engine.loader.waiting
+        assert waiting.count == sum(map(len, waiting._waiters.values()))
         if self.budget:
             assert engine.endurance.spent_bytes + engine.endurance._promised_bytes <= self.budget
 
@@ -354,8 +352,7 @@ class World:
         self.tier.fault_rate, self.tier.hangs = 0.0, False
         for session in list(self.engine.sessions):
             self.engine.close_session(session)
-        while self.engine.adoption.step():
-            pass
+        self.io.run()
         for _ in range(3):
             self.clock_s += 61.0
             self.engine.tick()
@@ -376,10 +373,16 @@ class World:
 
     def nothing_is_left_behind(self, is_tight: bool) -> None:
         engine = self.engine
-        assert engine.watch.loads.closed and engine.watch.stores.closed
-        assert not engine.room.undemoted and not engine.room.demoting and not engine.room.unverified
-        assert engine.promoter.underway == engine.promoter._jobs == engine.demoter._jobs == 0
-        assert engine.watch.speed.waiting_bytes == 0 and not engine.watch.blocks_underway()
+        assert engine.nvme.members[0].loads.closed and engine.nvme.members[0].stores.closed
+        assert (
+            not engine.blocks.writes.refused
+            and not engine.blocks.writes.waiting
+            and not engine.blocks.unverified
+        )
+        assert (
+            engine.loader.underway == engine.loader.devices[0].jobs == engine.nvme.members[0].store_jobs == 0
+        )
+        assert engine.nvme.members[0].speed.waiting_bytes == 0 and not engine.watches[0].pinned()
         blocks = [block for space in self.namespaces for block in space.blocks.values()]
         assert all(block.pins == 0 for block in blocks)
         if not (self.leaves_nvme or self.budget or is_tight):
@@ -387,8 +390,8 @@ class World:
         session = engine.open_session(0)
         for space, (_, size) in enumerate(SPACES):
             answer = engine.reserve(session, self.ids[space], f"new-{space:04d}".encode(), b"")
-            assert self.policy == "kvstore" or answer.slots, f"no room for {size} bytes"
-            if answer.slots:
+            assert self.policy == "kvstore" or granted(answer), f"no room for {size} bytes"
+            if granted(answer):
                 engine.release(session, answer.lease)
         engine.close_session(session)
 
@@ -401,7 +404,6 @@ def run(seed: int, steps: int = STEPS) -> None:
     is_tight = seed % 2 == 1
     with (
         mock.patch.multiple(adoption, ADOPT_SLICE_ROWS=3),
-        mock.patch.multiple(demotion, EVICT_AHEAD_SHARE=4),
     ):
         patches = [mock.patch.object(module, name, value) for (module, name), value in TIGHT.items()]
         for patch in patches if is_tight else []:

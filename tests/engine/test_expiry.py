@@ -1,30 +1,378 @@
-"""Expiry at its limits: what is over goes soon, in slices, and times that cannot be written make nothing young."""
+"""Expiry: what is over is a miss at once and dropped by a sweep, whatever restarts, clocks and slices do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore import expiry, lifetimes, retention, stored_times, unsaved_times
-from kvstore.blocks import IN_ANY, Block
-from kvstore.leases import Acquired
-from kvstore.lifetimes import NEVER
-from kvstore.queues import queues
-from kvstore.stored_times import Changes, StoredTimes
+from kvstore.constants import EXPIRY_SLICE_S, EXPIRY_SWEEP_S_MAX, EXPIRY_SWEEP_S_MIN
+from kvstore.engine import retention_commands
+from kvstore.index import forest
+from kvstore.index.block import Block, Namespace, NamespaceSpec
+from kvstore.protocol.frames import Acquired
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from kvstore.retention import expiry
+from kvstore.retention.clock import Clock
+from kvstore.retention.expiry import NEVER, Expiry
+from kvstore.retention.rules import RuleFile
 from tests.engine.test_retention import Node, chain, joined
 
-TIGHT = (
-    (expiry, "EXPIRY_LOOKS_PER_TURN", 2),
-    (expiry, "EXPIRY_REFILED_MAX", 2),
-    (lifetimes, "EXPIRY_NOTE_BLOCKS", 3),
-    (lifetimes, "EXPIRY_STALE_ENTRIES_MIN", 8),
-    *((module, "EXPIRY_ROWS_PER_SAVE", 4) for module in (unsaved_times, stored_times, retention)),
-    (unsaved_times, "EXPIRY_UNSAVED_MAX", 10),
-    (unsaved_times, "EXPIRY_FORGOTTEN_MAX", 2),
+START_S = 1_700_000_000
+DAY_S = 86_400
+
+
+class Shelf:
+    """One namespace of blocks whose rows survive restarts; a model that tells their times in the plainest way."""
+
+    def __init__(self) -> None:
+        self.mono_s = 1000.0
+        self.wall_s = float(START_S)
+        self.rows: dict[bytes, tuple[bytes, int, int]] = {}  # hash -> parent, tier, time of storing
+        self.stored_s: dict[bytes, int] = {}  # the same for what is held, or since when it is new
+        self.ttl_s: float | None = None
+        self.prefixes: dict[bytes, float | None] = {}
+        self.asked: list[Callable[[], None]] = []  # answers of rows that are still to come
+        self.clock = Clock(lambda: self.mono_s)
+        self.clock.move_to(self.wall_s)
+        self.start()
+
+    def start(self) -> None:
+        self.expiry = Expiry()
+        self.expiry.rows = self.ask
+        self.space = Namespace(0, NamespaceSpec(b"n" * 16, 1000, 8))
+        self.expiry.start(self.clock, lambda digest: self.space, self.drop)
+        if self.ttl_s is not None:
+            self.expiry.set_ttl(self.space.digest, self.ttl_s, self.now_s)
+        for block_hash, ttl_s in self.prefixes.items():
+            self.expiry.set_prefix(self.space.digest, block_hash, ttl_s, self.now_s, True)
+
+    @property
+    def now_s(self) -> int:
+        return int(self.clock.now_s())
+
+    def ask(self, blocks: Sequence[Block], found: Callable[[Sequence[int]], None]) -> None:
+        keys = [block.hash for block in blocks]
+        self.asked.append(lambda: found([self.rows[key][2] if key in self.rows else 0 for key in keys]))
+
+    def drop(self, block: Block) -> bool:
+        assert self.is_over(block), "dropped before its time"
+        self.leave(block)
+        return True
+
+    # -- what happens --
+
+    def put(self, names: list[str], tier: int) -> None:
+        """Blocks of one prefix in turn; those that are held and over are offered again."""
+        hashes = [joined(name) for name in names]
+        above = [b"", *hashes]
+        for block_hash, parent in zip(hashes, above, strict=False):
+            block = self.space.blocks.get(block_hash)
+            if block is None or not block.where & IN_ANY:
+                block = forest.arrived(self.space, block_hash, parent, tier)
+                self.rows[block_hash] = parent, tier, self.now_s
+            elif block not in self.expiry.over([block]):
+                continue
+            self.stored_s[block_hash] = self.now_s
+            self.expiry.stored(block)
+
+    def leave(self, block: Block) -> None:
+        for bit in (IN_DRAM, IN_NVME):
+            if block.where & bit:
+                forest.left([block], bit)
+        self.expiry.gone(block)
+        del self.rows[block.hash], self.stored_s[block.hash]
+
+    def restart(self) -> None:
+        """The machine is up all the time: the clock goes on. Rows are read in any order."""
+        kept_s = self.clock.ahead_s
+        self.clock = Clock(lambda: self.mono_s)
+        self.clock.move_to(self.wall_s)
+        self.clock.move_to(self.mono_s + kept_s)
+        self.asked.clear()
+        self.start()
+        for block_hash, (parent, tier, stored_s) in sorted(self.rows.items(), key=hash):
+            block = forest.arrived(self.space, block_hash, parent, tier)
+            self.expiry.adopted(block, stored_s)
+        self.stored_s = {block_hash: row[2] for block_hash, row in self.rows.items()}
+
+    def set_ttl(self, ttl_s: float | None) -> None:
+        self.governed()
+        self.ttl_s = ttl_s
+        self.expiry.set_ttl(self.space.digest, ttl_s, self.now_s)
+
+    def set_prefix(self, name: str, ttl_s: float | None, is_set: bool = True) -> None:
+        self.governed()
+        self.prefixes.pop(joined(name), None)
+        if is_set:
+            self.prefixes[joined(name)] = ttl_s
+        self.expiry.set_prefix(self.space.digest, joined(name), ttl_s, self.now_s, is_set)
+
+    def governed(self) -> None:
+        """With a first rule times are what rows say."""
+        if not self.expiry:
+            self.stored_s = {block_hash: row[2] for block_hash, row in self.rows.items()}
+
+    def work(self) -> None:
+        """Sweeps and answers, until there is no more to do."""
+        self.expiry.tick()
+        while self.expiry.has_work or self.asked:
+            self.expiry.step(lambda: True)
+            if self.asked:
+                self.asked.pop()()
+
+    # -- what must be true --
+
+    def ttl_of(self, above: Sequence[bytes]) -> float:
+        ttl_s = next((self.prefixes[h] for h in reversed(above) if h in self.prefixes), self.ttl_s)
+        return NEVER if ttl_s is None else ttl_s
+
+    def is_over(self, block: Block) -> bool:
+        above: list[bytes] = []
+        at: Block | None = block
+        while at is not None:
+            above.insert(0, at.hash)
+            at = at.parent
+        return self.stored_s[block.hash] + self.ttl_of(above) <= self.now_s
+
+    def check(self) -> None:
+        assert not any(self.expiry.check_slices({self.space.digest: self.space}))
+        ruled = self.expiry._spaces.get(self.space.digest)
+        if ruled is not None and len(ruled.times) < len(self.rows):
+            return  # some times are still to be told
+        for name in "ab":
+            hashes = [joined(name) for name in chain(name, 6)]
+            count = forest.rooted_prefix(self.space, b"".join(hashes), len(hashes))
+            plain = (
+                at
+                for at in range(count)
+                if self.stored_s[hashes[at]] + self.ttl_of(hashes[: at + 1]) <= self.now_s
+            )
+            assert self.expiry.live(self.space, b"".join(hashes), count) == next(plain, count)
+            held = [b for h in hashes if (b := self.space.blocks.get(h)) is not None and b.where & IN_ANY]
+            assert self.expiry.over(held) == {block for block in held if self.is_over(block)}
+
+
+TTLS = (None, 5.0, 20.0, 60.0)
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "put",
+                "put",
+                "put",
+                "leave",
+                "ttl",
+                "prefix",
+                "unset",
+                "time",
+                "time",
+                "step",
+                "work",
+                "answer",
+                "kill",
+                "wall",
+            ]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 3),
+    ),
+    max_size=60,
 )
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS", 2)
+    monkeypatch.setattr(expiry, "EXPIRY_FIND_BLOCKS", 2)
+    monkeypatch.setattr(expiry, "EXPIRY_CHILDREN_COMPARED", 1)
+    monkeypatch.setattr(expiry, "EXPIRY_SECONDS_SHARED", 2)
+
+
+def apply(shelf: Shelf, what: str, number: int, which: int) -> None:
+    name = f"{'ab'[which % 2]}{number:02d}"
+    if what == "put":
+        shelf.put(chain(name[0], number + 1), (IN_DRAM, IN_NVME)[which // 2])
+    elif what == "leave" and joined(name) in shelf.rows:
+        shelf.leave(shelf.space.blocks[joined(name)])
+    elif what == "ttl":
+        shelf.set_ttl(TTLS[which])
+    elif what == "prefix":
+        shelf.set_prefix(name, TTLS[which])
+    elif what == "unset":
+        shelf.set_prefix(name, None, is_set=False)
+    elif what == "time":
+        shelf.mono_s += (1, 4, 9, 15)[which]
+    elif what == "step":
+        turns = iter(range(number))
+        shelf.expiry.tick()
+        shelf.expiry.step(lambda: next(turns, None) is not None)
+    elif what == "work":
+        shelf.work()
+    elif what == "answer" and shelf.asked:
+        shelf.asked.pop()()
+    elif what == "kill":
+        shelf.restart()
+    elif what == "wall":
+        shelf.wall_s -= 5000 * which
+
+
+@given(OPS)
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_the_nearest_rule_and_the_time_of_storing_decide(
+    tight: None, ops: list[tuple[str, int, int]]
+) -> None:
+    """Any rules, stores, evictions, slices, late answers, kills and clocks set back: a lookup finds what is not
+    over and nothing else, a sweep drops what is over and nothing else."""
+    shelf = Shelf()
+    for op in ops:
+        apply(shelf, *op)
+        shelf.check()
+    shelf.work()
+    shelf.mono_s += EXPIRY_SWEEP_S_MAX
+    shelf.work()
+    shelf.check()
+    assert not any(shelf.is_over(shelf.space.blocks[block_hash]) for block_hash in shelf.rows)
+
+
+@given(OPS)
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_times_that_nobody_tells_make_nothing_immortal(tight: None, ops: list[tuple[str, int, int]]) -> None:
+    """Rows that are never read, and rows without a time: every block goes when the TTL is over that was set last."""
+    shelf = Shelf()
+    for what, number, which in ops:
+        if what not in ("answer", "work", "kill", "step"):
+            apply(shelf, what, number, which)
+    shelf.prefixes.clear()
+    shelf.expiry = Expiry()
+    shelf.expiry.rows = lambda blocks, found: None
+    shelf.expiry.start(shelf.clock, lambda digest: shelf.space, shelf.drop)
+    shelf.set_ttl(20.0)
+    shelf.mono_s += 20
+    names = [joined(name) for name in chain("a", 6)]
+    assert shelf.expiry.live(shelf.space, b"".join(names), bool(names[0] in shelf.rows)) == 0
+    shelf.expiry.tick()
+    shelf.expiry.step(lambda: True)
+    assert not shelf.rows
+
+
+# -- times of storing --
+
+
+def test_a_first_ttl_counts_from_when_blocks_were_stored() -> None:
+    """The rows of what is held say when; until they are read, it counts from when the TTL was set."""
+    shelf = Shelf()
+    shelf.put(chain("a", 3), IN_NVME)
+    shelf.mono_s += 50
+    shelf.put(chain("a", 4), IN_NVME)
+    shelf.set_ttl(60.0)
+    shelf.mono_s += 10
+    names = b"".join(joined(name) for name in chain("a", 4))
+    assert shelf.expiry.live(shelf.space, names, 4) == 4
+    shelf.work()
+    assert shelf.expiry.live(shelf.space, names, 4) == 0
+    shelf.work()
+    assert set(shelf.rows) == {joined("a03")}
+
+
+def test_what_was_stored_anew_meanwhile_keeps_its_new_time() -> None:
+    """An answer of the rows that comes late is about a block that has left since."""
+    shelf = Shelf()
+    shelf.put(["a00"], IN_DRAM)
+    shelf.mono_s += 50
+    shelf.set_ttl(60.0)
+    shelf.expiry.step(lambda: True)
+    shelf.leave(shelf.space.blocks[joined("a00")])
+    shelf.put(["a00"], IN_DRAM)
+    shelf.rows[joined("a00")] = b"", IN_DRAM, START_S
+    shelf.asked.pop()()
+    shelf.mono_s += 59
+    assert shelf.expiry.live(shelf.space, joined("a00"), 1) == 1
+
+
+def test_a_row_from_the_future_is_over() -> None:
+    """The clock went back over a reboot: nobody knows how old such a block is, and it is at least that late."""
+    shelf = Shelf()
+    shelf.set_ttl(DAY_S)
+    for block_hash, stored_s in ((b"old", START_S - DAY_S), (b"late", START_S + 3600), (b"zero", 0)):
+        shelf.expiry.adopted(forest.arrived(shelf.space, block_hash.ljust(8), b"", IN_NVME), stored_s)
+    assert shelf.now_s == START_S + 3600
+    live = [shelf.expiry.live(shelf.space, name.ljust(8), 1) for name in (b"old", b"late", b"zero")]
+    assert live == [0, 0, 1]
+
+
+def test_only_namespaces_with_a_ttl_keep_times() -> None:
+    """Without a rule nothing is remembered; with the last rule all of it goes, in slices."""
+    shelf = Shelf()
+    shelf.put(chain("a", 12), IN_DRAM)
+    assert not shelf.expiry and not shelf.expiry._spaces
+    shelf.set_ttl(60.0)
+    shelf.work()
+    times = shelf.expiry._spaces[shelf.space.digest].times
+    assert len(times) == 12
+    shelf.set_ttl(None)
+    assert not shelf.expiry
+    shelf.work()
+    assert not any(times.dicts())
+
+
+def test_a_lookup_of_blocks_stored_in_order_looks_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the prompt: the first block is over first."""
+    shelf = Shelf()
+    shelf.set_ttl(60.0)
+    names = [f"a{number:05d}" for number in range(3000)]
+    shelf.put(names, IN_DRAM)
+    looks: list[bytes] = []
+    time = expiry._Space.time
+    monkeypatch.setattr(expiry._Space, "time", lambda space, h: (looks.append(h), time(space, h))[1])
+    assert shelf.expiry.live(shelf.space, b"".join(map(joined, names)), 3000) == 3000
+    shelf.mono_s += 60
+    assert shelf.expiry.live(shelf.space, b"".join(map(joined, names)), 3000) == 0
+    assert len(looks) == 2
+
+
+def test_a_block_older_than_its_parent_is_found() -> None:
+    """A parent that was stored anew, by itself or after it had left, and one whose row was read first."""
+    shelf = Shelf()
+    shelf.set_ttl(20.0)
+    shelf.put(["a00"], IN_DRAM)
+    offered, back = [joined("a00"), joined("a01")], [joined("b00"), joined("b01")]
+    shelf.mono_s += 10
+    shelf.put(["a00", "a01"], IN_DRAM)
+    shelf.mono_s += 10
+    shelf.put(["a00"], IN_DRAM)
+    shelf.mono_s += 10
+    assert shelf.expiry.live(shelf.space, b"".join(offered), 2) == 1
+
+    shelf = Shelf()
+    shelf.set_ttl(20.0)
+    shelf.put(["b00", "b01"], IN_DRAM)
+    shelf.mono_s += 10
+    shelf.leave(shelf.space.blocks[back[0]])
+    shelf.put(["b00"], IN_DRAM)
+    shelf.mono_s += 10
+    assert shelf.expiry.live(shelf.space, b"".join(back), 2) == 1
+
+    shelf = Shelf()
+    shelf.set_ttl(20.0)
+    shelf.mono_s += 20
+    for block_hash, parent, stored_s in ((back[0], b"", 15), (back[1], back[0], 0)):
+        block = forest.arrived(shelf.space, block_hash, parent, IN_DRAM)
+        shelf.expiry.adopted(block, START_S + stored_s)
+    assert shelf.expiry.live(shelf.space, b"".join(back), 2) == 1
+
+
+# -- sweeps --
 
 
 @pytest.fixture
@@ -37,359 +385,129 @@ def node() -> Iterator[Node]:
     node.close()
 
 
-class Disk:
-    """Whether the times can be written."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fails = False
-        write = StoredTimes.write
-        monkeypatch.setattr(StoredTimes, "write", lambda at, what: not self.fails and write(at, what))
+def put_each(node: Node, count: int, space: int = 0) -> None:
+    for number in range(count):
+        assert node.put(f"x{number:03d}", space=space) == 1
 
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    return Disk(monkeypatch)
-
-
-def singles(name: str, count: int) -> list[str]:
-    return [f"{name}{number:03d}" for number in range(count)]
-
-
-def put_each(node: Node, names: list[str]) -> None:
-    for name in names:
-        assert node.put(name) == 1
-
-
-def in_file(node: Node, space: int = 0) -> dict[bytes, int]:
-    return StoredTimes(node.directory / "times.sqlite").read()[0].get(node.space(space).digest, {})
-
-
-def tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, limit in TIGHT:
-        monkeypatch.setattr(module, name, limit)
-
-
-# -- dropping --
-
-
-def test_a_short_ttl_of_a_prefix_waits_for_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eighty older blocks under a long TTL: with four looks a slice the prefix goes in the first one, all of it."""
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_SLICE", 4)
-    node.ttl(3600)
-    put_each(node, singles("x", 80))
-    node.ttl(3, "a00")
-    node.settle(5)
-    node.put(*chain("a", 4))
-    node.settle()
-    node.clock_s += 3
-    assert node.engine.retention.step() is False
-    assert node.used("acme") == 80
-
-
-def test_rules_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all is over at once, the few of one prefix are gone long before the many of the namespace."""
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_TURN", 2)
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_SLICE", 4)
+def test_namespaces_take_turns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all is over at once, the few of one namespace are gone long before the many of another."""
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS", 4)
     node.ttl(60)
-    node.ttl(30, "a00")
-    put_each(node, singles("x", 80))
-    node.put(*chain("a", 4))
+    node.ttl(60, space=2)
+    put_each(node, 80)
+    put_each(node, 3, space=2)
     node.clock_s += 100
-    for _ in range(4):
-        assert node.engine.retention.step() is True
-    assert not any(node.space(0).holds(joined(name)) for name in chain("a", 4))
-    assert node.used("acme") > 60
+    turns = iter(range(8))
+    node.engine.blocks.expiry.tick()
+    node.engine.blocks.expiry.step(lambda: next(turns, None) is not None)
+    assert node.used("beta") == 0 and node.used("acme") > 60
 
 
 def test_a_slice_ends_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drops that take 1 ms each: a slice stops at its time, says that there is more, and the next one goes on."""
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS", 1)
     node.ttl(60)
-    put_each(node, singles("x", 80))
+    put_each(node, 80)
     node.clock_s += 100
-    begun_s = node.clock_s
+    node.engine.blocks.expiry.tick()
+    monkeypatch.setattr(node.engine.retention, "_expired", None)
+    drop = node.engine.blocks.expiry._drop
 
-    def clock() -> float:
+    def slow_drop(block: Block) -> bool:
         node.clock_s += 0.001
-        return node.clock_s
+        return drop(block)
 
-    monkeypatch.setattr(node.engine.retention, "_clock", clock)
-    left = node.used("acme")
+    monkeypatch.setattr(node.engine.blocks.expiry, "_drop", slow_drop)
+    left, begun_s = node.used("acme"), node.clock_s
     while node.engine.retention.step():
-        assert 0 < left - node.used("acme") <= 5
-        assert node.clock_s - begun_s <= retention.EXPIRY_SLICE_S + 0.003
+        assert left - node.used("acme") <= 4
+        assert node.clock_s - begun_s <= EXPIRY_SLICE_S + 0.0011
         left, begun_s = node.used("acme"), node.clock_s
     assert node.used("acme") == 0
 
 
 def test_what_is_in_use_keeps_nobody_busy(node: Node) -> None:
-    """A block that is over and in use is tried again with the next tick, not at once and for ever."""
+    """A block that is over and in use is tried again by the next sweep, not at once and for ever."""
     node.ttl(60)
     node.put("a00")
     answers: list[Acquired] = []
     node.engine.acquire(node.session, node.spaces[0], joined("a00"), answers.append)
     node.clock_s += 100
     for _ in range(3):
+        node.engine.tick()
         assert node.engine.retention.step() is False
-        assert node.held("a00") == 0
+        assert node.held("a00") == 0 and node.used("acme") == 1
     node.engine.release(node.session, answers[0].lease)
+    node.settle(EXPIRY_SWEEP_S_MIN)
+    assert node.used("acme") == 0
+
+
+def test_the_pause_between_sweeps(node: Node) -> None:
+    """A tenth of the shortest TTL; a shorter TTL does not wait for that."""
+    node.ttl(1000)
+    put_each(node, 3)
+    node.settle(1)
+    node.clock_s += 960
     node.settle()
+    node.clock_s += 40
+    node.settle()
+    assert node.used("acme") == 3 and node.held("x000") == 0
+    node.settle(60)
     assert node.used("acme") == 0
+    put_each(node, 3)
+    node.settle(10)
+    node.ttl(5, "x000")
+    node.settle()
+    assert node.used("acme") == 2
 
 
-def test_outdated_entries_are_cleaned_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that leave and come back for hours under a long TTL do not pile up entries."""
-    tight(monkeypatch)
-    node.ttl(1e6)
-    space = node.engine.room.expiry._spaces[node.space(0).digest]
-    for turn in range(60):
-        put_each(node, singles(f"x{turn % 3}", 40))
-        for name in singles(f"x{turn % 3}", 40):
-            block = node.space(0).blocks.get(joined(name))
-            assert block is not None
-            node.engine.room.left_dram(block)
-        node.settle(1)
-        while node.engine.retention.step():
-            pass
-        assert sum(lane.entries for lane in space.lanes.values()) <= 100
-    assert not space.times
+# -- the clock --
 
 
-Op = tuple[str, int, int]
-OPS = st.lists(
-    st.tuples(
-        st.sampled_from(["put", "put", "alone", "ttl", "prefix", "unset", "time", "use", "tick", "kill"]),
-        st.integers(0, 7),
-        st.integers(0, 3),
-    ),
-    max_size=40,
-)
-TTLS = (None, 5.0, 20.0, 60.0)
+@pytest.mark.parametrize("back_s", [0.0, 3600.0, 1e8])
+def test_a_clock_set_back_and_a_kill_prolong_nothing(node: Node, back_s: float) -> None:
+    """A TTL of 20 s is over after 20 s, whatever happens to the wall clock before a daemon is killed."""
+    node.ttl(20)
+    node.put("a00")
+    node.settle(12)
+    node.wall_s -= back_s
+    node.kill()
+    node.clock_s += 7
+    assert node.held("a00") == 1
+    node.clock_s += 1
+    assert node.held("a00") == 0
 
 
-class Model:
-    """What the rules of one namespace say of chains a and b, told in the plainest way."""
-
-    def __init__(self) -> None:
-        self.ttl_s: float | None = None
-        self.prefixes: dict[str, float | None] = {}
-
-    def ttl_of(self, block: Block) -> float:
-        above: Block | None = block
-        while above is not None:
-            name = above.hash.decode().strip()
-            if name in self.prefixes:
-                found = self.prefixes[name]
-                return NEVER if found is None else found
-            above = above.parent
-        return NEVER if self.ttl_s is None else self.ttl_s
-
-
-def over(node: Node, model: Model) -> list[Block]:
-    """Held blocks whose time is over, looking at all of them; times that are still to be noted are left out."""
-    rules = node.engine.room.expiry
-    space = rules._spaces.get(node.space(0).digest)
-    times = space.times if space is not None else {}
-    return [
-        block
-        for block in list(node.space(0).blocks.values())
-        if block.where & IN_ANY and times.get(block.hash, NEVER) + model.ttl_of(block) <= rules.now_s()
-    ]
+def test_the_clock_is_kept_over_a_reboot(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot, its clock behind: time begins where the latest rule was set, and is on disk with the first tick
+    that can write it, so that the next kill prolongs nothing either."""
+    node.ttl(20)
+    since_s = node.wall_s + node.clock_s
+    node.wall_s -= 1e6
+    monkeypatch.setattr(retention_commands, "boot_id", lambda: "another")
+    write = RuleFile.write
+    monkeypatch.setattr(RuleFile, "write", lambda file, book: "disk full")
+    node.kill()
+    assert node.engine.blocks.expiry.now_s() == since_s
+    node.settle()
+    monkeypatch.setattr(RuleFile, "write", write)
+    node.settle()
+    node.put("a00")
+    node.settle(12)
+    node.kill()
+    assert node.engine.blocks.expiry.now_s() == since_s + 12
+    node.clock_s += 8
+    assert node.held("a00") == 0
 
 
-def apply(node: Node, model: Model, op: Op) -> None:
-    what, depth, which = op
-    name = f"{'ab'[which % 2]}{depth:02d}"
-    if what == "put":
-        node.put(
-            *chain(name[0], depth + 1 + which, depth), parent=f"{name[0]}{depth - 1:02d}" if depth else ""
-        )
-    elif what == "alone":
-        node.put(name)  # nobody says what it hangs on
-    elif what == "ttl" and node.ttl(TTLS[which], is_set=TTLS[which] is not None) is None:
-        model.ttl_s = TTLS[which]
-    elif what == "prefix":
-        assert node.ttl(TTLS[which], name) is None
-        model.prefixes[name] = TTLS[which]
-    elif what == "unset" and node.ttl(1.0, name, is_set=False) is None:
-        del model.prefixes[name]
-    elif what == "use":
-        answers: list[Acquired] = []
-        node.engine.acquire(node.session, node.spaces[0], joined(name), answers.append)
-    elif what == "tick":
-        node.engine.tick()
-    elif what == "kill":
-        node.kill()
-    elif what == "time":
-        node.settle(TTLS[which] or 1.0)
-
-
-@given(OPS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_is_over_goes_and_nothing_else(ops: list[Op]) -> None:
-    """Any rules of prefixes and the namespace, gaps that close, blocks in use: the nearest rule decides, always."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        tight(monkeypatch)
-        node, model = Node(slabs=4), Model()
-        for op in ops:
-            apply(node, model, op)
-            assert node.engine.check() == []
-            assert all(block in node.engine.room.expiry.over([block]) for block in over(node, model))
-        for _ in range(12):
-            node.engine.tick()
-            node.io.run()
-        assert all(block.pins for block in over(node, model))
-        node.close()
-
-
-def test_nothing_is_dropped_before_its_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefix that never expires outlives its namespace, from the rule on; without the rule it goes as well."""
-    tight(monkeypatch)
-    node.ttl(60)
-    node.put(*chain("a", 9))
-    put_each(node, singles("x", 20))
-    node.ttl(None, "a03")
-    node.settle(100)
-    for _ in range(10):
-        node.settle()
-    assert node.used("acme") == 6
-    node.ttl(None, "a03", is_set=False)
-    for _ in range(10):
-        node.settle()
-    assert node.used("acme") == 0
-
-
-# -- writing times --
-
-
-def test_times_that_cannot_be_written_are_bounded(
-    node: Node, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the file cannot be written the queue stays within its limit; then the file has all, and only that."""
-    tight(monkeypatch)
-    monkeypatch.setattr("kvstore.queues.limits.EXPIRY_UNSAVED_MAX", 10)
-    node.ttl(1000)
-    put_each(node, singles("x", 30))
-    for _ in range(20):
-        node.settle(1)
-    assert len(in_file(node)) == 30
-    disk.fails = True
-    for turn in range(40):
-        block = node.space(0).blocks.get(joined(f"x{turn % 30:03d}"))
-        if block is not None:
-            node.engine.room.left_dram(block)
-        node.put(f"y{turn:03d}")
-        node.settle(1)
-        rows = {str(row["name"]): row for row in queues(node.engine)}
-        assert int(str(rows["unsaved_times"]["length"])) <= 10
-    disk.fails = False
-    for _ in range(40):
-        node.settle(1)
-    space = node.engine.room.expiry._spaces[node.space(0).digest]
-    assert in_file(node) == space.times and len(space.times) == 40
-    assert not node.engine.room.expiry.unsaved
-
-
-def test_old_rows_go_after_the_new_ones_are_there(
-    node: Node, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a namespace is written anew, at no moment a row is missing of a block that had one."""
-    tight(monkeypatch)
-    node.ttl(1000)
-    put_each(node, singles("x", 30))
-    for _ in range(20):
-        node.settle(1)
-    disk.fails = True
-    put_each(node, singles("y", 30))
-    node.settle(1)
-    disk.fails = False
-    assert node.engine.room.expiry.unsaved.anew
-    before = in_file(node)
-    while node.engine.room.expiry.unsaved:
-        node.engine.tick()
-        while node.io.waiting:
-            node.io.step()
-            assert before.items() <= in_file(node).items()
-        node.clock_s += 1
-    assert len(in_file(node)) == 60
-
-
-def test_a_failed_slice_is_written_again(node: Node, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fails in the midst of writing a namespace anew: nothing of it is forgotten."""
-    tight(monkeypatch)
-    put_each(node, singles("x", 30))
-    node.ttl(1000)
-    for turn in range(60):
-        disk.fails = turn % 3 == 1
-        node.engine.tick()
-        node.io.step() if node.io.waiting else None
-        node.clock_s += 1
-    disk.fails = False
-    for _ in range(20):
-        node.settle(1)
-    assert len(in_file(node)) == 30
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["put", "leave", "tick", "step", "fail", "work", "kill"]), st.integers(0, 25)),
-    max_size=60,
-)
-
-
-@given(STEPS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_restart_makes_a_block_younger(steps: list[tuple[str, int]]) -> None:
-    """Times that are written, refused, let go and written anew, with kills in between: never later than it was."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        tight(monkeypatch)
-        disk, node = Disk(monkeypatch), Node(slabs=4)
-        node.ttl(100_000)
-        stored_s: dict[bytes, float] = {}
-        for what, number in steps:
-            name = joined(f"x{number:03d}")
-            block = node.space(0).blocks.get(name)
-            if what == "put" and block is None:
-                node.put(f"x{number:03d}")
-                stored_s[name] = node.wall_s + node.clock_s
-            elif what == "leave" and block is not None:
-                node.engine.room.left_dram(block)
-            elif what == "tick":
-                node.engine.tick()
-            elif what == "step" and node.io.waiting:
-                node.io.half_step()
-            elif what in ("fail", "work"):
-                disk.fails = what == "fail"
-            elif what == "kill":
-                node.kill()
-            node.clock_s += 1
-            assert node.engine.check() == [] and len(node.engine.room.expiry.unsaved) <= 10
-            space = node.engine.room.expiry._spaces[node.space(0).digest]
-            held = [h for h, block in node.space(0).blocks.items() if block.where & IN_ANY]
-            assert all(space.times.get(h, space.assumed_s) <= stored_s[h] for h in held)
-        node.close()
-
-
-def test_the_last_write_has_everything(node: Node, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop after the disk had failed writes all times at once, and says that they are complete."""
-    tight(monkeypatch)
-    node.ttl(1000)
-    disk.fails = True
-    put_each(node, singles("x", 30))
-    node.settle(1)
-    disk.fails = False
-    write = node.engine.retention.last_changes()
-    assert write is not None and write()
-    times, saved_s = StoredTimes(node.directory / "times.sqlite").read()
-    assert len(times[node.space(0).digest]) == 30 and saved_s >= node.wall_s
-
-
-def test_pages_of_a_namespace(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page goes on behind the one before, and has no row of another namespace."""
-    monkeypatch.setattr(stored_times, "EXPIRY_ROWS_PER_SAVE", 3)
-    file = StoredTimes(node.directory / "other.sqlite")
-    rows = [(digest, bytes([n]) * 8, n) for digest in (b"a" * 16, b"b" * 16) for n in range(7)]
-    assert file.write(Changes(list(rows), [], None))
-    found: list[bytes] = []
-    while page := file.page(b"a" * 16, found[-1] if found else b""):
-        assert len(page) <= 3
-        found += page
-    assert found == [bytes([n]) * 8 for n in range(7)]
+def test_the_wall_clock_may_run_ahead(node: Node) -> None:
+    """Set forward between two daemons, blocks become older; the next daemon does not go back behind that."""
+    node.ttl(20)
+    node.put("a00")
+    node.wall_s += 100
+    node.kill()
+    node.settle()
+    node.wall_s -= 100
+    node.kill()
+    assert node.held("a00") == 0 and node.engine.blocks.expiry.now_s() == node.wall_s + 100

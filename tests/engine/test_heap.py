@@ -8,7 +8,7 @@ import sys
 import pytest
 
 SCRIPT = """
-from kvstore import heap
+from kvstore.daemon import heap
 from kvstore.bench.policy import _resident_bytes
 kept = []
 gone = []
@@ -30,3 +30,19 @@ def test_memory_that_is_let_go_goes_back() -> None:
     if at_once > 200e6:
         pytest.skip("the C library gives everything back by itself")
     assert given_back > 100e6
+
+
+FREEZE = """
+import gc
+from kvstore.daemon import heap
+held = [[number] for number in range(100_000)]  # stands for what an index holds: lists are what is collected
+heap.freeze()
+print(len(gc.get_objects()), gc.get_threshold()[2])
+"""
+
+
+def test_what_is_there_is_not_searched_for_garbage() -> None:
+    """After a freeze a collection has nothing to walk of a hundred thousand lists, and a full one never starts."""
+    done = subprocess.run([sys.executable, "-c", FREEZE], capture_output=True, text=True, check=True)
+    walked, full_rounds = map(int, done.stdout.split())
+    assert walked < 1000 and full_rounds >= 1_000_000

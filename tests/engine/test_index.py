@@ -10,14 +10,16 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore import index
-from kvstore.blocks import IN_DRAM, IN_NVME, Block, Children
-from kvstore.engine import Engine
-from kvstore.namespaces import Namespace, NamespaceRegistry, NamespaceSpec
-from kvstore.policies.reuse import Stretch
+from kvstore.engine.engine import Engine
+from kvstore.index import forest
+from kvstore.index.block import Block, Children, Namespace, NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.index.stretch import Stretch
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.cell import NoIo
-from kvstore.replay.places import CountedPlaces
-from tests.engine.fakes import FaultyTier
+from kvstore.replay.slots import CountedPlaces
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice
 
 NAMES = [b"%08d" % number for number in range(6)]
 
@@ -39,7 +41,7 @@ def watched(block: Block) -> weakref.ref[Mark]:
 def test_a_block_costs_64_bytes_that_no_collection_walks() -> None:
     """Millions of blocks must neither fill the memory nor stop the daemon for a full collection."""
     space = a_namespace()
-    block = index.arrived(space, NAMES[0], b"", IN_DRAM)
+    block = forest.arrived(space, NAMES[0], b"", IN_DRAM)
     assert sys.getsizeof(block) <= 64
     assert not gc.is_tracked(block)
     assert not any(map(gc.is_tracked, space.blocks.dicts()))
@@ -50,12 +52,12 @@ def test_blocks_that_left_are_freed_without_a_collection() -> None:
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
         space = a_namespace()
         blocks = [
-            index.arrived(space, NAMES[depth], NAMES[depth - 1] if depth else b"", IN_DRAM)
+            forest.arrived(space, NAMES[depth], NAMES[depth - 1] if depth else b"", IN_DRAM)
             for depth in range(4)
         ]
         marks = [watched(block) for block in blocks]
         for depth in order:
-            index.left([blocks[depth]], IN_DRAM)
+            forest.left([blocks[depth]], IN_DRAM)
         del blocks
         assert not space.blocks
         assert not any(mark() for mark in marks)
@@ -64,10 +66,10 @@ def test_blocks_that_left_are_freed_without_a_collection() -> None:
 def test_a_namespace_that_is_given_up_lets_go_of_its_blocks() -> None:
     """`forget` opens all circles: chains and forks alike."""
     space = a_namespace()
-    marks = [watched(index.arrived(space, NAMES[0], b"", IN_DRAM))]
-    marks += [watched(index.arrived(space, name, NAMES[0], IN_DRAM)) for name in NAMES[1:4]]
-    marks += [watched(index.arrived(space, name, NAMES[1], IN_NVME)) for name in NAMES[4:]]
-    index.forget(space)
+    marks = [watched(forest.arrived(space, NAMES[0], b"", IN_DRAM))]
+    marks += [watched(forest.arrived(space, name, NAMES[0], IN_DRAM)) for name in NAMES[1:4]]
+    marks += [watched(forest.arrived(space, name, NAMES[1], IN_NVME)) for name in NAMES[4:]]
+    forest.forget(space)
     assert not space.blocks
     assert not any(mark() for mark in marks)
 
@@ -75,27 +77,27 @@ def test_a_namespace_that_is_given_up_lets_go_of_its_blocks() -> None:
 def test_children_are_counted_by_tier_however_many_there_are() -> None:
     """None, one, several and none again: a parent is a leaf in a tier exactly when no child is there."""
     space = a_namespace()
-    parent = index.arrived(space, NAMES[0], b"", IN_DRAM)
+    parent = forest.arrived(space, NAMES[0], b"", IN_DRAM)
     assert not parent.has_child_in(IN_DRAM)
-    first, second = (index.arrived(space, name, NAMES[0], IN_DRAM) for name in NAMES[1:3])
-    index.arrived(space, NAMES[2], NAMES[0], IN_NVME)
+    first, second = (forest.arrived(space, name, NAMES[0], IN_DRAM) for name in NAMES[1:3])
+    forest.arrived(space, NAMES[2], NAMES[0], IN_NVME)
     assert isinstance(parent.children, Children)
     assert parent.has_child_in(IN_DRAM)
     assert parent.has_child_in(IN_NVME)
-    index.left([first], IN_DRAM)
-    index.left([second], IN_DRAM)
+    forest.left([first], IN_DRAM)
+    forest.left([second], IN_DRAM)
     assert not parent.has_child_in(IN_DRAM)
     assert parent.has_child_in(IN_NVME)
-    assert index.check(space) == []
-    index.left([second], IN_NVME)
+    assert problems_of(space) == []
+    forest.left([second], IN_NVME)
     assert parent.children is None
-    assert index.check(space) == []
+    assert problems_of(space) == []
 
 
 def test_an_engine_that_is_given_up_is_freed() -> None:
     """Reading the rows of NVMe leaves the collector as it was: what is dropped later is found."""
     frozen = gc.get_freeze_count()
-    engine = Engine(CountedPlaces(4, 24), FaultyTier(4), NamespaceRegistry(), NoIo())
+    engine = Engine(CountedPlaces(4, 24), [(FaultyDevice(4), NoIo())], NamespaceRegistry(), NoIo())
     engine.adopt()
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
@@ -117,17 +119,17 @@ def test_blocks_found_along_a_chain_are_those_of_their_hashes(
     names = [b"%08d" % number for number in range(10)]
     space = a_namespace()
     for number in sorted(held):
-        index.arrived(space, names[number], names[parents[number] % number] if number else b"", IN_DRAM)
+        forest.arrived(space, names[number], names[parents[number] % number] if number else b"", IN_DRAM)
     hashes = [names[number] for number in asked]
-    assert index.chain(space, hashes) == [space.blocks.get(h) for h in hashes]
+    assert forest.chain(space, hashes) == [space.blocks.get(h) for h in hashes]
     up = [names[max(asked, default=0)]]  # and a true chain, downwards
     while len(up) < 5 and (block := space.blocks.get(up[-1])) is not None and block.parent is not None:
         up.append(block.parent.hash)
     down = up[::-1]
-    assert index.chain(space, down) == [space.blocks.get(h) for h in down]
+    assert forest.chain(space, down) == [space.blocks.get(h) for h in down]
     for start in range(len(down) + 1):
-        assert index.not_held(space, down[start:]) == [h for h in down[start:] if not space.holds(h)]
-    index.forget(space)
+        assert forest.not_held(space, down[start:]) == [h for h in down[start:] if not space.holds(h)]
+    forest.forget(space)
 
 
 @given(
@@ -150,24 +152,24 @@ def test_a_run_comes_and_goes_as_its_blocks_would_one_by_one(
     at_once, one_by_one = a_namespace(), a_namespace()
     for space in (at_once, one_by_one):
         for number, bit in known:
-            index.arrived(space, names[number], parents[number], bit)
-    run = index.arrived_in_turn(at_once, chain, above, IN_DRAM)
+            forest.arrived(space, names[number], parents[number], bit)
+    run = forest.arrived_in_turn(at_once, chain, above, IN_DRAM)
     assert [block.hash for block in run] == chain
     for before, block_hash in zip([above, *chain], chain, strict=False):
-        index.arrived(one_by_one, block_hash, before, IN_DRAM)
-    assert forest(at_once) == forest(one_by_one)
-    assert index.check(at_once) == []
+        forest.arrived(one_by_one, block_hash, before, IN_DRAM)
+    assert forest_of(at_once) == forest_of(one_by_one)
+    assert problems_of(at_once) == []
     leaving = run[::-1][: gone + 1]
-    index.left(leaving, IN_DRAM)
+    forest.left(leaving, IN_DRAM)
     for block in leaving:
-        index.left([one_by_one.blocks[block.hash]], IN_DRAM)
-    assert forest(at_once) == forest(one_by_one)
-    assert index.check(at_once) == []
-    index.forget(at_once)
-    index.forget(one_by_one)
+        forest.left([one_by_one.blocks[block.hash]], IN_DRAM)
+    assert forest_of(at_once) == forest_of(one_by_one)
+    assert problems_of(at_once) == []
+    forest.forget(at_once)
+    forest.forget(one_by_one)
 
 
-def forest(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
+def forest_of(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
     """Of every block: where it is, its parent, its children."""
     return {
         name: (
@@ -177,3 +179,11 @@ def forest(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
         )
         for name, block in space.blocks.items()
     }
+
+
+def problems_of(space: Namespace) -> list[str]:
+    return [
+        line
+        for block_hash, block in space.blocks.items()
+        for line in forest.check_block(space, block_hash, block) + finish(forest.check_children(block))
+    ]

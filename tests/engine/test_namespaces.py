@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import index, namespaces
-from kvstore.blocks import IN_DRAM
 from kvstore.errors import NamespaceConflict, UnknownNamespace
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.index import forest, namespaces
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.protocol.residency_bits import IN_DRAM
 
 
 def spec(number: int, record_bytes: int = 4096) -> NamespaceSpec:
@@ -46,7 +47,7 @@ def test_empty_namespaces_make_room(tmp_path: Path) -> None:
     """A full registry gives up what holds nothing, longest unasked first, and never what has blocks."""
     registry = NamespaceRegistry()
     made = [registry.register(spec(number)) for number in range(4)]
-    index.arrived(made[0], b"h" * 32, b"", IN_DRAM)
+    forest.arrived(made[0], b"h" * 32, b"", IN_DRAM)
     registry.register(spec(9))
     assert registry.get(made[0].id) is made[0]
     with pytest.raises(UnknownNamespace):
@@ -58,7 +59,7 @@ def test_too_many_with_blocks_are_refused() -> None:
     """When every namespace holds blocks a new one is refused, and a record of one is not adopted."""
     registry = NamespaceRegistry()
     for number in range(4):
-        index.arrived(registry.register(spec(number)), b"h" * 32, b"", IN_DRAM)
+        forest.arrived(registry.register(spec(number)), b"h" * 32, b"", IN_DRAM)
     with pytest.raises(NamespaceConflict):
         registry.register(spec(9))
     assert registry.found(spec(9).digest + b"h" * 32, 4096) is None

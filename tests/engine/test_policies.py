@@ -7,15 +7,12 @@ import random
 import pytest
 
 from kvstore.constants import REUSE_STALE_ENTRIES_MIN
-from kvstore.policies.arc import Arc
+from kvstore.index.prompts import Prompt
+from kvstore.index.stretch import Stretch
 from kvstore.policies.base import Policies
-from kvstore.policies.contest import Contest, Shadow
-from kvstore.policies.judges import Frequent, Judge, Loyal, Youngest, all_judges
 from kvstore.policies.learned import Judged, Learned
-from kvstore.policies.leaves import Leaves
-from kvstore.policies.lfu import Lfu
-from kvstore.policies.names import POLICIES
-from kvstore.policies.reuse import (
+from kvstore.policies.learned.experts import Frequent, Judge, Loyal, Youngest, all_judges
+from kvstore.policies.learned.hazard import (
     AGE_STARTS,
     EVERY_HASH,
     KINDS,
@@ -23,15 +20,19 @@ from kvstore.policies.reuse import (
     USES_GROUP_OF,
     USES_GROUPS,
     Reuse,
-    Stretch,
     chances,
     kind_of,
     kind_of_last,
 )
-from kvstore.policies.s3fifo import S3Fifo
-from kvstore.policies.sieve import Sieve
-from kvstore.prompts import Prompt
+from kvstore.policies.learned.leaves import Leaves
+from kvstore.policies.learned.selection import Contest, Shadow
 from kvstore.replay.cell import Node
+from kvstore.replay.policies import POLICIES
+from kvstore.replay.policies.arc import Arc
+from kvstore.replay.policies.lfu import Lfu
+from kvstore.replay.policies.s3fifo import S3Fifo
+from kvstore.replay.policies.sieve import Sieve
+from kvstore.steps import finish
 
 HASH_BYTES = 8
 
@@ -46,7 +47,7 @@ def chain(number: int, length: int) -> bytes:
 
 
 def held(node: Node, prompt: bytes) -> int:
-    return sum(map(bool, node.engine.residency(node.space, prompt)))
+    return sum(map(bool, finish(node.engine.residency_steps(node.space, prompt))))
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -71,7 +72,7 @@ def test_pinned_blocks_are_no_victims(name: str) -> None:
     node.ask(1.0, chain(1, 4))
     answers = []
     node.engine.acquire(node.session, node.space, chain(1, 4), answers.append)
-    assert not node.engine.reserve(node.session, node.space, chain(2, 1), b"").slots
+    assert not node.engine.reserve(node.session, node.space, chain(2, 1), b"").lease
     node.engine.release(node.session, answers[0].lease)
     assert held(node, chain(1, 4)) == 4
 

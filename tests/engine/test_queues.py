@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import demotion, iopool, promotion, room
-from kvstore.blocks import IN_DRAM
-from kvstore.iopool import IoPool
-from kvstore.leases import Acquired
-from kvstore.queues import queues
-from tests.engine.fakes import FaultyTier
+from kvstore import io_pool
+from kvstore.engine.queues import queues
+from kvstore.io_pool import IoPool
+from kvstore.movement import loading, waiting, writing
+from kvstore.protocol.frames import Acquired
+from kvstore.residency import write_queue
+from tests.engine.fakes import FaultyDevice, held
 from tests.engine.test_room import Node
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -24,7 +25,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """Twelve places in DRAM; chains a, b, c lie on NVMe, and the last of them in DRAM, too."""
-    made = Node(tmp_path / "arena", 3, FaultyTier(40))
+    made = Node(tmp_path / "arena", 3, FaultyDevice(40))
     for chain in "abcd":
         made.put(*(f"{chain}{depth:02d}" for depth in range(10)))
         made.io.run()
@@ -52,55 +53,43 @@ def test_the_manual_names_every_queue_and_its_limit(node: Node) -> None:
 
 def test_loads_beyond_the_limit_are_misses(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four loads may wait: a fifth block is answered as a miss at once, and counted."""
-    monkeypatch.setattr(promotion, "LOADS_WAITING_MAX", 4)
+    monkeypatch.setattr(waiting, "LOADS_WAITING_MAX", 4)
     answers: list[Acquired] = []
     for depth in range(6):
         ask(node, f"a{depth:02d}", answers)
-        assert node.engine.promoter.underway <= 4
-    assert [answer.slots for answer in answers] == [[None], [None]]
+        assert node.engine.loader.underway <= 4
+    assert [held(answer) for answer in answers] == [[None], [None]]
     assert node.engine.counters.loads_refused == 2
     node.io.run()
-    assert sum(answer.slots[0] is not None for answer in answers) == 4
+    assert sum(held(answer)[0] is not None for answer in answers) == 4
 
 
 def test_waiters_beyond_the_limit_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three may wait for one block; the fourth is told that it does not come."""
-    monkeypatch.setattr(promotion, "LOAD_WAITERS_MAX", 3)
+    monkeypatch.setattr(waiting, "LOAD_WAITERS_MAX", 3)
     answers: list[Acquired] = []
     for _ in range(4):
         ask(node, "a00", answers)
-    assert [answer.slots for answer in answers] == [[None]]
-    assert node.engine.promoter.waiting == 3
+    assert [held(answer) for answer in answers] == [[None]]
+    assert node.engine.loader.waiting.count == 3
     node.io.run()
-    assert node.engine.promoter.waiting == 0
+    assert node.engine.loader.waiting.count == 0
 
 
 def test_the_oldest_demotion_gives_way(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a limit of three the oldest block stays in DRAM only; it may be evicted, and is counted."""
-    monkeypatch.setattr(room, "DEMOTING_MAX", 3)
-    monkeypatch.setattr(demotion, "DEMOTE_BATCH_RECORDS", 1)
+    monkeypatch.setattr(write_queue, "DEMOTING_MAX", 3)
+    monkeypatch.setattr(writing, "DEMOTE_BATCH_RECORDS", 1)
     node.put("x00", "x01", "x02", "x03", "x04")
-    assert len(node.engine.room.demoting) <= 3
+    assert len(node.engine.blocks.writes.waiting) <= 3
     assert node.engine.counters.demotions_dropped == 2
     node.io.run()
     assert node.put(*(f"y{depth:02d}" for depth in range(12))) > 0
 
 
-def test_given_up_records_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit a record that was given up stays on NVMe until a start; the books allow for it."""
-    monkeypatch.setattr(room, "DOOMED_MAX", 2)
-    tier = node.engine.nvme
-    assert isinstance(tier, FaultyTier)
-    held = [b for b in node.engine.namespaces.get(node.space).blocks.values() if not b.where & IN_DRAM][-4:]
-    for block in held:
-        node.engine.room.doom(block)
-    assert len(node.engine.room.doomed) == 2 and node.engine.counters.dooms_dropped == 2
-    assert node.engine.check() == []
-
-
 def test_a_full_pool_answers_failed_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its thread busy and two jobs waiting, a third one fails at once; an urgent one goes first."""
-    monkeypatch.setattr(iopool, "IO_ORDINARY_MAX", 2)
+    monkeypatch.setattr(io_pool, "IO_ORDINARY_MAX", 2)
     posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     pool = IoPool(1, posted.put)
     begun, goes_on = threading.Event(), threading.Event()
@@ -127,17 +116,16 @@ def test_a_full_pool_answers_failed_and_goes_on(monkeypatch: pytest.MonkeyPatch)
 def test_no_queue_exceeds_its_limit_under_pressure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """With small limits, and stores and loads in any order, every queue stays within its limit."""
     for module, name, limit in (
-        (promotion, "LOADS_WAITING_MAX", 5),
-        (promotion, "LOAD_WAITERS_MAX", 7),
-        (promotion, "SUSPECTS_MAX", 3),
-        (room, "DEMOTING_MAX", 4),
-        (room, "UNDEMOTED_MAX", 4),
-        (room, "DOOMED_MAX", 3),
+        (waiting, "LOADS_WAITING_MAX", 5),
+        (waiting, "LOAD_WAITERS_MAX", 7),
+        (loading, "SUSPECTS_MAX", 3),
+        (write_queue, "DEMOTING_MAX", 4),
+        (write_queue, "UNDEMOTED_MAX", 4),
     ):
         monkeypatch.setattr(module, name, limit)
-        monkeypatch.setattr(f"kvstore.queues.limits.{name}", limit)
-    tier = node.engine.nvme
-    assert isinstance(tier, FaultyTier)
+        monkeypatch.setattr(f"kvstore.engine.queues.limits.{name}", limit)
+    tier = node.device
+    assert isinstance(tier, FaultyDevice)
     answers: list[Acquired] = []
     for turn in range(60):
         tier.fault_rate = (0.0, 1.0, 0.3)[turn // 7 % 3]
@@ -160,20 +148,20 @@ def test_a_block_that_is_offered_again_during_its_write_is_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropped from the full queue while it is written, offered again behind an open breaker: no second copy."""
-    tier = FaultyTier(40)
+    tier = FaultyDevice(40)
     node = Node(tmp_path / "other", 3, tier)
-    monkeypatch.setattr(room, "DEMOTING_MAX", 2)
+    monkeypatch.setattr(write_queue, "DEMOTING_MAX", 2)
     tier.hangs = True
     node.put("x00")
-    block = node.engine.room.block_of(b"a" * 16 + b"x00".ljust(8))
-    assert block is not None and block in node.engine.demoter.blocks_underway()
+    block = node.engine.blocks.block_of(b"a" * 16 + b"x00".ljust(8))
+    assert block is not None and block in node.engine.writer.writing
     node.put("y00", "y01")
-    assert block not in node.engine.room.demoting
+    assert block not in node.engine.blocks.writes.waiting
     node.io.run()
     node.clock_s += 10
-    node.engine.watch.look()
-    assert not node.engine.room.storing
-    node.engine.room.queue_demotion(block)
+    node.engine.look()
+    assert not node.engine.blocks.writes.accepting
+    node.engine.blocks.writes.offer(block)
     node.put("z00")
     tier.hangs = False
     for _ in range(3):
@@ -181,5 +169,5 @@ def test_a_block_that_is_offered_again_during_its_write_is_written_once(
         node.clock_s += 70
         node.engine.tick()
         assert node.engine.check() == []
-    assert node.engine.counters.demoted == len(tier.rows) == 4
+    assert node.engine.counters.demoted == len(tier.records) == 4
     node.arena.close(unlink=True)

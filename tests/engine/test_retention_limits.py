@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import expiry, outcomes, retention, room
-from kvstore.accounts import Asking
-from kvstore.leases import Acquired
-from kvstore.namespaces import NamespaceSpec
+from kvstore.engine import retention_commands
+from kvstore.index.block import NamespaceSpec
+from kvstore.ledger.accounts import Asking
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import Acquired
+from kvstore.retention import expiry
+from kvstore.steps import finish
+from tests.engine.fakes import granted, held
 from tests.engine.test_retention import MIB, Node, chain, joined
 from tiers.checksum import digest
 
@@ -19,19 +23,18 @@ def test_a_record_size_with_pinned_blocks_only_finds_room() -> None:
     node.spaces.append(other)
     node.put(*chain("a", 8))
     answer = node.engine.reserve(node.session, other, joined("x0", "x1"), b"")
-    sums = b"".join(digest(node.arena.mapping[s.offset : s.offset + MIB]) for s in answer.slots)
+    sums = b"".join(digest(node.arena.mapping[s.offset : s.offset + MIB]) for s in granted(answer))
     assert node.engine.commit(node.session, answer.lease, [0, 1], sums) == 2
     assert node.pin("a02") is None and node.pin("x1", space=3) is None
-    assert len(node.engine.reserve(node.session, other, joined("y"), b"").slots) == 1
+    assert len(granted(node.engine.reserve(node.session, other, joined("y"), b""))) == 1
     assert node.engine.check() == []
     node.close()
 
 
 def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow NVMe deletes, no row of what was dropped is forgotten there."""
-    monkeypatch.setattr(room, "DOOMED_MAX", 12)
-    monkeypatch.setattr(retention, "RETENTION_ROWS_BEHIND_MAX", 6)
-    monkeypatch.setattr(expiry, "EXPIRY_LOOKS_PER_SLICE", 4)
+    monkeypatch.setattr(retention_commands, "RETENTION_ROWS_BEHIND_MAX", 6)
+    monkeypatch.setattr(expiry, "EXPIRY_LOOKS", 4)
     node = Node(nvme_slots=60)
     node.ttl(60)
     for first in range(0, 40, 8):
@@ -40,11 +43,10 @@ def test_no_more_expires_than_can_be_deleted(monkeypatch: pytest.MonkeyPatch) ->
     node.clock_s += 100
     for _ in range(20):
         node.engine.tick()
-        assert len(node.engine.room.doomed) <= 12
+        assert node.engine.nvme.members[0].dropped <= 12
     for _ in range(20):
         node.settle(1)
-    assert node.nvme is not None and not node.nvme.rows
-    assert node.engine.counters.dooms_dropped == 0
+    assert node.nvme is not None and not node.nvme.records
     assert node.engine.check() == []
     node.close()
 
@@ -64,17 +66,19 @@ def test_no_more_is_promised_than_a_quota_lets_into_dram(quota: int, spaces: lis
     assert node.used("acme") == 0
     node.quota("acme", quota)
     if warm and quota:
-        node.engine.prefetch(node.spaces[0], joined(names[0]))
+        finish(node.engine.prefetch_steps(node.spaces[0], joined(names[0])))
         node.io.run()
     numbers = [node.spaces[space] for space in spaces]
-    usable = node.engine.lookup(numbers, joined(*names))
+    usable = node.engine.find(numbers, joined(*names)).usable
     assert usable == min(12, quota // len(spaces))
-    assert node.engine.explain(numbers, joined(*names))[1][usable:] == [outcomes.OVER_QUOTA] * (12 - usable)
+    assert finish(node.engine.explain_steps(numbers, joined(*names)))[1][usable:] == [outcomes.OVER_QUOTA] * (
+        12 - usable
+    )
     for number in numbers if usable else ():
         answers: list[Acquired] = []
         node.engine.acquire(node.session, number, joined(*names[:usable]), answers.append)
         node.io.run()
-        assert answers and None not in answers[0].slots
+        assert answers and None not in held(answers[0])
     assert usable * len(spaces) <= node.used("acme") <= quota
     assert node.engine.counters.refused_over_quota == (usable < 12)
     assert node.engine.check() == []

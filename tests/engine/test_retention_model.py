@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore.blocks import IN_DRAM, IN_NVME
 from kvstore.errors import LimitExceeded, NotFound
-from kvstore.leases import Acquired
+from kvstore.protocol.frames import Acquired
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from tests.engine.test_retention import SLOT_BYTES, Node, chain, joined
 
 NAMES = [*chain("a", 8), *chain("b", 5)]
@@ -67,7 +67,7 @@ class RetentionMachine(RuleBasedStateMachine):
     def allow(self) -> None:
         """What is in use, pinned, or came back with a restart may be above a quota; it never becomes more."""
         for tenant in ("acme", "beta"):
-            holder = self.node.engine.room.quotas.holder("", tenant)
+            holder = self.node.engine.blocks.quotas.holder("", tenant)
             for bit in (IN_DRAM, IN_NVME):
                 self.limits.pop((tenant, bit), None)
                 limit = holder.limits[bit]
@@ -104,17 +104,17 @@ class RetentionMachine(RuleBasedStateMachine):
         node = self.node
         assert node.engine.check() == []
         for (tenant, bit), limit in self.limits.items():
-            used = node.engine.room.quotas.holder("", tenant).used[bit]
+            used = node.engine.blocks.quotas.holder("", tenant).used[bit]
             assert node.used(tenant, bit) * SLOT_BYTES <= used <= limit
         self.allow()
-        guards = node.engine.room.guards
+        guards = node.engine.blocks.guards
         for bit in (IN_DRAM, IN_NVME):
             assert guards.guarded_bytes[bit] <= guards.limits[bit]
 
     @rule(space=st.integers(0, 2))
     def guarded_blocks_stay(self, space: int) -> None:
         """Whatever others store, what is guarded now is held afterwards."""
-        room = self.node.engine.room
+        room = self.node.engine.blocks
         blocks = list(self.node.space(space).blocks.values())
         guarded = [b for b in blocks if any(room.guards.guards(b, bit) for bit in (IN_DRAM, IN_NVME))]
         if self.ttls:

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import outcomes
-from kvstore.blocks import IN_DRAM, IN_NVME
-from kvstore.engine import Engine
+from kvstore.engine.engine import Engine
+from kvstore.engine.sessions import Session
 from kvstore.errors import BadRequest
-from kvstore.iopool import IoPool
-from kvstore.leases import Acquired, Session
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.io_pool import IoPool
 from kvstore.policies.base import Policies
 from kvstore.policies.learned import Learned
-from tests.engine.fakes import FaultyTier, SteppedIo
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import Acquired
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
 
@@ -29,13 +32,16 @@ class Node:
     """An engine of `slabs` × 4 slots with one attached client."""
 
     def __init__(
-        self, path: Path, slabs: int, nvme: FaultyTier | None, policies: Policies | None = None
+        self, path: Path, slabs: int, nvme: FaultyDevice | None, policies: Policies | None = None
     ) -> None:
         self.arena = open_arena(path, slabs * 2 * MIB, 2 * MIB, 16384)
         self.io = SteppedIo()
         self.clock_s = 0.0
-        self.engine = Engine(self.arena, nvme, NamespaceRegistry(), self.io, policies, clock=self.tick)
+        self.device = nvme
+        devices = [(nvme, self.io)] if nvme is not None else []
+        self.engine = Engine(self.arena, devices, NamespaceRegistry(), self.io, policies, clock=self.tick)
         self.engine.adopt()
+        self.io.run()
         self.session: Session = self.engine.open_session(0)
         self.space = self.engine.register(NamespaceSpec(b"a" * 16, RECORD_BYTES, 8))
 
@@ -51,17 +57,21 @@ class Node:
             self.session, number, hashes, parent.encode().ljust(8) if parent else b""
         )
         sums = b"".join(
-            digest(self.arena.mapping[s.offset : s.offset + self.size(number)]) for s in answer.slots
+            digest(self.arena.mapping[s.offset : s.offset + self.size(number)]) for s in granted(answer)
         )
-        if answer.slots:
-            self.engine.commit(self.session, answer.lease, [s.position for s in answer.slots], sums)
-        return len(answer.slots)
+        if granted(answer):
+            self.engine.commit(self.session, answer.lease, [s.position for s in granted(answer)], sums)
+        return len(granted(answer))
 
     def size(self, number: int) -> int:
         return self.engine.namespaces.get(number).record_bytes
 
     def where(self, *names: str) -> list[int]:
-        return list(self.engine.residency(self.space, b"".join(name.encode().ljust(8) for name in names)))
+        return list(
+            finish(
+                self.engine.residency_steps(self.space, b"".join(name.encode().ljust(8) for name in names))
+            )
+        )
 
     def acquire(self, *names: str) -> Acquired:
         answers: list[Acquired] = []
@@ -81,7 +91,7 @@ def dram_only(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def two_tiers(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path / "arena", 1, FaultyTier(6))
+    node = Node(tmp_path / "arena", 1, FaultyDevice(6))
     yield node
     node.io.run()
     assert node.engine.check() == []
@@ -138,7 +148,7 @@ def test_a_full_nvme_tier_makes_room_leaf_first(two_tiers: Node) -> None:
 
 def test_nvme_failures_are_counted_and_lose_nothing_else(tmp_path: Path) -> None:
     """With every write failing, blocks stay in DRAM, and later ones replace them."""
-    node = Node(tmp_path / "arena", 1, FaultyTier(6, fault_rate=1.0))
+    node = Node(tmp_path / "arena", 1, FaultyDevice(6, fault_rate=1.0))
     node.put("a0", "a1", "a2", "a3")
     node.io.run()
     assert node.engine.counters.demote_failed == 4
@@ -156,12 +166,12 @@ def test_a_corrupt_record_is_a_miss_and_is_counted(two_tiers: Node) -> None:
     two_tiers.put("b0", "b1")
     two_tiers.io.run()
     assert two_tiers.where("a2", "a3") == [IN_NVME, IN_NVME]
-    nvme = two_tiers.engine.nvme
-    assert isinstance(nvme, FaultyTier)
+    nvme = two_tiers.device
+    assert isinstance(nvme, FaultyDevice)
     nvme.flip(b"a" * 16 + b"a2".ljust(8))
     answer = two_tiers.acquire("a2", "a3")
-    assert answer.slots[0] is None and answer.slots[1] is not None
-    assert answer.slots[1].tier == IN_NVME
+    assert held(answer)[0] is None and held(answer)[1] is not None
+    assert held(answer)[1].tier == IN_NVME
     assert two_tiers.engine.counters.corrupt_nvme == 1
     assert two_tiers.where("a2") == [0]
 
@@ -194,7 +204,7 @@ def test_many_waiters_share_one_load(two_tiers: Node) -> None:
         two_tiers.engine.acquire(two_tiers.session, two_tiers.space, b"a3".ljust(8), answers.append)
     two_tiers.io.run()
     assert two_tiers.engine.counters.promoted == 1
-    assert [answer.slots[0] is not None for answer in answers] == [True, True]
+    assert [held(answer)[0] is not None for answer in answers] == [True, True]
 
 
 def test_a_load_waits_for_room(two_tiers: Node) -> None:
@@ -204,15 +214,15 @@ def test_a_load_waits_for_room(two_tiers: Node) -> None:
     two_tiers.put("b0")
     two_tiers.io.run()
     assert two_tiers.where("a3") == [IN_NVME]
-    held = two_tiers.acquire("a0", "a1", "a2")
+    lease = two_tiers.acquire("a0", "a1", "a2").lease
     two_tiers.acquire("b0")
     answers: list[Acquired] = []
     two_tiers.engine.acquire(two_tiers.session, two_tiers.space, b"a3".ljust(8), answers.append)
     two_tiers.io.run()
     assert answers == []
-    two_tiers.engine.release(two_tiers.session, held.lease)
+    two_tiers.engine.release(two_tiers.session, lease)
     two_tiers.io.run()
-    assert answers[0].slots[0] is not None
+    assert held(answers[0])[0] is not None
 
 
 def test_a_prefetch_does_not_wait_for_room(two_tiers: Node) -> None:
@@ -223,8 +233,8 @@ def test_a_prefetch_does_not_wait_for_room(two_tiers: Node) -> None:
     two_tiers.io.run()
     two_tiers.acquire("a0", "a1", "a2")
     two_tiers.acquire("b0")
-    assert two_tiers.engine.prefetch(two_tiers.space, b"a3".ljust(8)) == 0
-    assert two_tiers.engine.promoter.underway == 0
+    assert finish(two_tiers.engine.prefetch_steps(two_tiers.space, b"a3".ljust(8))) == 0
+    assert two_tiers.engine.loader.underway == 0
 
 
 def test_a_load_nobody_waits_for_holds_up_no_other(two_tiers: Node) -> None:
@@ -233,15 +243,15 @@ def test_a_load_nobody_waits_for_holds_up_no_other(two_tiers: Node) -> None:
     two_tiers.io.run()
     two_tiers.put("b0", "b1")
     two_tiers.io.run()
-    held = [two_tiers.acquire(name).lease for name in ("a0", "a1", "b0", "b1")]
+    leases = [two_tiers.acquire(name).lease for name in ("a0", "a1", "b0", "b1")]
     answers: list[Acquired] = []
     hashes = [name.encode().ljust(8) for name in ("a2", "a3")]
     gone = two_tiers.engine.acquire(two_tiers.session, two_tiers.space, hashes[0], answers.append)
     two_tiers.engine.acquire(two_tiers.session, two_tiers.space, hashes[1], answers.append)
     gone.expire()
-    two_tiers.engine.release(two_tiers.session, held[3])
+    two_tiers.engine.release(two_tiers.session, leases[3])
     two_tiers.io.run()
-    assert [answer.slots[0] is not None for answer in answers] == [False, True]
+    assert [held(answer)[0] is not None for answer in answers] == [False, True]
     assert two_tiers.engine.counters.promoted == 1
 
 
@@ -254,7 +264,7 @@ def test_blocks_that_are_their_own_ancestors_are_refused(dram_only: Node) -> Non
 
 def test_work_that_raises_ends_its_job(tmp_path: Path) -> None:
     """A tier that raises out of a put counts as one that failed: pins and jobs are given back."""
-    nvme = FaultyTier(6)
+    nvme = FaultyDevice(6)
     node = Node(tmp_path / "arena", 1, nvme)
     nvme.raises = True
     node.put("a0", "a1")
@@ -282,7 +292,7 @@ def test_a_pool_answers_for_work_that_raises() -> None:
 def test_a_reserve_that_takes_the_place_of_its_own_blocks(tmp_path: Path) -> None:
     """Held blocks that leave for the others of their run are not used any more: no policy counts them."""
     node = Node(tmp_path / "arena", 1, None, Learned())
-    family = node.engine.room._family
+    family = node.engine.blocks.family
     assert isinstance(family, Learned)
     node.put("a0", "a1", "a2", "a3")
     for number in range(20):
@@ -295,35 +305,32 @@ def test_a_reserve_that_takes_the_place_of_its_own_blocks(tmp_path: Path) -> Non
 
 def test_a_breaker_of_stores_with_nothing_to_store_closes(two_tiers: Node) -> None:
     """What could be tried has left DRAM: the disk is not called sick for ever."""
-    tier = two_tiers.engine.nvme
-    assert isinstance(tier, FaultyTier)
+    tier = two_tiers.device
+    assert isinstance(tier, FaultyDevice)
     tier.fault_rate = 1.0
     for name in ("a0", "b0", "c0"):
         two_tiers.put(name)
         two_tiers.io.run()
-    assert not two_tiers.engine.watch.stores.closed
+    assert not two_tiers.engine.nvme.members[0].stores.closed
     tier.fault_rate = 0.0
-    for block in list(two_tiers.engine.room.undemoted):
-        two_tiers.engine.room.drop(block, outcomes.EXPIRED)
+    for block in list(two_tiers.engine.blocks.writes.refused):
+        two_tiers.engine.blocks.drop(block, outcomes.EXPIRED)
     two_tiers.clock_s += 10
     two_tiers.engine.tick()
-    assert two_tiers.engine.watch.stores.closed
+    assert two_tiers.engine.nvme.members[0].stores.closed
 
 
-def test_what_is_stored_again_while_its_row_is_deleted_is_written_after_that(two_tiers: Node) -> None:
-    """A block that was evicted from NVMe, and comes back before its old row is gone, is not forgotten."""
-    tier = two_tiers.engine.nvme
-    assert isinstance(tier, FaultyTier)
+def test_what_is_stored_again_while_its_row_is_cleared_is_written_elsewhere(two_tiers: Node) -> None:
+    """A block that was dropped, and comes back before its old row is cleared, gets another slot and is kept."""
     two_tiers.put("a0")
     two_tiers.io.run()
-    room = two_tiers.engine.room
-    block = room.block_of(b"a" * 16 + b"a0".ljust(8))
+    blocks, (member,) = two_tiers.engine.blocks, two_tiers.engine.nvme.members
+    block = blocks.block_of(b"a" * 16 + b"a0".ljust(8))
     assert block is not None
-    room.drop(block, outcomes.EXPIRED)
-    two_tiers.engine.retention.tick()
-    assert room.deleting
+    assert blocks.drop(block, outcomes.EXPIRED)
+    assert member.dropped == 1
     two_tiers.put("a0")
-    assert two_tiers.where("a0") == [IN_DRAM] and room.deleting
+    assert two_tiers.where("a0") == [IN_DRAM] and member.dropped == 1
     two_tiers.io.run()
     two_tiers.engine.tick()
     two_tiers.io.run()

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import retention, rules, wire
 from kvstore.constants import RULES_BYTES_MAX, RULES_OF_A_KIND_MAX, TENANT_CHARS_MAX
+from kvstore.engine import retention_commands
 from kvstore.errors import LimitExceeded, RequestError
-from kvstore.namespaces import NamespaceSpec
-from kvstore.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, rule_bytes
+from kvstore.index.block import NamespaceSpec
+from kvstore.protocol import frames
+from kvstore.retention import rules
+from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, rule_bytes
 from tests.engine.test_retention import RECORD_BYTES, Node
 
 LETTERS = {"ascii": "t", "four bytes": "\U0001f600", "escaped": "\x01"}
@@ -69,11 +71,11 @@ def test_the_fullest_book_is_read_back_and_listed(
     node.kill()
     longest_names(node, LETTERS[letter])
     tenants = [(tenant(number, LETTERS[letter]), [SIZE] * 3) for number in range(300)]
-    monkeypatch.setattr(node.engine.room.quotas, "tenants", lambda count: tenants[:count])
+    monkeypatch.setattr(node.engine.blocks.quotas, "tenants", lambda count: tenants[:count])
     assert node.engine.retention.book == book
     report = node.engine.retention.report()
-    frame = wire.encode_frame(wire.StatusReport(report))
-    assert len(frame) <= wire.HEADER_BYTES + wire.FRAME_BYTES_MAX
+    frame = frames.encode_frame(frames.StatusReport(report))
+    assert len(frame) <= frames.HEADER_BYTES + frames.FRAME_BYTES_MAX
     told = [report[name] for name in ("pins", "ttls", "quotas")]
     assert [len(rows) for rows in told if isinstance(rows, list)] == [
         len(book.pins),
@@ -130,7 +132,7 @@ def test_a_file_beyond_the_limits_is_put_aside(tmp_path: Path, book: Book) -> No
 
 def test_commands_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one that is being saved two may wait: the next is refused at once."""
-    monkeypatch.setattr(retention, "RULE_COMMANDS_MAX", 2)
+    monkeypatch.setattr(retention_commands, "RULE_COMMANDS_MAX", 2)
     node = Node()
     answers: list[RequestError | None] = []
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.blocks import IN_DRAM, IN_NVME
-from kvstore.constants import EVICT_AHEAD_RECORDS
-from kvstore.engine import Engine
-from kvstore.namespaces import NamespaceRegistry, NamespaceSpec
-from tests.engine.fakes import SteppedIo
+from kvstore.engine.engine import Engine
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from tests.engine.fakes import SteppedIo, granted
 from tiers.arena import open_arena
 from tiers.checksum import digest
 from tiers.constants import SLOT_BYTES_MIN
-from tiers.nvme import NvmeTier, capacity_for
+from tiers.device import Device, capacity_for
 
 MIB = 1 << 20
 SLABS = 2  # of NVMe, of 2 MiB: 256 of the smallest slots
@@ -26,11 +26,14 @@ class Node:
     """A real arena over a real NVMe tier, and a namespace for each of some record sizes."""
 
     def __init__(self, directory: Path, *record_bytes: int) -> None:
-        self.nvme = NvmeTier([directory / "nvme"], capacity_for(SLABS, 2 * MIB), 2 * MIB)
+        self.nvme = Device(directory / "nvme", capacity_for(SLABS, 2 * MIB), 2 * MIB)
         self.arena = open_arena(directory / "arena", 8 * MIB, 2 * MIB)
         self.io = SteppedIo()
-        self.engine = Engine(self.arena, self.nvme, NamespaceRegistry(), self.io, clock=lambda: 0.0)
+        self.engine = Engine(
+            self.arena, [(self.nvme, self.io)], NamespaceRegistry(), self.io, clock=lambda: 0.0
+        )
         self.engine.adopt()
+        self.io.run()
         self.session = self.engine.open_session(0)
         self.specs = [
             NamespaceSpec(bytes([n]) * 16, size, 8, 1, {"tenant": "acme"})
@@ -42,7 +45,7 @@ class Node:
         """Prompts of one block."""
         for number in range(first, first + count):
             answer = self.engine.reserve(self.session, self.spaces[space], number.to_bytes(8, "big"), b"")
-            (slot,) = answer.slots
+            (slot,) = granted(answer)
             size = self.specs[space].record_bytes
             checksum = digest(self.arena.mapping[slot.offset : slot.offset + size])
             self.engine.commit(self.session, answer.lease, [0], checksum)
@@ -72,18 +75,20 @@ def test_a_quota_counts_what_the_disk_does(node: Node) -> None:
     node.put(100)
     assert errors == [None]
     assert node.on_nvme() == 40
-    holder = node.engine.room.quotas.holder("", "acme")
+    holder = node.engine.blocks.quotas.holder("", "acme")
     assert holder.used[IN_NVME] == node.nvme.stats().used_bytes == 40 * SLOT_BYTES_MIN
 
 
 def test_record_sizes_that_share_a_slot_size_make_room_for_each_other(node: Node) -> None:
     """NVMe full of one of them takes in the other: they are in one order of eviction."""
     node.put(2 * SLOTS)
-    assert SLOTS - EVICT_AHEAD_RECORDS <= node.on_nvme() <= SLOTS  # some leave ahead
+    assert node.on_nvme() == SLOTS
     node.put(50, space=1)
     assert node.on_nvme(1) == 50 and node.on_nvme(0) <= SLOTS - 50
     assert node.engine.counters.demote_failed == 0
-    assert node.engine.room.policy(IN_NVME, node.engine.namespaces.get(node.spaces[0])) is (
-        node.engine.room.policy(IN_NVME, node.engine.namespaces.get(node.spaces[1]))
+    (member,) = node.engine.nvme.members
+    policies = [node.engine.blocks.nvme_policy(member, node.engine.namespaces.get(n)) for n in node.spaces]
+    assert policies[0] is policies[1]
+    assert (
+        node.engine.blocks.slot_bytes(node.engine.namespaces.get(node.spaces[0]), IN_DRAM) == SLOT_BYTES_MIN
     )
-    assert node.engine.room.slot_bytes(node.engine.namespaces.get(node.spaces[0]), IN_DRAM) == SLOT_BYTES_MIN

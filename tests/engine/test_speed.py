@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore import index
-from kvstore.accounts import NOBODY_IN_PARTICULAR, Asking
-from kvstore.blocks import IN_DRAM, IN_NVME
-from kvstore.breaker import Job
-from kvstore.breakeven import BreakEven, slow_blocks
-from kvstore.namespaces import Namespace, NamespaceSpec
-from kvstore.speed import TierSpeed
+from kvstore.health.breaker import Job
+from kvstore.health.breakeven import BreakEven, Slow
+from kvstore.health.speed import TierSpeed
+from kvstore.index import forest
+from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Asking
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 
 MIB = 1 << 20
 BLOCK_TOKENS = 16
@@ -63,11 +63,11 @@ def hashes(count: int) -> bytes:
 
 def fill(namespace: Namespace, places: str) -> bytes:
     """A chain whose blocks are in DRAM (d), on NVMe (n), or both (b)."""
-    names = index.split_hashes(hashes(len(places)), 8)
+    names = forest.split_hashes(hashes(len(places)), 8)
     for parent, name, place in zip([b"", *names], names, places, strict=False):
         for bit, letters in ((IN_DRAM, "db"), (IN_NVME, "nb")):
             if place in letters:
-                index.arrived(namespace, name, parent, bit)
+                forest.arrived(namespace, name, parent, bit)
     return b"".join(names)
 
 
@@ -136,17 +136,42 @@ def test_what_hung_says_nothing_about_the_speed() -> None:
     assert disk.speed.bytes_per_s == known
 
 
-def break_even(load_s_per_block: float, latency_s: float = 0.0, configured: float = 0.0) -> BreakEven:
+class Decided(BreakEven):
+    """Over one source of known speed, which has all that DRAM has not."""
+
+    def __init__(self, speed: TierSpeed, configured: float = 0.0) -> None:
+        super().__init__(configured)
+        self.speed = speed
+        self.walked = 0
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return self.speed.load_s(size_bytes)
+
+    def slow(self, spaces: list[Namespace], names: bytes, count: int, skip: int) -> list[Slow]:
+        self.walked += 1
+        return [
+            Slow(position, self, space.record_bytes)
+            for position in range(skip, count)
+            for space in spaces
+            if not space.blocks[names[8 * position : 8 * position + 8]].where & IN_DRAM
+        ]
+
+    def of(self, spaces: list[Namespace], names: bytes, count: int, asking: Asking) -> int:
+        skip = asking.local_tokens // BLOCK_TOKENS
+        return self.usable(spaces, count, asking, [self], lambda: self.slow(spaces, names, count, skip))
+
+
+def break_even(load_s_per_block: float, latency_s: float = 0.0, configured: float = 0.0) -> Decided:
     speed = TierSpeed(Clock())
     speed.bytes_per_s, speed.latency_s = MIB / load_s_per_block, latency_s
-    return BreakEven(speed, configured)
+    return Decided(speed, configured)
 
 
 def test_unknown_prefill_rates_refuse_nothing() -> None:
     """Where nobody knows how fast the engine computes, every held block is used."""
     namespace = space()
     names = fill(namespace, "nnnn")
-    assert break_even(10.0).usable([namespace], names, 4, NOBODY_IN_PARTICULAR) == 4
+    assert break_even(10.0).of([namespace], names, 4, NOBODY_IN_PARTICULAR) == 4
 
 
 def test_the_rate_is_that_of_the_request_else_learned_else_configured() -> None:
@@ -166,8 +191,8 @@ def test_a_slow_tier_is_refused_and_a_fast_one_used() -> None:
     namespace = space()
     names = fill(namespace, "ddnnnn")
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
-    assert break_even(0.1).usable([namespace], names, 6, asking) == 2
-    assert break_even(0.001).usable([namespace], names, 6, asking) == 6
+    assert break_even(0.1).of([namespace], names, 6, asking) == 2
+    assert break_even(0.001).of([namespace], names, 6, asking) == 6
 
 
 def test_latency_must_be_paid_off() -> None:
@@ -176,8 +201,8 @@ def test_latency_must_be_paid_off() -> None:
     names = fill(namespace, "n" * 8)
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
     decided = break_even(0.001, latency_s=0.04)
-    assert decided.usable([namespace], names, 8, asking) == 8
-    assert decided.usable([namespace], names[:16], 2, asking) == 0
+    assert decided.of([namespace], names, 8, asking) == 8
+    assert decided.of([namespace], names[:16], 2, asking) == 0
 
 
 def test_dram_behind_a_slow_block_can_pay_for_it() -> None:
@@ -185,8 +210,8 @@ def test_dram_behind_a_slow_block_can_pay_for_it() -> None:
     namespace = space()
     names = fill(namespace, "n" + "d" * 20)
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
-    assert break_even(0.1).usable([namespace], names, 21, asking) == 21
-    assert break_even(0.5).usable([namespace], names, 21, asking) == 0
+    assert break_even(0.1).of([namespace], names, 21, asking) == 21
+    assert break_even(0.5).of([namespace], names, 21, asking) == 0
 
 
 def test_what_the_engine_holds_is_neither_loaded_nor_computed() -> None:
@@ -194,7 +219,7 @@ def test_what_the_engine_holds_is_neither_loaded_nor_computed() -> None:
     namespace = space()
     names = fill(namespace, "nnnddn")
     asking = Asking(local_tokens=3 * BLOCK_TOKENS, prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
-    assert break_even(0.1).usable([namespace], names, 6, asking) == 5
+    assert break_even(0.1).of([namespace], names, 6, asking) == 5
 
 
 def test_all_namespaces_of_a_lookup_are_loaded() -> None:
@@ -202,10 +227,9 @@ def test_all_namespaces_of_a_lookup_are_loaded() -> None:
     ranks = [space(0), space(1)]
     for rank in ranks:
         names = fill(rank, "nnnn")
-    assert slow_blocks(ranks, names, 4) == [(n, 2 * MIB) for n in range(4)]
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.015)
-    assert break_even(0.01).usable(ranks[:1], names, 4, asking) == 4
-    assert break_even(0.01).usable(ranks, names, 4, asking) == 0
+    assert break_even(0.01).of(ranks[:1], names, 4, asking) == 4
+    assert break_even(0.01).of(ranks, names, 4, asking) == 0
 
 
 @settings(max_examples=300, deadline=None)
@@ -230,22 +254,21 @@ def test_never_slower_than_recomputing_and_never_less_than_best(
         return saved_s - (latency_ms + slow * load_ms) / 1e3 if slow else saved_s
 
     decided = break_even(load_ms / 1e3, latency_ms / 1e3)
-    usable = decided.usable([namespace], names, len(places), asking)
+    usable = decided.of([namespace], names, len(places), asking)
     assert gain_s(usable) >= -1e-9
     assert gain_s(usable) >= max(map(gain_s, range(len(places) + 1))) - 1e-9
 
 
-def test_most_lookups_walk_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_lookups_walk_nothing() -> None:
     """Where one block is sooner loaded than computed, latency included, no block is looked at."""
-    walked: list[int] = []
-    monkeypatch.setattr("kvstore.breakeven.slow_blocks", lambda *rest: walked.append(1) or [])
     namespace = space()
     names = fill(namespace, "n" * 8)
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
-    assert break_even(0.001, latency_s=0.005).usable([namespace], names, 8, asking) == 8
-    assert not walked
-    break_even(0.001, latency_s=0.02).usable([namespace], names, 8, asking)
-    assert walked
+    quick, late = break_even(0.001, latency_s=0.005), break_even(0.001, latency_s=0.02)
+    assert quick.of([namespace], names, 8, asking) == 8
+    assert not quick.walked
+    late.of([namespace], names, 8, asking)
+    assert late.walked
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -253,7 +276,7 @@ def test_few_loads_lose_when_the_disk_changes(seed: int) -> None:
     """On a disk that changes its speed, hardly a load is slower than computing, and none where it pays is refused for long."""
     draw = random.Random(seed)
     disk = Disk(0.001, 1e9)
-    decided = BreakEven(disk.speed, 0.0)
+    decided = Decided(disk.speed)
     namespace = space()
     names = fill(namespace, "n" * 64)
     block_s = 0.002
@@ -263,7 +286,7 @@ def test_few_loads_lose_when_the_disk_changes(seed: int) -> None:
         if request % 100 == 0:
             disk.bytes_per_s = draw.choice([1e8, 3e8, 1e9, 5e9])
         count = draw.randint(8, 64)
-        usable = decided.usable([namespace], names, count, asking)
+        usable = decided.of([namespace], names, count, asking)
         if usable:
             lost += disk.load(*[MIB] * usable) > usable * block_s
         else:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import pytest
 
 from benchmarks.traffic import SHAPES
-from kvstore.blocks import IN_DRAM, Block
 from kvstore.constants import REUSE_AGE_MIN
+from kvstore.index.block import Block
 from kvstore.policies.base import Policy
-from kvstore.policies.judges import Density, Judge, Youngest
 from kvstore.policies.learned import Judged, Learned
+from kvstore.policies.learned.experts import Density, Judge, Youngest
 from kvstore.replay.cell import Node
-from kvstore.room import Room
+from kvstore.residency.residency import Residency
 
 
 def name(hashes: Iterable[int]) -> bytes:
@@ -31,13 +31,13 @@ def judged_by(judge: type[Judge]) -> Learned:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks left at once, each time."""
     lengths: list[int] = []
-    left = Room.left_dram
+    left = Residency.left_dram
 
-    def noting(room: Room, *run: Block, **why: int) -> None:
+    def noting(blocks: Residency, *run: Block, **why: int) -> None:
         lengths.append(len(run))
-        left(room, *run, **why)
+        left(blocks, *run, **why)
 
-    monkeypatch.setattr(Room, "left_dram", noting)
+    monkeypatch.setattr(Residency, "left_dram", noting)
     return lengths
 
 
@@ -76,7 +76,7 @@ def test_what_something_else_hangs_on_stays() -> None:
     stem = list(range(REUSE_AGE_MIN))
     node.ask(0, name([*stem, 50, 51, 52, 53]))
     node.ask(1, name([*stem, 60, 61, 62]))
-    policy = node.engine.room.policy(IN_DRAM, node.engine.namespaces.get(node.space))
+    policy = node.engine.blocks.dram_policy(node.engine.namespaces.get(node.space))
     block = node.engine.namespaces.get(node.space).blocks.get
     last, tail, fork = block(name([53])), block(name([52])), block(name([61]))
     assert last is not None and tail is not None and fork is not None

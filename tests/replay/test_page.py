@@ -11,8 +11,9 @@ from benchmarks.traffic import SHAPES, as_line
 from kvstore.cli import main
 from kvstore.pages.replay import POLICIES as TOLD
 from kvstore.pages.replay import ratios_of, replay_page
-from kvstore.policies.names import BOUND, EVERYTHING, OURS, POLICIES
-from kvstore.wording import percent
+from kvstore.policies.names import OURS
+from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES
+from kvstore.units import percent
 from tests.pages import read_page
 
 

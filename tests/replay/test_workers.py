@@ -16,11 +16,11 @@ import pytest
 from benchmarks.traffic import SHAPES, as_line
 from kvstore.cli import FAILED, main
 from kvstore.errors import WorkerError
-from kvstore.workers import workers
+from kvstore.processes import workers
 
 ASKS = """
 import os, sys, time
-from kvstore.workers import workers
+from kvstore.processes import workers
 if __name__ == "__main__":
     with workers(1) as pool:
         print(pool.submit(os.getpid).result(), flush=True)

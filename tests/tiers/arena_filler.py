@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.tiers.factories import CAPACITY_BYTES, SLAB_BYTES, record
+from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES, commit, free, record, reserve
 from tiers import locks
 from tiers.arena import open_arena
 
@@ -29,18 +29,18 @@ def fill(path: Path, seed: str) -> None:
     print("ready", flush=True)
     for number in range(1 << 30):
         item, data = record(number, SIZES[number // 50 % 3])
-        slot = arena.reserve(item.key, item.parent, item.size_bytes, chance.choice((0, CLIENT)))
+        slot = reserve(arena, item.key, item.parent, item.size_bytes, chance.choice((0, CLIENT)))
         if slot is None:
             for victim in chance.sample(ready, len(ready) // 2):
                 ready.remove(victim)
-                arena.free(victim)
+                free(arena, victim)
             continue
         generation = arena.generation(slot)
         arena.view(slot)[:] = data
         if chance.random() < 0.1:
-            arena.free(slot)
+            free(arena, slot)
             continue
-        arena.commit(slot, item.checksum)
+        commit(arena, slot, item.checksum)
         ready.append(slot)
         print(f"slot {slot} {generation}", flush=number % 8 == 0)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.tiers.records import commit, reserve
+from tiers import arena as arena_module
 from tiers import pages
-from tiers.arena import open_arena
+from tiers.arena import Arena, open_arena
 from tiers.checksum import digest
 from tiers.errors import OpenError
 
@@ -126,23 +131,128 @@ def test_an_arena_works_on_huge_pages(mounter: Mounter, kind: str, options: str)
     path = mounter(kind, options) / "x.arena"
     arena = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
     assert arena.page_kind == ("hugetlb" if kind == "hugetlbfs" else "huge tmpfs")
-    assert arena.prefault(threading.Event())
-    slot = arena.reserve(b"key", b"", 100_000, 0)
+    assert arena.back(threading.Event())
+    slot = reserve(arena, b"key", b"", 100_000, 0)
     assert slot is not None
-    arena.commit(slot, digest(arena.view(slot)))
+    commit(arena, slot, digest(arena.view(slot)))
     arena.close()
     again = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
     assert [found for found, _ in again.adopted_slots()] == [slot] and again.verify(slot)
     again.close(unlink=True)
 
 
-def test_memory_that_is_not_there_is_an_error(mounter: Mounter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pre-faulting more than the file system holds raises; it does not kill the process."""
-    monkeypatch.setattr(pages, "require_room", lambda directory, size_bytes: None)
-    arena = open_arena(mounter("tmpfs", "size=4m") / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
-    with pytest.raises(OpenError, match="lower the arena's capacity"):
-        arena.prefault(threading.Event())
+def fill(directory: Path) -> Path:
+    """Take all that is left of a file system."""
+    path = directory / "somebody else's"
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(64 << 10)):
+                pass
+        except OSError:
+            return path
+    return path
+
+
+@contextmanager
+def backing(arena: Arena) -> Iterator[threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=arena.back, args=(stop,))
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_memory_that_runs_out_makes_the_arena_smaller(
+    mounter: Mounter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tmpfs that somebody else fills: only slabs with memory are handed out, every byte of them can be written,
+    one line says so, and what becomes free later is used."""
+    monkeypatch.setattr(arena_module, "ARENA_OPEN_BYTES", SLAB_BYTES)
+    monkeypatch.setattr(arena_module, "ARENA_RETRY_S", 0.05)
+    directory = mounter("tmpfs", "size=16m")
+    arena = open_arena(directory / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    slots = arena.reserve_run([b"first"], [b""], 1 << 20, 0)
+    theirs = fill(directory)
+    with backing(arena) as thread:
+        while not caplog.messages:
+            time.sleep(0.01)
+        slots += arena.reserve_run([b"%d" % n for n in range(20)], [b""] * 20, 1 << 20, 0)
+        assert len(slots) == 2 and arena.backed_bytes == SLAB_BYTES and arena.check() == []
+        for slot in slots:
+            arena.view(slot)[:] = bytes(1 << 20)  # SIGBUS, were the memory not there
+        arena.commit_run(slots, bytes(32))
+        theirs.unlink()
+        thread.join(30)
+        assert arena.backed_bytes == arena.capacity_bytes
+        assert len(arena.reserve_run([b"%d" % n for n in range(20)], [b""] * 20, 1 << 20, 0)) == 6
+    assert [line for line in caplog.messages if "no memory" in line] == caplog.messages[:1]
     arena.close()
+
+
+def test_rows_without_memory_are_no_room(mounter: Mounter) -> None:
+    """Where a slab has its memory but the rows of its slots find none, the arena has no room; it does not die."""
+    directory = mounter("tmpfs", "size=12m")
+    arena = open_arena(directory / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    theirs = fill(directory)
+    assert reserve(arena, b"k", b"", 1, 0) is None and arena.check() == []
+    theirs.unlink()
+    slot = reserve(arena, b"k", b"", 1, 0)
+    assert slot is not None
+    commit(arena, slot, digest(arena.view(slot)))
+    arena.close()
+    fill(directory)
+    again = open_arena(directory / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    assert again.verify(slot) and again.check() == []
+    again.close()
+
+
+def test_a_cut_file_is_found_out_without_dying(shm: Path) -> None:
+    """When a client cuts the slabs off, records do not verify, slots are still freed and handed out, and
+    `is_whole` and `check` say so."""
+    arena = open_arena(shm / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    slots = arena.reserve_run([b"a", b"b"], [b"", b"a"], 1 << 20, 0)
+    arena.commit_run(slots, digest(arena.view(slots[0])) * 2)
+    assert arena.is_whole() and arena.verify(slots[0])
+    os.ftruncate(arena.fd, 4096)
+    assert not arena.is_whole() and not arena.verify(slots[0]) and "length" in " ".join(arena.check())
+    arena.free_run(slots)
+    assert len(arena.reserve_run([b"a", b"b"], [b"", b"a"], 1 << 20, 0)) == 2
+    arena.close()
+
+
+def test_what_a_client_may_not_do_fails(shm: Path) -> None:
+    """Through the descriptors that readers get, nothing can be mapped for writing, written or cut off."""
+    arena = open_arena(shm / "x.arena", 4 * SLAB_BYTES, SLAB_BYTES)
+    for fd in (arena.read_only_fd, arena.generations_fd):
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, 4096)
+        with pytest.raises(OSError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(OSError):
+            os.ftruncate(fd, 4096)
+        mmap.mmap(fd, 4096, prot=mmap.PROT_READ).close()
+    arena.close()
+
+
+def test_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cgroup's limit and the machine's memory are asked before more is taken; page cache counts as free."""
+    group = tmp_path / "a" / "b"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (tmp_path / "a" / "memory.max").write_text(f"{400 << 20}\n")
+    (tmp_path / "a" / "memory.current").write_text(f"{300 << 20}\n")
+    (tmp_path / "a" / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 20}\n")
+    (tmp_path / "cgroup").write_text("0::/a/b\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9\nMemAvailable: 10000000 kB\n")
+    monkeypatch.setattr(pages, "_CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(pages, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(pages, "_MEMINFO", tmp_path / "meminfo")
+    assert pages.memory_left(72 << 20) and not pages.memory_left(73 << 20)
+    (tmp_path / "meminfo").write_text("MemAvailable: 150000 kB\n")
+    assert not pages.memory_left(72 << 20)
 
 
 def test_old_kernels_get_their_memory_too(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +260,7 @@ def test_old_kernels_get_their_memory_too(shm: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 12345)
     path = shm / "x.arena"
     arena = open_arena(path, 4 * SLAB_BYTES, SLAB_BYTES)
-    assert arena.prefault(threading.Event())
+    assert arena.back(threading.Event())
     assert path.stat().st_blocks * 512 >= 4 * SLAB_BYTES
     arena.close()
 

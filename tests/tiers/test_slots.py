@@ -22,7 +22,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = SlotPool(SLABS, SLAB_BYTES)
+        self.pool = SlotPool(SLABS, SLAB_BYTES, absent={1, 2})
         self.taken: dict[int, int] = {}
 
     @rule(size_bytes=SIZES)
@@ -34,6 +34,28 @@ class PoolMachine(RuleBasedStateMachine):
             assert slot not in self.taken
             self.taken[slot] = size_bytes
 
+    @rule(size_bytes=SIZES, count=st.integers(1, 12))
+    def take_run(self, size_bytes: int, count: int) -> None:
+        room = self.pool.has_room(size_bytes)
+        slots = self.pool.take_run(size_bytes, count)
+        assert bool(slots) == room and slots == sorted(slots)
+        assert len(slots) == count or not self.pool.has_room(size_bytes)
+        assert self.taken.keys().isdisjoint(slots)
+        self.taken.update(dict.fromkeys(slots, size_bytes))
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def give_run(self, data: st.DataObject) -> None:
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.taken)), unique=True))
+        self.pool.give_run(slots)
+        for slot in slots:
+            del self.taken[slot]
+
+    @precondition(lambda self: self.pool.absent)
+    @rule()
+    def add_slab(self) -> None:
+        self.pool.add_slab(min(self.pool.absent))
+
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
     def give(self, data: st.DataObject) -> None:
@@ -43,7 +65,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def restore(self) -> None:
-        pool = SlotPool(SLABS, SLAB_BYTES)
+        pool = SlotPool(SLABS, SLAB_BYTES, self.pool.absent)
         assert all(pool.mark(slot, size) for slot, size in self.taken.items())
         assert not any(pool.mark(slot, size) for slot, size in self.taken.items())
         pool.settle()
@@ -83,6 +105,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(before[1] <= after[0] for before, after in pairwise(ranges))
 
     @invariant()
+    def absent_slabs_hold_nothing(self) -> None:
+        assert self.pool.absent.isdisjoint(slot >> 16 for slot in self.taken)
+
+    @invariant()
     def books_balance(self) -> None:
         assert self.pool.check() == []
         assert self.pool.used_bytes() == sum(slot_bytes_for(size) for size in self.taken.values())
@@ -120,6 +146,16 @@ def test_a_pool_of_one_class_lists_nothing_to_find_another() -> None:
     assert [(entry.total, entry.used) for entry in pool.classes()] == [(SLABS * 8, SLABS * 8)]
     pool._slabs = slabs
     assert pool.check() == []
+
+
+def test_a_run_is_in_one_piece_where_one_fits() -> None:
+    """Holes are passed over for a run that fits behind them, and filled by one that fits nowhere else."""
+    pool = SlotPool(1, SLAB_BYTES)
+    slots = pool.take_run(SLOT_ALIGN_BYTES, 5)
+    assert slots == [0, 1, 2, 3, 4]
+    pool.give_run([1, 3])
+    assert pool.take_run(SLOT_ALIGN_BYTES, 3) == [5, 6, 7]
+    assert pool.take_run(SLOT_ALIGN_BYTES, 3) == [1, 3] and pool.take_run(SLOT_ALIGN_BYTES, 1) == []
 
 
 @pytest.mark.parametrize(("slot", "size_bytes"), [(SLABS << 16, 4096), (-1, 4096), (8, 4096), (0, 0)])

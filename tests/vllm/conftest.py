@@ -58,10 +58,10 @@ def hosts(model: Path, tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     """A store in this process, in the place of a daemon, for every connector made in the test."""
-    from connectors import vllm_link
+    from connectors.transfer import link
 
     made = FakeStore()
-    monkeypatch.setattr(vllm_link, "open_client", made.open)
+    monkeypatch.setattr(link, "open_client", made.open)
     return made
 
 

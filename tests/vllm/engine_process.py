@@ -3,7 +3,8 @@
 An engine in a process that has vLLM imported starts in two seconds instead of ten; each is
 a new one all the same (weights, KV cache, connector). The orders:
 
-    {"do": "start", ...}      keyword arguments for the engine
+    {"do": "start", ...}      keyword arguments for the engine; step_wait_s: what a load may hold up a step;
+                              ten times as long may a start wait
     {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
     {"do": "metrics"}         the connector's Prometheus counters that are not zero
     {"do": "reset_prefix"}    forget the local prefix cache
@@ -41,6 +42,10 @@ class Host:
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
         from vllm import LLM
 
+        from connectors import constants
+
+        constants.SYNC_WAIT_S_MAX = order["step_wait_s"]
+        constants.RANKS_WAIT_S = constants.WEIGHTS_START_WAIT_S = 10 * order["step_wait_s"]
         self.stop({})
         begun = time.monotonic()
         self.engine = LLM(**order["options"])
@@ -77,9 +82,9 @@ class Host:
 
     def spoil(self, order: dict[str, Any]) -> dict[str, Any]:
         """What loads bring is noise from now on, as if somebody had stored it with a good checksum."""
-        from connectors import vllm_worker
+        from connectors.vllm import worker
 
-        true_acquire = vllm_worker.Line.acquire
+        true_acquire = worker.Line.acquire
 
         def acquire(line: Any, *arguments: Any) -> Any:
             lease = true_acquire(line, *arguments)
@@ -91,21 +96,21 @@ class Host:
 
         import numpy as np
 
-        vllm_worker.Line.acquire = acquire  # type: ignore[method-assign]
-        self._undo = lambda: setattr(vllm_worker.Line, "acquire", true_acquire)
+        worker.Line.acquire = acquire  # type: ignore[method-assign]
+        self._undo = lambda: setattr(worker.Line, "acquire", true_acquire)
         return {}
 
     def break_loads(self, order: dict[str, Any]) -> dict[str, Any]:
         """Loads stop at this block of a request from now on."""
-        from connectors import vllm_worker
+        from connectors.vllm import worker
 
-        true_part = vllm_worker.WorkerHalf._load_part
+        true_part = worker.WorkerHalf._load_part
 
         def load_part(half: Any, line: Any, task: Any, part: Any) -> int:
             return min(order["at"], true_part(half, line, task, part))
 
-        vllm_worker.WorkerHalf._load_part = load_part  # type: ignore[method-assign]
-        self._undo = lambda: setattr(vllm_worker.WorkerHalf, "_load_part", true_part)
+        worker.WorkerHalf._load_part = load_part  # type: ignore[method-assign]
+        self._undo = lambda: setattr(worker.WorkerHalf, "_load_part", true_part)
         return {}
 
     def mend(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.running import ROOT, environment
 
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 600
 BLOCK_TOKENS = 32
 PATIENT = {
     "lookup_timeout_s": 5,
@@ -74,10 +74,12 @@ class EngineHost:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"kvstore_socket": str(socket), **PATIENT, **(extra or {})},
             }
-        self.order({"do": "start", "options": settings}, START_TIMEOUT_S)
+        is_patient = {**PATIENT, **(extra or {})}["save_timeout_s"] >= PATIENT["save_timeout_s"]
+        order = {"do": "start", "options": settings, "step_wait_s": 30 if is_patient else 1}
+        self.order(order, START_TIMEOUT_S)
 
     def generate(
-        self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 60
+        self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 300
     ) -> Generated:
         return Generated(
             **self.order(

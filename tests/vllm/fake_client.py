@@ -1,6 +1,6 @@
 """A store in this process with the surface of `kvstore.client.Client`, and with switches for what can go wrong.
 
-`FakeStore.open` takes the place of `connectors.vllm_link.open_client`; every connection it
+`FakeStore.open` takes the place of `connectors.transfer.link.open_client`; every connection it
 makes sees the same records, as connections to one daemon do.
 """
 
@@ -23,7 +23,7 @@ Key = tuple[bytes, bytes]
 class FakeStore:
     """records: (namespace digest, block hash) -> bytes. The rest are switches.
 
-    away: every call fails. unreadable: blocks that a lookup finds and an acquire does not.
+    away: every call fails. no_prefetch: hints fail. unreadable: blocks that a lookup finds and an acquire does not.
     torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
     how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each acquire and reserve takes. spoil: changes the
     bytes that are handed out.
@@ -33,6 +33,7 @@ class FakeStore:
     spaces: dict[bytes, Namespace] = field(default_factory=dict)
     parents: dict[Key, bytes] = field(default_factory=dict)
     away: bool = False
+    no_prefetch: bool = False
     unreadable: set[bytes] = field(default_factory=set)
     torn: set[bytes] = field(default_factory=set)
     slow: set[bytes] = field(default_factory=set)
@@ -46,7 +47,7 @@ class FakeStore:
     settled: list[tuple[int, int, bytes]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def open(self, socket_path: str, timeout_s: float, label: str) -> FakeClient:
+    def open(self, socket_path: str, timeout_s: float, label: str, **_: Any) -> FakeClient:
         return FakeClient(self)
 
     def count(self, name: str) -> int:
@@ -77,6 +78,9 @@ class FakeWriteLease:
                 self._store.records[self._space.digest, self._hashes[slot.index]] = bytes(slot.view)
         return len(self.slots)
 
+    def touch(self, position: int) -> None:
+        pass
+
     def __enter__(self) -> FakeWriteLease:
         return self
 
@@ -103,6 +107,9 @@ class FakeReadLease:
     def valid_count(self) -> int:
         return self._torn_at
 
+    def touch(self, position: int) -> None:
+        pass
+
     def __enter__(self) -> FakeReadLease:
         return self
 
@@ -114,13 +121,15 @@ class FakeReadLease:
 class FakeClient:
     """One connection; see `kvstore.client.Client` for what the methods promise."""
 
-    arena_epoch = 0
     arena = None
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store
 
     def close(self) -> None:
+        pass
+
+    def ping(self) -> None:
         pass
 
     def namespace(
@@ -151,9 +160,20 @@ class FakeClient:
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         self._called("prefetch")
+        if self.store.no_prefetch:
+            raise Unavailable("no hints today")
         return sum(digest in self.store.slow for digest in hashes)
 
-    def reserve(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> FakeWriteLease:
+    def unregister(self, namespace: Namespace, end: bool = False) -> None:
+        self._called("unregister")
+        assert end
+        self.store.spaces.pop(namespace.digest, None)
+        for key in [key for key in self.store.records if key[0] == namespace.digest]:
+            del self.store.records[key]
+
+    def reserve(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
+    ) -> FakeWriteLease:
         self._called("reserve", wait=True)
         slots: list[FakeSlot] = []
         full = False
@@ -169,7 +189,9 @@ class FakeClient:
                 slots.append(FakeSlot(index, memoryview(bytearray(namespace.record_bytes))))
         return FakeWriteLease(self.store, namespace, hashes, slots, full)
 
-    def acquire(self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float) -> FakeReadLease:
+    def acquire(
+        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int = 0
+    ) -> FakeReadLease:
         self._called("acquire", wait=True)
         slots: list[FakeSlot | None] = []
         for index, digest in enumerate(hashes):

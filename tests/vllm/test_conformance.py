@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors.vllm_messages import GroupFacts, Orders, Rank, Report
+from connectors.vllm.messages import GroupFacts, Orders, Rank, Report
 from tests.running import ROOT
 from tests.vllm.fake_client import FakeStore
 
@@ -63,7 +63,7 @@ def schedulers(
         )
         scheduler = theirs.create_scheduler(config, num_blocks=100)
         rank = Rank(0, {0: GroupFacts(RECORD_BYTES, {"rank": "0"})})
-        scheduler.connector.set_xfer_handshake_metadata({0: rank})
+        scheduler.connector._scheduler.know_ranks([rank])
         made.append(scheduler)
         return scheduler
 
@@ -150,7 +150,7 @@ def test_a_synchronous_load(theirs: ModuleType, schedulers: Any, store: FakeStor
     output = scheduler.schedule()
     orders = output.kv_connector_metadata
     assert output.has_sync_kv_loads and orders.loads[0].sync and not orders.saves
-    report = Report(sync_loads=Counter({request.request_id: 1}))
+    report = Report(sync_step=orders.sync_step)
     answer = theirs.create_model_runner_output([request], kv_connector_worker_meta=report)
     scheduler.update_from_output(output, answer)
     orders = play(theirs, scheduler, [request])
@@ -191,7 +191,7 @@ def test_a_synchronous_load_that_fails(theirs: ModuleType, schedulers: Any, stor
     output = scheduler.schedule()
     block_ids = output.kv_connector_metadata.loads[0].parts[0].block_ids
     name = request.request_id
-    report = Report(sync_loads=Counter({name: 1}), failed={name})
+    report = Report(sync_step=1, failed={name})
     answer = theirs.create_model_runner_output(
         [request], invalid_block_ids={block_ids[1]}, kv_connector_worker_meta=report
     )

@@ -9,10 +9,15 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+import xxhash
 
-from connectors.device import BlockMover, Blocks, blocks_of, mover_for
-from connectors.device_cpu import CpuMover
-from connectors.device_cuda import PinnedArena, StagedMover
+from connectors.device import BlockMover, Blocks, blocks_of
+from connectors.device.accelerator import AcceleratorMover
+from connectors.device.cpu import CpuMover
+from connectors.device.movers import movers_for
+from connectors.device.pinning import Pinning
+from tests.device.arenas import arena
+from tests.device.simulated import SimulatedDriver
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 7, 2, 4, 6
 SHAPE = (LAYERS, BLOCKS, HEADS, TOKENS, CONTENT)
@@ -25,11 +30,15 @@ LAYOUTS = {  # physical order of the logical axes layer, block, head, token, con
     "BHLNC": (1, 2, 0, 3, 4),
 }
 RUNS = {"LBHNC": 3, "LBNHC": 3, "LHBNC": 6, "BLHNC": 1, "BLNHC": 1, "BHLNC": 1}
-MOVERS: dict[str, Callable[[Blocks], BlockMover]] = {
-    "threads": CpuMover,
-    "staged": StagedMover,
-    "staged, two blocks at a time": lambda blocks: StagedMover(blocks, 2 * blocks.record_bytes),
-}
+
+
+def simulated(blocks: Blocks) -> BlockMover:
+    """The mover for an accelerator, on one whose device memory is host memory."""
+    driver = SimulatedDriver(seed=7)
+    return AcceleratorMover(blocks, driver, Pinning(driver, print))
+
+
+MOVERS: dict[str, Callable[[Blocks], BlockMover]] = {"threads": CpuMover, "simulated": simulated}
 
 
 def paged(layout: str, seed: int) -> Any:
@@ -51,7 +60,8 @@ def test_blocks_survive_a_round_trip(layout: str, mover: Callable[[Blocks], Bloc
     out, into = mover(blocks_of(list(source), BLOCKS)), mover(blocks_of(list(target), BLOCKS))
     assert out.record_bytes == LAYERS * HEADS * TOKENS * CONTENT * 4
     records = [memoryview(bytearray(out.record_bytes)) for _ in range(5)]
-    out.save([5, 0, 3, 6, 1], records, out.mark())
+    digests = out.save([5, 0, 3, 6, 1], records, out.mark())
+    assert digests == [xxhash.xxh3_128_digest(record) for record in records]
     into.load([1, 2, 3, 4, 6], [memoryview(bytes(record)) for record in records], into.mark())
     for here, there in zip([5, 0, 3, 6, 1], [1, 2, 3, 4, 6], strict=True):
         assert torch.equal(source[:, here], target[:, there])
@@ -67,7 +77,7 @@ def test_both_movers_make_the_same_records(layout: str) -> None:
     blocks = blocks_of(list(paged(layout, 3)), BLOCKS)
     plain, staged = memoryview(bytearray(blocks.record_bytes)), memoryview(bytearray(blocks.record_bytes))
     CpuMover(blocks).save([4], [plain], None)
-    StagedMover(blocks).save([4], [staged], None)
+    simulated(blocks).save([4], [staged], None)
     assert plain == staged
 
 
@@ -132,17 +142,28 @@ def test_large_copies_are_shared_by_threads() -> None:
     assert torch.equal(layer, target)
 
 
+def test_pieces_that_cannot_be_copied_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the batched copy is not allowed, the blocks are copied one by one and are the same."""
+    monkeypatch.setattr("connectors.device.cpu._copy_pieces", lambda *_: -1)
+    source, target = paged("LBHNC", 1), paged("LBHNC", 2)
+    out, into = CpuMover(blocks_of(list(source), BLOCKS)), CpuMover(blocks_of(list(target), BLOCKS))
+    records = [memoryview(bytearray(out.record_bytes)) for _ in range(BLOCKS)]
+    out.save(range(BLOCKS), records, None)
+    into.load(range(BLOCKS), records, None)
+    assert torch.equal(source, target)
+
+
 def test_host_tensors_get_the_threaded_mover() -> None:
-    """The device decides; on host memory no streams are made."""
-    assert isinstance(mover_for(blocks_of(list(paged("BLHNC", 1)), BLOCKS)), CpuMover)
+    """The device decides: on host memory there are no streams, and nothing is pinned."""
+    movers, pinning = movers_for({0: blocks_of(list(paged("BLHNC", 1)), BLOCKS)}, print)
+    assert isinstance(movers[0], CpuMover) and pinning is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator here")
-def test_pinning_without_an_accelerator_is_no_error() -> None:
-    """The arena is then used as it is."""
-    arena = PinnedArena(0, 4096)
-    assert not arena.active
-    arena.close()
+def test_a_device_that_nobody_knows_is_refused() -> None:
+    """KV tensors on another kind of device are declined in one line, not copied by guess."""
+    blocks = blocks_of([torch.empty((BLOCKS, 1, 4, 8), device="meta")], BLOCKS)
+    with pytest.raises(ValueError, match="meta"):
+        movers_for({0: blocks}, print)
 
 
 @pytest.mark.vllm
@@ -159,10 +180,17 @@ def test_these_are_all_of_vllms_layouts() -> None:
 def test_round_trip_on_an_accelerator(layout: str) -> None:
     """The same round trip through side streams and a registered arena."""
     source, target = paged(layout, 1).cuda(), paged(layout, 2).cuda()
-    out, into = mover_for(blocks_of(list(source), BLOCKS)), mover_for(blocks_of(list(target), BLOCKS))
-    assert isinstance(out, StagedMover)
-    records = [memoryview(bytearray(out.record_bytes)) for _ in range(BLOCKS)]
-    out.save(range(BLOCKS), records, out.mark())
-    into.load(range(BLOCKS), records, into.mark())
+    movers, pinning = movers_for(
+        {0: blocks_of(list(source), BLOCKS), 1: blocks_of(list(target), BLOCKS)}, print
+    )
+    assert pinning is not None
+    view = arena(movers[0].record_bytes * BLOCKS)
+    pinning.pin(view)
+    size = movers[0].record_bytes
+    records = [view.view(size * number, size) for number in range(BLOCKS)]
+    digests = movers[0].save(range(BLOCKS), records, movers[0].mark())
+    assert digests == [xxhash.xxh3_128_digest(record) for record in records]
+    movers[1].load(range(BLOCKS), records, movers[1].mark())
     torch.cuda.synchronize()
+    pinning.close()
     assert torch.equal(source, target)

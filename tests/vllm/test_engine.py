@@ -50,8 +50,8 @@ def test_a_fresh_engine_loads_what_another_saved(
     assert metrics["saved_blocks"] == FULL_TOKENS // BLOCK_TOKENS
     host.start(daemon.socket, extra=extra)
     second = host.generate([PROMPT])
-    assert (second.tokens, second.cached) == ([expected[0]], [FULL_TOKENS])
     metrics = host.metrics()
+    assert (second.tokens, second.cached) == ([expected[0]], [FULL_TOKENS]), metrics
     assert metrics["loaded_blocks"] == FULL_TOKENS // BLOCK_TOKENS
     assert metrics["hit_tokens"] == FULL_TOKENS
     assert metrics.get("hook_errors", 0) == 0 and metrics.get("failed_blocks", 0) == 0

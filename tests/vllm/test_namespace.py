@@ -14,8 +14,8 @@ pytest.importorskip("vllm")
 import torch
 
 from connectors.device import Blocks, Run
-from connectors.vllm_namespace import identity_fields, model_name, rank_facts, release_of, space_spec
-from connectors.vllm_weights import DigestInBackground, WeightsUnknown, weight_files, weights_digest
+from connectors.transfer.weights import DigestInBackground, WeightsUnknown, weight_files, weights_digest
+from connectors.vllm.namespace import identity_fields, model_name, rank_facts, release_of, space_spec
 
 pytestmark = pytest.mark.vllm
 
@@ -154,12 +154,12 @@ def test_the_digest_is_remembered_until_the_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second start reads no weights; a changed file is read again."""
-    from connectors import vllm_weights
+    from connectors.transfer import weights
 
     read: list[Path] = []
-    true_read = vllm_weights._read_through
+    true_read = weights._read_through
     monkeypatch.setattr(
-        vllm_weights, "_read_through", lambda path, stop: read.append(path) or true_read(path, stop)
+        weights, "_read_through", lambda path, stop: read.append(path) or true_read(path, stop)
     )
     files = checkpoint(tmp_path / "one", a=b"x" * 100)
     first = digest_of(files, tmp_path / "cache")

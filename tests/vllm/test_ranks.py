@@ -11,7 +11,7 @@ from tests.running import Daemon
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROMPT = prompt(60, 330)
 BLOCKS = 330 // BLOCK_TOKENS
@@ -36,7 +36,7 @@ def test_two_tensor_parallel_ranks(hosts: Callable[..., EngineHost], daemon: Dae
     ranks = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     ranks.start(daemon.socket, **options)
-    first = ranks.generate([PROMPT], timeout_s=120)
+    first = ranks.generate([PROMPT], timeout_s=600)
     deadline = time.monotonic() + 30
     while ranks.metrics().get("saved_blocks", 0) < 2 * BLOCKS:
         assert time.monotonic() < deadline, ranks.metrics()

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors.vllm_guard import Guard, guarded
+from connectors.transfer.settings import SettingError, Settings, read_settings
+from connectors.vllm.guard import Guard, guarded
+from connectors.vllm.stats import MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
 from connectors.vllm_plugin import register
-from connectors.vllm_settings import SettingError, Settings, read_settings
-from connectors.vllm_stats import MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
 from kvstore.errors import Refused, Unavailable
 
 pytestmark = pytest.mark.vllm
@@ -78,7 +78,7 @@ def test_the_plugin_imports_light() -> None:
 def test_the_connector_brings_in_no_daemon() -> None:
     """In the engine's process there is the client and nothing of the daemon."""
     code = (
-        "import connectors.vllm, sys; heavy = ('grpc', 'rocksdict', 'pydantic_settings', 'structlog', 'uvloop');"
+        "import connectors.vllm, sys; heavy = ('grpc', 'pydantic_settings', 'structlog', 'uvloop');"
         "print([m for m in sys.modules if m in heavy and m != 'grpc' or m in ('kvstore.engine', 'kvstore.service', 'tiers')])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -109,13 +109,13 @@ def test_a_guarded_hook_never_raises() -> None:
 
 def test_each_kind_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that is away for an hour costs one line, not one for every step."""
-    from connectors import vllm_guard
+    from connectors.vllm import guard
 
     lines: list[str] = []
     log = SimpleNamespace(
         error=lambda text, *_, **__: lines.append(text), warning=lambda text, *_, **__: lines.append(text)
     )
-    monkeypatch.setattr(vllm_guard, "logger", log)
+    monkeypatch.setattr(guard, "logger", log)
     hooks = Hooks()
     for _ in range(5):
         hooks.hook(Unavailable("gone"))
@@ -146,10 +146,8 @@ def test_every_count_has_a_meaning_and_a_counter() -> None:
 
     import connectors
 
-    source = "".join(path.read_text() for path in Path(connectors.__path__[0]).glob("vllm*.py"))
-    counted = set(re.findall(r'_tally\.add\(\s*"(\w+)"', source)) | set(
-        re.findall(r'_count\("(\w+)"', source)
-    )
+    source = "".join(path.read_text() for path in Path(connectors.__path__[0]).rglob("*.py"))
+    counted = set(re.findall(r'_(?:tally\.add|count)\(\s*(?:tracked, )?"(\w+)"', source))
     assert counted <= set(MEANINGS) and len(counted) > 10
     seen: dict[str, float] = {}
 

@@ -13,9 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from connectors import constants as limits
-from connectors import vllm_link
-from connectors.vllm_worker import Line
-from kvstore.errors import Unavailable
+from connectors.transfer import link
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import BLOCK_TOKENS, Shape, World
@@ -242,9 +240,7 @@ def test_saves_are_bounded(worlds: Callable[..., World], store: FakeStore) -> No
     """When more bytes wait for their copy than allowed, blocks are skipped and counted."""
     store.delay_s = 0.3
     world = worlds(extra={"save_queue_bytes": 1 << 20}, budget=512, blocks=256)
-    world.workers[0]._worker._settings = type(world.workers[0]._worker._settings)(
-        save_queue_bytes=BLOCK_TOKENS * 8 * 2
-    )
+    world.workers[0]._worker._saves._queue_bytes_max = BLOCK_TOKENS * 8 * 2
     for number in range(4):
         world.ask(f"r{number}", prompt(number, 120))
     settle(world)
@@ -294,7 +290,7 @@ def test_a_hook_that_breaks_harms_nobody(
         world.ask("a", prompt(1, 200))
         settle(world)
         monkeypatch.undo()
-        monkeypatch.setattr(vllm_link, "open_client", store.open)
+        monkeypatch.setattr(link, "open_client", store.open)
 
 
 def test_a_lookup_that_was_not_answered_is_settled_later(
@@ -326,8 +322,51 @@ def test_sources_of_hits_are_told(worlds: Callable[..., World], store: FakeStore
     world.step()
     half = world.connector._scheduler
     assert half.hit_sources(world.requests["a"], 192) == {CacheHitSource.HOST: 128, CacheHitSource.DISK: 64}
-    assert store.count("prefetch") == 1
     settle(world)
+    assert store.count("prefetch") == 1 and world.sums["loaded_blocks"] == 12
+
+
+def test_a_hint_that_fails_fails_no_load(worlds: Callable[..., World], store: FakeStore) -> None:
+    """Asking for blocks on disk ahead of time is a help: where that call fails, the load itself goes on."""
+    filler = worlds()
+    request = filler.ask("a", prompt(1, 192))
+    settle(filler)
+    store.slow.update(bytes(name) for name in request.block_hashes[8:12])
+    store.no_prefetch = True
+    world = worlds()
+    world.ask("a", prompt(1, 200))
+    settle(world)
+    assert store.count("prefetch") == 1 and world.sums["loaded_blocks"] == 12
+
+
+def test_a_request_that_waits_is_looked_up_once(
+    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks in every step for the request that does not fit yet: the daemon is asked once, and again when
+    the answer has become old, when a load failed, or when more of the prompt is in vLLM's own cache."""
+    filler = worlds()
+    filler.ask("a", prompt(1, 200))
+    settle(filler)
+    monkeypatch.setattr(limits, "LOOKUP_FRESH_S", 1000.0)
+    world = worlds(blocks=30)
+    half, counted = world.connector._scheduler, []
+    monkeypatch.setattr(half._tally, "add", lambda name, amount=1: counted.append(name))
+    world.ask("long", prompt(2, 300), max_tokens=60)
+    world.ask("waits", prompt(1, 200))
+    asked = store.count("lookup")
+    for _ in range(20):
+        world.step()
+    assert world.requests["waits"].num_computed_tokens == 0 and store.count("lookup") == asked + 2
+    half._load_failed("long")
+    world.step()
+    assert store.count("lookup") == asked + 3
+    half._requests["waits"].hit.stale_s = 0.0
+    world.step()
+    assert store.count("lookup") == asked + 4
+    assert half.matched_tokens(world.requests["waits"], 16) == (176, True)
+    assert store.count("lookup") == asked + 5
+    settle(world)
+    assert counted.count("lookups") == 2
 
 
 def test_blocks_beyond_a_leases_budget_are_asked_for_again(
@@ -384,25 +423,6 @@ def test_asking_for_pending_blocks_neither_spins_nor_lasts(
     settle(world)
     assert world.sums["failed_blocks"] == 12 and 0.9 <= world.sums["load_seconds"] < 3
     assert store.count("acquire") <= 1 / limits.LOAD_RETRY_S + 2
-
-
-def test_a_pin_that_fails_leaves_no_lease_open(
-    worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection may be gone when the arena is to be pinned: the load fails, its lease is closed."""
-
-    def lost(line: Any) -> None:
-        raise Unavailable("lost just now")
-
-    filler = worlds()
-    filler.ask("a", prompt(1, 200))
-    settle(filler)
-    monkeypatch.setattr(Line, "_pin_arena", lost)
-    world = worlds()
-    world.ask("a", prompt(1, 220))
-    settle(world)
-    assert world.sums["failed_blocks"] == 12 and world.sums["skipped_unavailable"] > 0
-    assert not store.open_leases
 
 
 def stored_now(world: World, store: FakeStore) -> set[bytes]:
@@ -518,6 +538,25 @@ def test_reset_cache_forgets_what_older_weights_computed(
     world.ask("c", prompt(1, 200))
     settle(world)
     assert world.sums["loaded_blocks"] == 12
+
+
+def test_resets_leave_nothing_behind(worlds: Callable[..., World], store: FakeStore) -> None:
+    """Weights are replaced 2,000 times: each reset ends the namespaces of the one before, their blocks included,
+    also where the daemon was away; only the first namespace is not ours alone and stays."""
+    world = worlds(prefix_caching=False)
+    half = world.connector._scheduler
+    for number in range(20):
+        world.ask(f"r{number}", prompt(number, 40), max_tokens=1)
+        settle(world)
+        store.away = number % 5 == 3
+        assert world.connector.reset_cache() is True
+        store.away = False
+    for _ in range(2000):
+        assert half._ready()
+        world.connector.reset_cache()
+    assert not half._old_spaces
+    assert half._ready() and len(store.spaces) == 2  # the first, and the one of now
+    assert {digest for digest, _ in store.records} <= set(store.spaces)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

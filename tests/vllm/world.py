@@ -1,7 +1,9 @@
 """vLLM's own scheduler, our connector, and a model of attention small enough to check every number.
 
-    real      Scheduler, KVCacheManager, KVOutputAggregator, KVStoreConnector (one per rank, threads and all)
-    replaced  the forward pass, and the daemon (FakeStore)
+    real      Scheduler, KVCacheManager, KVOutputAggregator, KVStoreConnector (one per rank, threads and all),
+              MultiConnector
+    replaced  the forward pass, the daemon (FakeStore), and what stands beside us under MultiConnector
+              (siblings.TruthConnector)
 
 The KV of a token is a number that depends on every token before it, on the rank and on the
 group. The forward pass reads what attention would read (the window, for a window group); if
@@ -24,7 +26,16 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import sha256
@@ -46,7 +57,9 @@ GARBAGE = -1
 @dataclass
 class Shape:
     """What kind of engine. window: tokens of a second, sliding-window group; None for one group.
-    ahead: the scheduler plans a step before it has seen what the last one sampled, as it does on accelerators."""
+    ahead: the scheduler plans a step before it has seen what the last one sampled, as it does on accelerators.
+    sibling: settings of a TruthConnector beside us under MultiConnector; None: we are alone. ours: our place
+    there, 0 or 1. introduced: what the ranks' blocks look like is known before the first step."""
 
     ranks: int = 1
     window: int | None = None
@@ -56,6 +69,10 @@ class Shape:
     role: str = "kv_both"
     prefix_caching: bool = True
     ahead: bool = False
+    sibling: dict[str, Any] | None = None
+    ours: int = 0
+    policy: str = "recompute"
+    introduced: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,21 +92,24 @@ class World:
             block_size=BLOCK_TOKENS,
         )
         self.tensors: list[dict[str, torch.Tensor]] = []
-        self.workers: list[KVStoreConnector] = []
+        self.workers: list[Any] = []
         for rank in range(shape.ranks):
             config = copy.deepcopy(self.config)
             config.parallel_config.rank = rank
-            worker = KVStoreConnector(config, KVConnectorRole.WORKER, self.kv)
-            worker._worker._backends = lambda names: ["WORLD"]  # type: ignore[union-attr]
+            with set_current_vllm_config(config):
+                worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
+            self._ours(worker)._worker._backends = lambda names: ["WORLD"]  # type: ignore[union-attr]
             caches = {
                 name: torch.full((shape.blocks, 1, BLOCK_TOKENS, 1), GARBAGE) for name in self._layers()
             }
             worker.register_kv_caches(caches)
             self.tensors.append(caches)
             self.workers.append(worker)
-        facts = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
-        self.connector: KVStoreConnector = self.scheduler.connector
-        self.connector.set_xfer_handshake_metadata_pp_aware(pickle.loads(pickle.dumps(facts)))
+        self.connector = self._ours(self.scheduler.connector)
+        half = self.connector._scheduler
+        assert half is not None
+        if shape.introduced:
+            half.know_ranks([self._ours(worker)._worker.handshake() for worker in self.workers])  # type: ignore[union-attr]
         self._aggregator = KVOutputAggregator(shape.ranks)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -99,6 +119,11 @@ class World:
         self.idle = False
         self._texts: dict[str, list[int]] = {}  # what the workers know of each request
         self._flying: deque[tuple[Any, Any]] = deque()  # steps done, whose results the scheduler has not seen
+
+    def _ours(self, connector: Any) -> KVStoreConnector:
+        alone = self.shape.sibling is None
+        ours: KVStoreConnector = connector if alone else connector.sub_connectors[self.shape.ours]
+        return ours
 
     # ---- asking ----
 
@@ -165,12 +190,12 @@ class World:
                 for one in engine_outputs.outputs:
                     self.outputs[one.request_id] += one.new_token_ids
 
-    def _after(self, worker: KVStoreConnector, output: Any) -> KVConnectorOutput:
+    def _after(self, worker: Any, output: Any) -> KVConnectorOutput:
         if not output.has_sync_kv_loads:
             worker.start_load_kv(None)
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
-        stats = worker.get_kv_connector_stats()
+        stats = self._ours(worker).get_kv_connector_stats()
         for name, amount in (stats.data if stats else {}).items():
             self.sums[name] = self.sums.get(name, 0) + amount
         answer = KVConnectorOutput(
@@ -282,7 +307,7 @@ class World:
             not half._requests
             and not half._pending
             and not half._new_loads
-            and not half._withheld
+            and not half._ended
             and not half._new_draining
         )
 
@@ -328,6 +353,30 @@ def _kv_config(shape: Shape) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=shape.blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
+def _transfer(shape: Shape) -> dict[str, Any]:
+    ours = {
+        "kv_connector": "KVStoreConnector",
+        "kv_connector_module_path": "connectors.vllm",
+        "kv_role": shape.role,
+        "kv_connector_extra_config": {"model_digest": "world", "load_timeout_s": 2, **shape.extra},
+    }
+    if shape.sibling is None:
+        return {**ours, "kv_load_failure_policy": shape.policy}
+    both = [{
+        "kv_connector": "TruthConnector",
+        "kv_connector_module_path": "tests.vllm.siblings",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": shape.sibling,
+    }]  # fmt: skip
+    both.insert(shape.ours, ours)
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": shape.policy,
+        "kv_connector_extra_config": {"connectors": both},
+    }
+
+
 def _config(model: Path, shape: Shape) -> VllmConfig:
     cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=shape.prefix_caching)
     cache.kv_cache_layout = "LBNHC"
@@ -342,13 +391,7 @@ def _config(model: Path, shape: Shape) -> VllmConfig:
             is_encoder_decoder=False,
         ),
         cache_config=cache,
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="KVStoreConnector",
-            kv_connector_module_path="connectors.vllm",
-            kv_role=shape.role,
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"model_digest": "world", "load_timeout_s": 2, **shape.extra},
-        ),
+        kv_transfer_config=KVTransferConfig(**_transfer(shape)),
         device_config=DeviceConfig("cpu"),
     )
     config.scheduler_config.async_scheduling = shape.ahead

@@ -1,0 +1,1 @@
+"""Copies between an engine and the daemon, whatever the engine."""

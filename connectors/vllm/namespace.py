@@ -1,0 +1,138 @@
+"""What must be equal for stored KV to be used again, and its digest: the namespace.
+
+vLLM's block hash names tokens, LoRA adapter, multimodal content and cache salt. It says
+nothing of the model or of how KV lies in memory, so all of that is here:
+
+    identity (scheduler)   format, vLLM release, model name + revision + weights digest, config
+                           digest, dtypes, quantisation, hash algorithm and seed, parallel
+                           sizes, tenant, draft model, epoch
+    facts (each rank)      shard and pipeline rank, attention backends, KV layout, block bytes,
+                           the pieces of a record, layer names and specs of the group
+
+    digest = first 16 bytes of SHA-256 over the sorted fields
+
+Why the vLLM release (major.minor) although layout, backend and pieces are there: backends
+order K and V inside a block as they like, and no field shows when one changes its mind. A new
+minor release therefore starts cold; patch releases share. Why not the version alone: two
+backends of one release differ.
+
+The rank in it is the *shard*: ranks that hold the same bytes (MLA, or fewer KV heads than
+ranks) have the same shard number, one of them stores, and all load the same records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connectors.constants import CONNECTOR_FORMAT
+from connectors.device import Blocks
+from connectors.vllm.messages import GroupFacts, SpaceSpec
+
+DIGEST_BYTES = 16
+FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
+
+
+def space_spec(fields: Mapping[str, str], record_bytes: int, hash_bytes: int, block_tokens: int) -> SpaceSpec:
+    """The namespace of these fields; equal fields, in any order, give equal digests."""
+    exact = {**fields, "record bytes": str(record_bytes), "block tokens": str(block_tokens)}
+    text = json.dumps(exact, sort_keys=True, ensure_ascii=True)
+    digest = hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES]
+    return SpaceSpec(digest, record_bytes, hash_bytes, block_tokens, exact)
+
+
+def identity_fields(
+    vllm_config: Any, tenant: str, weights: str, hash_seed: bytes, epoch: str
+) -> dict[str, str]:
+    """What is the same on every rank of an engine. hash_seed: vLLM's NONE_HASH."""
+    from vllm import __version__ as vllm_version
+
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    fields = {
+        "format": str(CONNECTOR_FORMAT),
+        "vllm": release_of(vllm_version),
+        "model": model_name(model.model),
+        "revision": str(model.revision),
+        "weights": weights,
+        "config": config_digest(model.hf_config),
+        "dtype": str(model.dtype),
+        "quantisation": str(model.quantization),
+        "kv dtype": str(cache.cache_dtype),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "hash seed": hashlib.sha256(hash_seed).hexdigest()[:32],
+        "tensor parallel": str(parallel.tensor_parallel_size),
+        "pipeline parallel": str(parallel.pipeline_parallel_size),
+        "pipeline partition": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
+        "decode context parallel": str(parallel.decode_context_parallel_size),
+        "context interleave": str(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
+        "tenant": tenant,
+        "epoch": epoch,
+    }
+    fields["draft"] = _draft(getattr(vllm_config, "speculative_config", None))
+    return {name: _short(value) for name, value in fields.items()}
+
+
+def rank_facts(
+    vllm_config: Any,
+    index: int,
+    spec: Any,
+    layers: Sequence[str],
+    blocks: Blocks,
+    place: tuple[int, int],
+    backends: Sequence[str],
+) -> GroupFacts:
+    """What one rank knows of KV group `index`. layers: names in the order they have in a record.
+    place: (pipeline rank, shard)."""
+    layout = str(vllm_config.cache_config.kv_cache_layout)
+    pieces = [[run.storage, run.length] for run in blocks.runs]
+    fields = {
+        "pipeline rank": str(place[0]),
+        "shard": str(place[1]),
+        "group": str(index),
+        "attention": ", ".join(sorted(backends)),
+        "layout": layout,
+        "pieces": _digest(json.dumps(pieces)),
+        "layers": _digest(json.dumps(list(layers))),
+        "layer count": str(len(layers)),
+        "spec": repr(spec),
+    }
+    return GroupFacts(blocks.record_bytes, {name: _short(value) for name, value in fields.items()})
+
+
+def model_name(model: str) -> str:
+    """A local directory by its last name, so that where it is mounted does not matter."""
+    return Path(model).resolve().name if os.path.exists(model) else model
+
+
+def release_of(version: str) -> str:
+    """major.minor"""
+    return ".".join(version.split(".")[:2])
+
+
+def config_digest(hf_config: Any) -> str:
+    """Over the model's configuration as the engine uses it (overrides included)."""
+    settings = hf_config.to_dict()
+    for unsteady in ("_name_or_path", "transformers_version", "_commit_hash"):
+        settings.pop(unsteady, None)
+    return _digest(json.dumps(settings, sort_keys=True, default=str))
+
+
+def _draft(speculative: Any) -> str:
+    if speculative is None:
+        return ""
+    draft = getattr(speculative, "draft_model_config", None)
+    name = model_name(draft.model) if draft is not None else ""
+    config = config_digest(draft.hf_config) if draft is not None else ""
+    return f"{getattr(speculative, 'method', '')} {name} {config}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= FIELD_CHARS_MAX else _digest(text)

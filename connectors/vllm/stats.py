@@ -1,0 +1,123 @@
+"""What the connector counts, as vLLM passes it from workers to its log and to Prometheus.
+
+Everything is a sum of numbers under a name, so aggregating over ranks and steps is adding.
+`vllm:kvstore_<name>_total` is the Prometheus name of each; the table below is the manual.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+MEANINGS = {
+    "lookups": "Requests looked up at the daemon, once for each time they start",
+    "lookup_tokens": "Prompt tokens of these requests beyond the local prefix cache",
+    "hit_tokens": "Prompt tokens that the daemon could load",
+    "declined": "Requests not looked up because the connector is not ready or does not serve this model",
+    "loaded_blocks": "Blocks copied from the daemon to the device",
+    "loaded_bytes": "Bytes copied from the daemon to the device",
+    "load_seconds": "Seconds that loads took, waiting included",
+    "loads": "Loads finished, failed ones included",
+    "load_failures": "Loads that came back incomplete; the rest was computed",
+    "failed_blocks": "Blocks that a load promised and did not bring",
+    "saved_blocks": "Blocks committed to the daemon",
+    "saved_bytes": "Bytes committed to the daemon",
+    "save_seconds": "Seconds that saves took",
+    "saves": "Saves finished, whatever came of them",
+    "held_blocks": "Blocks offered that the daemon held already, or had no room for",
+    "skipped_queue_full": "Blocks not saved because too many bytes wait for their copy",
+    "skipped_overwritten": "Blocks not saved because the engine needed their memory",
+    "skipped_tainted": "Blocks not saved because a load failed, or weights changed, while they were computed",
+    "skipped_unavailable": "Blocks not saved because the daemon was away or refused",
+    "unavailable": "Calls that the daemon did not answer in time",
+    "refused": "Calls that the daemon refused",
+    "hook_errors": "Failures inside the connector that were kept away from the engine",
+}
+
+
+class KVStoreStats(KVConnectorStats):
+    """Sums by name since the last reset; `data` is what travels between processes."""
+
+    data: dict[str, Any]
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, amount in other.data.items():
+            self.data[name] = self.data.get(name, 0) + amount
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """One line for vLLM's log: what moved, how fast, and what did not."""
+        data = self.data
+        summary: dict[str, int | float] = {
+            "hit tokens": data.get("hit_tokens", 0),
+            "loaded blocks": data.get("loaded_blocks", 0),
+            "load MB/s": _rate(data.get("loaded_bytes", 0), data.get("load_seconds", 0.0)),
+            "saved blocks": data.get("saved_blocks", 0),
+            "save MB/s": _rate(data.get("saved_bytes", 0), data.get("save_seconds", 0.0)),
+        }
+        troubles = ("load_failures", "declined", "unavailable", "refused", "hook_errors")
+        skipped = tuple(name for name in MEANINGS if name.startswith("skipped_"))
+        summary.update(
+            {name.replace("_", " "): data[name] for name in (*troubles, *skipped) if data.get(name)}
+        )
+        return summary
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+def _rate(amount_bytes: float, seconds: float) -> float:
+    return round(amount_bytes / seconds / 1e6, 1) if seconds > 0 else 0.0
+
+
+class Tally:
+    """Counts from any thread; `take` hands out what came together since the last time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: Counter[str] = Counter()
+
+    def add(self, name: str, amount: float = 1) -> None:
+        if amount:
+            with self._lock:
+                self._sums[name] += amount  # type: ignore[assignment]  # seconds are not whole
+
+    def take(self) -> KVStoreStats | None:
+        """The sums so far, which start again at nothing; None when there are none."""
+        with self._lock:
+            if not self._sums:
+                return None
+            sums, self._sums = dict(self._sums), Counter()
+        return KVStoreStats(data=dict(sums))
+
+
+class KVStorePromMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter for each name in MEANINGS, with vLLM's own labels."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[tuple[str, int], Any] = {}
+        for name, meaning in MEANINGS.items():
+            family = self._counter_cls(
+                name=f"vllm:kvstore_{name}", documentation=meaning, labelnames=labelnames
+            )
+            for engine, values in per_engine_labelvalues.items():
+                self._counters[name, engine] = family.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, amount in transfer_stats_data.items():
+            counter = self._counters.get((name, engine_idx))
+            if counter is not None and amount > 0:
+                counter.inc(amount)

@@ -1,0 +1,737 @@
+"""The client of the local door: what an inference engine (and every tool of ours) calls.
+
+    client = Client("/run/kvstore/kvstore.sock", label="vllm rank 0")
+    space = client.namespace(digest, record_bytes=2 << 20, hash_bytes=32, block_tokens=64, fields={})
+    stored = client.put(space, hashes, b"", buffers)      # reserve ─▶ copy and sum ─▶ commit
+    blocks = client.lookup([space], hashes)                # leading blocks, all namespaces
+    copied = client.get(space, hashes[:blocks], into)      # acquire ─▶ copy ─▶ valid? ─▶ release
+
+KV bytes are copied here, between the caller's memory and the shared arena; only names and
+offsets go over the socket. For device memory, take `arena` (its address can be registered
+with the driver) and copy to and from the slots of `reserve` and `acquire`.
+
+What a caller may rely on:
+
+* every call ends within its deadline (`timeout_s`, plus `wait_s` where there is one); put and
+  get take one lease after another, and say themselves how long that may last;
+* it raises Unavailable or Refused and nothing else. Wrong argument types are the caller's bug;
+* after Unavailable, calls fail at once without a system call until the backoff is over,
+  then the next one reconnects; namespaces are registered again by themselves;
+* any thread may call: one call is on the wire at a time, the others wait for it within their
+  own deadline. Copies are not serialised. Giving a lease back waits for nothing. Use a second client where a long `wait_s` would be in the way of short calls;
+* a forked child may call too: it connects anew. Leases stay with the process that made them.
+
+Light on purpose: importing this costs a few milliseconds; the rest comes with the first call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from kvstore.client import copying
+from kvstore.client.arena_view import ArenaView
+from kvstore.client.leases import ReadLease, ReadSlot, WriteLease, WriteSlot
+from kvstore.errors import ClientError, Refused, Unavailable
+
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from kvstore.client.connection import Connection
+    from kvstore.protocol import frames
+
+__all__ = [
+    "ArenaView",
+    "Client",
+    "ClientError",
+    "Namespace",
+    "ReadLease",
+    "ReadSlot",
+    "Refused",
+    "Unavailable",
+    "WriteLease",
+    "WriteSlot",
+]
+
+TIMEOUT_S = 1.0
+BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
+BACKOFF_S_MAX = 2.0
+LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
+LEASE_SHARE_MAX = 0.25  # of the arena, per lease of put and get
+LEASE_HASHES_MAX = 512  # as in kvstore.protocol.frames, which is not imported here
+ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
+
+
+class Namespace:
+    """A handle: whose blocks. Sizes in bytes; see `Client.namespace`."""
+
+    __slots__ = ("block_tokens", "digest", "fields", "hash_bytes", "record_bytes")
+
+    def __init__(
+        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+    ) -> None:
+        self.digest = digest
+        self.record_bytes = record_bytes
+        self.hash_bytes = hash_bytes
+        self.block_tokens = block_tokens
+        self.fields = fields
+
+
+class Client:
+    """One process's connection to the daemon. See the module's head for what holds for every call."""
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        timeout_s: float = TIMEOUT_S,
+        label: str = "",
+        attach: bool = True,
+        writable: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Does not connect: the first call does.
+
+        timeout_s: deadline of every call. label: who we are, in the daemon's status. attach:
+        False for tools that need no arena (reserve, acquire, put, get are refused). writable:
+        False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
+        """
+        self._path = os.fspath(socket_path)
+        self._timeout_s = timeout_s
+        self._label = label
+        self._attach = attach
+        self._writable = writable
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._connection: Connection | None = None
+        self._view: ArenaView | None = None
+        self._epoch = 0
+        self._failures = 0
+        self._retry_at = 0.0
+        self._reason = ""
+        self._closed = False
+        _clients.add(self)
+
+    # -- the connection --
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as the last call knows. Makes no call."""
+        return self._connection is not None
+
+    @property
+    def instance(self) -> str:
+        """The name of the daemon that answered last, "" before. Makes no call."""
+        connection = self._connection
+        return connection.instance if connection is not None else ""
+
+    @property
+    def arena(self) -> ArenaView:
+        """The arena mapped into this process; connects if need be.
+
+        Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the
+        same. Raises Unavailable, Refused.
+        """
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._connect(deadline).arena()
+
+    @property
+    def arena_epoch(self) -> int:
+        """Grows whenever a reconnect maps another arena: views and registrations of the old one are stale.
+
+        0 before the first connection. A daemon that came back with the same arena file leaves
+        it as it is: the mapping was kept. Makes no call.
+        """
+        return self._epoch
+
+    def close(self) -> None:
+        """Disconnect; every later call raises Unavailable. Idempotent. Open leases are void."""
+        with self._guard:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._view = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- calls --
+
+    def namespace(
+        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+    ) -> Namespace:
+        """A handle for a namespace; makes no call (it is registered when first used).
+
+        digest: 16 bytes over everything that must be equal for bytes to be reusable.
+        record_bytes: size of every block's KV. hash_bytes: length of a block hash, at most 64.
+        fields: the identity in words (at most 64, of at most 1024 characters each).
+        """
+        return Namespace(digest, record_bytes, hash_bytes, block_tokens, dict(fields))
+
+    def unregister(self, namespace: Namespace, end: bool = False) -> None:
+        """This client does not use the namespace any more; used again, it is registered again.
+
+        end: nobody ever will: it is unknown to everybody at once, and its blocks are dropped soon.
+        For an epoch that is over. Raises Unavailable, Refused.
+        """
+
+        def call(w: Any, ids: list[int]) -> frames.Request:
+            return w.Unregister(ids[0], end)  # type: ignore[no-any-return]  # w: the module of frames
+
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if end or namespace in connection.namespace_ids:
+                self._ask(connection, (namespace,), call, deadline)
+            connection.namespace_ids.pop(namespace, None)
+
+    def lookup(
+        self,
+        namespaces: Sequence[Namespace],
+        hashes: Sequence[bytes],
+        *,
+        ticket: int = 0,
+        more: bool = False,
+        tokens: int = 0,
+        local_tokens: int = 0,
+        prefill_tokens_per_s: float = 0.0,
+    ) -> int:
+        """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
+        sooner loaded than computed.
+
+        What the daemon's accounts want to know of the request: ticket: a number of its own; asked
+        again with the same one, it counts once. more: what further namespaces of the same request
+        hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. At most 65536
+        hashes. Raises Unavailable, Refused.
+        """
+        if not namespaces or (not hashes and not tokens):
+            return 0
+        joined = _join(namespaces[0], hashes)
+
+        def call(w: Any, ids: list[int]) -> frames.Request:
+            return w.Lookup(ids, joined, ticket, more, tokens, local_tokens, prefill_tokens_per_s)  # type: ignore[no-any-return]
+
+        return _count(self._call(namespaces, call))
+
+    def settle(
+        self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
+    ) -> None:
+        """Tell that only the first `tokens` of what a ticket's lookups found could be used.
+
+        missing: the first block, of this namespace, that did not come; without it the engine
+        could not use what there was. Raises Unavailable, Refused.
+        """
+        spaces = (namespace,) if namespace is not None else ()
+        self._call(spaces, lambda w, ids: w.Settle(ticket, tokens, ids[0] if ids else 0, missing))
+
+    def explain(self, digests: Sequence[bytes], hashes: bytes) -> tuple[list[bytes], bytes]:
+        """What would become of these blocks (hashes joined) in the namespaces with these digests.
+
+        Answers, for each namespace, where each block is (as `residency`), and for each block the
+        number of its outcome (`kvstore.protocol.outcomes`). Raises Unavailable, Refused.
+        """
+        answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
+        return answer.residency, answer.outcomes
+
+    def report(self, since_s: float) -> dict[str, Any]:
+        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields.
+
+        Raises Unavailable, Refused.
+        """
+        report = self._report_page(since_s, 0)
+        while report["rows_left"]:
+            more = self._report_page(since_s, len(report["rows"]))
+            report["rows"] += more["rows"]
+            report["rows_left"] = more["rows_left"] if more["rows"] else 0
+        return report
+
+    def _report_page(self, since_s: float, skip: int) -> dict[str, Any]:
+        return self._call((), lambda w, _: w.Report(since_s, skip)).report  # type: ignore[no-any-return]
+
+    def list_namespaces(self) -> list[dict[str, Any]]:
+        """Every namespace, as `status` has those with most blocks. Raises Unavailable, Refused."""
+        page = self._namespaces_page(0)
+        spaces: list[dict[str, Any]] = page["namespaces"]
+        while page["namespaces_left"] and page["namespaces"]:
+            page = self._namespaces_page(len(spaces))
+            spaces += page["namespaces"]
+        return spaces
+
+    def _namespaces_page(self, skip: int) -> dict[str, Any]:
+        return self._call((), lambda w, _: w.Namespaces(skip)).report  # type: ignore[no-any-return]
+
+    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+        """Where each block is, one byte a hash: 0 absent, else residency_bits.IN_DRAM, IN_NVME, BROKEN_PREFIX.
+
+        At most 65536 hashes. Raises Unavailable, Refused.
+        """
+        if not hashes:
+            return b""
+        joined = _join(namespace, hashes)
+        answer = self._call((namespace,), lambda w, ids: w.Residency(ids[0], joined))
+        return answer.residency  # type: ignore[no-any-return]
+
+    def reserve(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
+    ) -> WriteLease:
+        """Room in the arena for those of these consecutive blocks that are not held yet.
+
+        parent: the block hash before hashes[0], b"" at the root. ticket: of the lookup that named the
+        whole prompt, which the daemon's policy wants to know. At most 512 hashes. A full
+        arena answers at once, with fewer slots (a leading run) and `full`. Raises Unavailable,
+        Refused.
+        """
+        if not self._writable:
+            raise Refused("read_only", "this client was made with writable=False")
+        if not hashes:
+            return WriteLease(self, None, 0, [], False)
+        joined = _join(namespace, hashes)
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            answer = self._ask(
+                connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent, ticket), deadline
+            )
+            slots = self._write_slots(connection, answer, namespace.record_bytes)
+            return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
+
+    def acquire(
+        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
+    ) -> ReadLease:
+        """Hold blocks in DRAM for reading, promoting them from slower tiers. ticket: as in `reserve`.
+
+        Answers when all are ready or known to be misses, at the latest after wait_s (at most
+        60 s): then `pending` tells that some are on their way. It is true as well where the
+        connection may not hold all of them at once (half of the arena): the leading ones are
+        held, the rest is None. At least one block is granted where no other lease is open; with
+        others open it may be none, at once. At most 512 hashes. Raises Unavailable, Refused.
+        """
+        if not hashes:
+            return ReadLease(self, None, 0, [], False, None)
+        joined = _join(namespace, hashes)
+        wait_ms = max(0, int(wait_s * 1000))
+        deadline = self._deadline(wait_s)
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            answer = self._ask(
+                connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket), deadline
+            )
+            slots = self._read_slots(connection, answer, namespace.record_bytes)
+        held = connection if answer.lease else None
+        return ReadLease(self, held, answer.lease, slots, answer.pending, answer.extents)
+
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+        """Start promoting blocks to DRAM; answers how many are on their way. Raises Unavailable, Refused."""
+        if not hashes:
+            return 0
+        joined = _join(namespace, hashes)
+        return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
+
+    # -- retention --
+
+    def pin(self, block_hash: bytes, namespace: str = "", pinned: bool = True) -> list[str]:
+        """Keep the prefix that ends with this block from being evicted, held or not; or let it go.
+
+        namespace: a unique beginning of the digest in hex; "": all that hold the block, or the only
+        one. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused
+        (`limit_exceeded`: pins hold what they may; `not_found`).
+        """
+        return _digests(self._call((), lambda w, _: w.SetPin(namespace, block_hash, pinned)))
+
+    def set_ttl(
+        self,
+        ttl_s: float | None,
+        *,
+        block_hash: bytes = b"",
+        namespace: str = "",
+        tenant: str | None = None,
+        is_set: bool = True,
+    ) -> list[str]:
+        """Have blocks dropped `ttl_s` seconds after they were stored (None: never); not is_set: remove the rule.
+
+        Of a prefix and everything below it (block_hash, as in `pin`), of a namespace, or of a
+        tenant. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        """
+        return _digests(self._call((), lambda w, _: w.SetTtl(namespace, block_hash, tenant, ttl_s, is_set)))
+
+    def set_quota(
+        self,
+        dram_bytes: int | None,
+        nvme_bytes: int | None,
+        *,
+        namespace: str = "",
+        tenant: str | None = None,
+    ) -> list[str]:
+        """Bytes that a namespace or a tenant may hold in each tier; None: no limit there, -1: as it is.
+
+        Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        """
+        return _digests(self._call((), lambda w, _: w.SetQuota(namespace, tenant, dram_bytes, nvme_bytes)))
+
+    def retention(self) -> dict[str, Any]:
+        """All pins, TTLs and quotas; docs/cli.md names the fields. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon says of itself. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
+
+    def check(self) -> list[str]:
+        """Have the daemon prove that its books balance; one line per problem. Raises Unavailable, Refused.
+
+        Only for a client with attach=False. Who asks while a check is under way gets its answer.
+        """
+        return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
+
+    def ping(self) -> None:
+        """One round trip; connects if need be. Raises Unavailable, Refused."""
+        self._call((), lambda w, _: w.Ping())
+
+    # -- copies --
+
+    def put(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, buffers: Sequence[ReadableBuffer]
+    ) -> int:
+        """Store consecutive blocks from host memory; answers how many were stored now.
+
+        buffers: one contiguous buffer of record_bytes per hash. Blocks held already are skipped
+        and not counted; a full arena ends the put early. Copies with two threads. Raises
+        Unavailable, Refused.
+
+        It takes ceil(bytes / lease) leases; one holds up to 512 blocks, 512 MiB and a quarter
+        of the arena. Each call of the daemon has its own deadline of timeout_s. After
+        leases x timeout_s no new lease is begun, so that the put, the time of copying aside,
+        lasts at most (leases + 2) x timeout_s; what was stored by then is answered.
+        """
+        _require_buffers(namespace, hashes, buffers)
+        stored, begun = 0, time.monotonic()
+        step = self._blocks_per_lease(namespace) if hashes else 1
+        give_up_at = begun + self._timeout_s * -(-len(hashes) // step)
+        for start in range(0, len(hashes), step):
+            if start and time.monotonic() >= give_up_at:
+                break
+            stop = start + step
+            before = hashes[start - 1] if start else parent
+            with self.reserve(namespace, hashes[start:stop], before) as lease:
+                slots = lease.slots
+                pairs = [(slot.view, buffers[start + slot.index]) for slot in slots]
+                copy_begun = time.monotonic()
+                digests = _copied(copying.copy_and_digest, pairs, lease.touch)
+                give_up_at += time.monotonic() - copy_begun
+                stored += lease.commit(
+                    {slot.index: digest for slot, digest in zip(slots, digests, strict=True)}
+                )
+                if lease.full:
+                    break
+        return stored
+
+    def get(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        into: Sequence[WriteableBuffer],
+        wait_s: float = 0.0,
+    ) -> int:
+        """Copy leading blocks to host memory; answers how many are there and true.
+
+        into: one contiguous writable buffer of record_bytes per hash; what lies behind the
+        answered count is undefined. wait_s: for slower tiers (and for other threads' leases, where
+        they leave no room for ours), over the whole call. Copies with two threads. Raises
+        Unavailable, Refused.
+
+        Leases and deadlines are as for `put`: the time of copying aside, it lasts at most
+        (leases + 2) x timeout_s + wait_s, and answers what was copied by then.
+        """
+        _require_buffers(namespace, hashes, into)
+        begun, copied, copy_s = time.monotonic(), 0, 0.0
+        step = self._blocks_per_lease(namespace) if hashes else 1
+        patience_s = wait_s + self._timeout_s * -(-len(hashes) // step)
+        while copied < len(hashes):
+            wait_left_s = max(0.0, begun + wait_s + copy_s - time.monotonic())
+            with self.acquire(namespace, hashes[copied : copied + step], wait_left_s) as lease:
+                run = lease.leading()
+                copy_begun = time.monotonic()
+                _copied(
+                    copying.copy, [(into[copied + i], slot.view) for i, slot in enumerate(run)], lease.touch
+                )
+                copy_s += time.monotonic() - copy_begun
+                true = min(len(run), lease.valid_count())
+            copied += true
+            if true < len(run) or (true < len(lease.slots) and not lease.pending):
+                break
+            if not run and wait_left_s == 0:
+                break
+            if time.monotonic() >= begun + patience_s + copy_s:
+                break
+            if not run:
+                time.sleep(min(ASK_AGAIN_S, wait_left_s))
+        return copied
+
+    # -- what leases call --
+
+    def hash_views(self, views: Sequence[memoryview]) -> list[bytes]:
+        """xxh3_128 of each, by two threads."""
+        return copying.digest_all(views)
+
+    def commit_lease(self, connection: Connection, lease: int, checksums: Mapping[int, bytes]) -> int:
+        """Close a write lease: commit these indexes, abort the others. Raises Unavailable, Refused."""
+        indexes, joined = list(checksums), b"".join(checksums.values())
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with self._locked(deadline):
+                if connection.lost:
+                    raise Unavailable("the connection that this lease belongs to was lost")
+                return _count(
+                    self._ask(connection, (), lambda w, _: w.Commit(lease, indexes, joined), deadline)
+                )
+        except Unavailable:
+            connection.owe(lease)
+            raise
+
+    def release_lease(self, connection: Connection, lease: int) -> None:
+        """Give a lease back (uncommitted, if it is one for writing). Waits for no answer, and never raises.
+
+        While another thread's call is on the wire, that thread sends it.
+        """
+        connection.owe(lease)
+        self._give_back()
+
+    # -- inside --
+
+    def _deadline(self, extra_s: float = 0.0) -> float:
+        """When a call that starts now must be over. Raises Unavailable while backing off: no system call."""
+        if self._connection is None:
+            self._raise_if_backing_off()
+        return time.monotonic() + self._timeout_s + max(0.0, extra_s)
+
+    def _raise_if_backing_off(self) -> None:
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._clock() < self._retry_at:
+            raise Unavailable(f"waiting before the next attempt to connect: {self._reason}")
+
+    def _locked(self, deadline: float) -> _Turn:
+        return _Turn(self._guard, deadline, self._give_back)
+
+    def _call(self, namespaces: Sequence[Namespace], make: Callable[[Any, list[int]], frames.Request]) -> Any:
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._ask(self._connect(deadline), namespaces, make, deadline)
+
+    def _give_back(self) -> None:
+        """Send what is owed, unless a call is on the wire: `_Turn` does it at the end of that."""
+        while (connection := self._connection) is not None and connection.owes:
+            if not self._guard.acquire(blocking=False):
+                return
+            try:
+                connection.give_back(time.monotonic() + self._timeout_s)
+            except Unavailable as error:
+                self._lose(connection, error)
+            finally:
+                self._guard.release()
+
+    def _lose(self, connection: Connection, error: BaseException) -> None:
+        """The connection cannot be used any more. Called with the lock held."""
+        connection.close()
+        if self._connection is connection:
+            self._connection = None
+            self._back_off(error)
+
+    def _connect(self, deadline: float) -> Connection:
+        """The connection; a new one if there is none. Called with the lock held."""
+        if self._connection is not None:
+            return self._connection
+        self._raise_if_backing_off()
+        from kvstore.client.connection import Connection
+
+        try:
+            connection = Connection(self._path, self._label, self._attach, self._writable, deadline)
+        except ClientError as error:
+            self._back_off(error)
+            raise
+        self._connection = connection
+        self._failures = 0
+        if self._attach and connection.arena() is not self._view:
+            self._view = connection.arena()
+            self._epoch += 1
+        return connection
+
+    def _ask(
+        self,
+        connection: Connection,
+        namespaces: Sequence[Namespace],
+        make: Callable[[Any, list[int]], frames.Request],
+        deadline: float,
+    ) -> Any:
+        """Exchange, registering namespaces first where this connection does not know them."""
+        from kvstore.protocol import frames
+
+        try:
+            connection.give_back(deadline)
+            try:
+                ids = [self._namespace_id(connection, namespace, deadline) for namespace in namespaces]
+                return connection.exchange(make(frames, ids), deadline)
+            except Refused as refused:
+                if refused.code != "unknown_namespace" or not namespaces:
+                    raise
+                for namespace in namespaces:  # the daemon forgot one of them: register, and ask once more
+                    connection.namespace_ids.pop(namespace, None)
+                ids = [self._namespace_id(connection, namespace, deadline) for namespace in namespaces]
+                return connection.exchange(make(frames, ids), deadline)
+        except Refused:
+            raise
+        except BaseException as error:
+            self._lose(connection, error)
+            raise
+
+    def _namespace_id(self, connection: Connection, namespace: Namespace, deadline: float) -> int:
+        number = connection.namespace_ids.get(namespace)
+        if number is None:
+            from kvstore.protocol import frames
+
+            request = frames.Register(
+                namespace.digest,
+                namespace.record_bytes,
+                namespace.hash_bytes,
+                namespace.block_tokens,
+                namespace.fields,
+            )
+            answer: Any = connection.exchange(request, deadline)
+            number = connection.namespace_ids[namespace] = int(answer.namespace)
+        return number
+
+    def _back_off(self, error: BaseException) -> None:
+        self._reason = str(error)
+        self._retry_at = self._clock() + min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, 16))
+        self._failures += 1
+
+    def _write_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[WriteSlot]:
+        """Slots that may be written until the owner lock is left: see `arena_view`."""
+        if not answer.lease:
+            return []
+        arena, lock = connection.arena(), connection.lock_for_writing()
+        indexes = [index for index, is_granted in enumerate(answer.granted) if is_granted]
+        try:
+            slots = [
+                WriteSlot(index, arena.view(offset, record_bytes), offset)
+                for index, offset in zip(indexes, answer.extents.offsets(), strict=True)
+            ]
+            lock.enter()
+        except (ValueError, OSError) as error:
+            raise self._nonsense(connection, error) from error
+        if arena.intact(answer.extents) < len(slots):
+            lock.leave()
+            raise self._nonsense(connection, ValueError("it took its slots back at once"))
+        return slots
+
+    def _read_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[ReadSlot | None]:
+        slots: list[ReadSlot | None] = [None] * len(answer.tiers)
+        if not answer.lease:
+            return slots
+        view = connection.arena().view
+        held = [(position, tier) for position, tier in enumerate(answer.tiers) if tier]
+        try:
+            for (position, tier), offset in zip(held, answer.extents.offsets(), strict=True):
+                slots[position] = ReadSlot(view(offset, record_bytes).toreadonly(), offset, tier)
+        except ValueError as error:
+            raise self._nonsense(connection, error) from error
+        return slots
+
+    def _nonsense(self, connection: Connection, error: ValueError | OSError) -> Unavailable:
+        """The daemon named offsets outside of the arena, or slots that are not ours: nothing it says can be believed."""
+        self._lose(connection, error)
+        return Unavailable(f"kvstore daemon: {error}")
+
+    def _blocks_per_lease(self, namespace: Namespace) -> int:
+        """How many blocks one lease of put or get may hold; connects if need be."""
+        lease_bytes = min(LEASE_BYTES_MAX, int(self.arena.size_bytes * LEASE_SHARE_MAX))
+        return max(1, min(LEASE_HASHES_MAX, lease_bytes // namespace.record_bytes))
+
+    def _forget_in_child(self) -> None:
+        self._guard = threading.Lock()
+        if self._connection is not None:
+            self._connection.forget_in_child()
+        self._connection = None
+        self._view = None
+        self._failures, self._retry_at = 0, 0.0
+
+
+class _Turn:
+    """A turn on the wire: holds the lock, waiting for it no longer than the deadline. Raises Unavailable.
+
+    after: called without the lock, when the turn is over.
+    """
+
+    __slots__ = ("_after", "_deadline", "_lock")
+
+    def __init__(self, lock: threading.Lock, deadline: float, after: Callable[[], None]) -> None:
+        self._lock = lock
+        self._deadline = deadline
+        self._after = after
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        if not self._lock.acquire(timeout=max(0.0, self._deadline - time.monotonic())):
+            raise Unavailable("deadline passed while another thread's call was on the wire")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._after()
+
+
+def _count(answer: Any) -> int:
+    value: int = answer.value
+    return value
+
+
+def _digests(answer: Any) -> list[str]:
+    digests: list[str] = answer.report["namespaces"]
+    return digests
+
+
+def _join(namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+    joined = b"".join(hashes)
+    if len(joined) != len(hashes) * namespace.hash_bytes:
+        raise Refused("bad_request", f"every hash must have {namespace.hash_bytes} bytes")
+    return joined
+
+
+def _require_buffers(
+    namespace: Namespace, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]
+) -> None:
+    if len(hashes) != len(buffers):
+        raise Refused("bad_request", f"{len(hashes)} hashes and {len(buffers)} buffers")
+    for buffer in buffers:
+        if memoryview(buffer).nbytes != namespace.record_bytes:
+            raise Refused("bad_request", f"every buffer must have {namespace.record_bytes} bytes")
+
+
+def _copied(copy: Callable[..., Any], pairs: Any, touch: Callable[[int], None]) -> Any:
+    """A copy between buffers, with a wrong buffer told as Refused."""
+    try:
+        return copy(pairs, touch)
+    except (ValueError, BufferError, TypeError) as error:
+        raise Refused("bad_request", f"buffer cannot be copied: {error}") from error
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    """A forked child shares sockets and locks with its parent until it lets go of them."""
+    for client in list(_clients):
+        client._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)

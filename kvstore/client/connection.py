@@ -1,0 +1,272 @@
+"""One connection of a client: attach, then one frame out and one frame in at a time.
+
+    connect ─▶ whose? ─▶ Hello ─▶ Welcome + fds ─▶ map the arena ─▶ exchange, …
+
+Every step has the deadline of the call it serves. After a step that failed the state of the
+stream is unknown, so the connection is closed and never used again.
+
+Whatever listens on the socket could claim to be the daemon, and hand out KV of its own making.
+So its user must be ours or root, as the kernel saw it when it began to listen. Only root's
+tools, which take nothing from the arena, may ask anybody's daemon.
+
+Not thread-safe, `owe` aside: the client locks. Imported with the first call and not with the client,
+because msgspec and logging cost more to import than everything else together.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+import struct
+import time
+from collections import deque
+
+import msgspec
+
+from kvstore.client.arena_view import ArenaView, OwnerLock, mapped
+from kvstore.errors import Refused, Unavailable
+from kvstore.protocol import frames
+
+log = logging.getLogger("kvstore.client")
+
+OWED_PER_CALL_MAX = 64  # leases given back ahead of one request
+UNANSWERED_MAX = 64  # leases given back whose answers were not read yet
+_RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
+
+
+class Connection:
+    """An attached (or, with attach=False, a plain) connection."""
+
+    def __init__(self, path: str, label: str, attach: bool, writable: bool, deadline: float) -> None:
+        """Connect and attach. writable: map the arena so that write leases are possible.
+
+        Raises Unavailable (nobody answers in time), Refused (the daemon said no).
+        """
+        self.namespace_ids: dict[object, int] = {}
+        self.instance = ""
+        self.lost = False
+        self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
+        self._unanswered = 0  # releases that were sent, and their answers not read yet
+        self._view: ArenaView | None = None
+        self._lock: OwnerLock | None = None
+        self._out = bytearray(_RECEIVE_BYTES)
+        self._in = bytearray(_RECEIVE_BYTES)
+        self._frame_end = self._have = 0  # in `_in`: of the answer read last, and of what was read along
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._set_timeout(deadline)
+            self._socket.connect(path)
+            self._require_trusted(attach)
+            self._attach(label, attach, writable, deadline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, _LOST):
+                raise Unavailable(f"kvstore daemon at {path}: {_reason(error)}") from error
+            raise
+        log.info("connected to the kvstore daemon at %s (instance %s)", path, self.instance or "unnamed")
+
+    # -- what leases need --
+
+    def arena(self) -> ArenaView:
+        """The mapping that the offsets in this connection's answers refer to."""
+        if self._view is None:
+            raise Refused("not_attached", "this client was made with attach=False")
+        return self._view
+
+    def lock_for_writing(self) -> OwnerLock:
+        if self._lock is None:
+            raise Refused("not_attached", "this client was made with attach=False or writable=False")
+        return self._lock
+
+    def owe(self, lease: int) -> None:
+        """Have this lease given back (uncommitted, if it is one for writing) by the next `give_back`.
+
+        Takes no lock, from any thread or destructor. After the connection was lost it has no
+        effect: the daemon took everything back.
+        """
+        if not self.lost:
+            self._owed.append(lease)
+
+    # -- calls --
+
+    @property
+    def owes(self) -> bool:
+        """Whether `give_back` has something to send."""
+        return bool(self._owed) and not self.lost
+
+    def give_back(self, deadline: float) -> None:
+        """Send the leases that are owed, and wait for no answer. Raises Unavailable (and is closed)."""
+        try:
+            for _ in range(min(len(self._owed), OWED_PER_CALL_MAX)):
+                if self._unanswered >= UNANSWERED_MAX:
+                    self._read_releases(deadline)
+                self._send(frames.Release(self._owed.popleft()), deadline)
+                self._unanswered += 1
+        except _LOST as error:
+            self.close()
+            raise Unavailable(f"kvstore daemon: release: {_reason(error)}") from error
+
+    def exchange(self, request: frames.Request, deadline: float) -> frames.Answer:
+        """Send a request, return its answer (never Error). Raises Unavailable (and is closed), Refused."""
+        try:
+            self._send(request, deadline)
+            self._read_releases(deadline)
+            answer = frames.answer_decoder.decode(self._receive(deadline))
+            if self._have > self._frame_end:
+                raise ConnectionError("more than one answer to one request")
+        except _LOST as error:
+            self.close()
+            raise Unavailable(
+                f"kvstore daemon: {type(request).__name__.lower()}: {_reason(error)}"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, frames.Error):
+            raise Refused(answer.code, answer.message)
+        return answer
+
+    def _send(self, request: frames.Request, deadline: float) -> None:
+        frames.encode_frame_into(request, self._out)
+        self._set_timeout(deadline)
+        self._socket.sendall(self._out)
+
+    def _read_releases(self, deadline: float) -> None:
+        """The answers of releases that were sent without waiting; one that was refused is logged."""
+        while self._unanswered:
+            self._unanswered -= 1
+            answer = frames.answer_decoder.decode(self._receive(deadline))
+            if isinstance(answer, frames.Error):
+                log.warning("a lease could not be given back: %s: %s", answer.code, answer.message)
+
+    def close(self) -> None:
+        """Idempotent. The owner lock stays while write leases are open."""
+        self.lost = True
+        self._socket.close()
+        if self._lock is not None:
+            self._lock.disconnect()
+
+    def forget_in_child(self) -> None:
+        """After a fork: close what we inherited without ending the parent's connection."""
+        self.lost = True
+        self._socket.close()
+        if self._lock is not None:
+            self._lock.forget_in_child()
+
+    # -- steps --
+
+    def _set_timeout(self, deadline: float) -> None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("deadline passed")
+        self._socket.settimeout(remaining_s)
+
+    def _receive(self, deadline: float) -> memoryview:
+        """The payload of the next frame; valid until the next call."""
+        have = self._have - self._frame_end
+        if have:
+            self._in[:have] = self._in[self._frame_end : self._have]
+        while have < frames.HEADER_BYTES:
+            self._set_timeout(deadline)
+            have += self._read_into(have)
+        size = self._frame_bytes()
+        if len(self._in) < size:
+            self._in.extend(bytes(size - len(self._in)))
+        while have < size:
+            self._set_timeout(deadline)
+            have += self._read_into(have)
+        self._frame_end, self._have = size, have
+        return memoryview(self._in)[frames.HEADER_BYTES : size]
+
+    def _frame_bytes(self) -> int:
+        size: int = frames.HEADER.unpack_from(self._in)[0]
+        if size > frames.FRAME_BYTES_MAX:
+            raise ConnectionError(f"answer of {size} bytes: at most {frames.FRAME_BYTES_MAX} are allowed")
+        return frames.HEADER_BYTES + size
+
+    def _read_into(self, position: int) -> int:
+        count = self._socket.recv_into(memoryview(self._in)[position:])
+        if not count:
+            raise ConnectionError("connection closed by the daemon")
+        return count
+
+    def _require_trusted(self, attach: bool) -> None:
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, _ = _UCRED.unpack(credentials)
+        ours = os.geteuid()
+        if uid not in (0, ours) and (attach or ours != 0):
+            raise ConnectionError(f"it runs as uid {uid}; only uid {ours} and root are trusted")
+
+    def _attach(self, label: str, attach: bool, writable: bool, deadline: float) -> None:
+        hello = frames.Hello(
+            frames.PROTOCOL_VERSION, label[: frames.LABEL_CHARS_MAX], attach, read_only=not writable
+        )
+        self._set_timeout(deadline)
+        try:
+            self._socket.sendall(frames.encode_frame(hello))
+        except BrokenPipeError:
+            pass  # refused before we spoke: the reason is there to be read
+        payload, fds = self._receive_with_fds(deadline)
+        try:
+            welcome = frames.welcome_decoder.decode(payload)
+            if isinstance(welcome, frames.Error):
+                raise Refused(welcome.code, welcome.message)
+            if welcome.protocol != frames.PROTOCOL_VERSION:
+                raise Refused(
+                    "wrong_protocol",
+                    f"the daemon speaks protocol {welcome.protocol}, this client {frames.PROTOCOL_VERSION}",
+                )
+            self.instance = welcome.instance
+            if attach:
+                if len(fds) != 2:
+                    raise ConnectionError("the daemon sent no arena")
+                self._adopt(fds[0], fds[1], welcome, writable)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _adopt(self, fd: int, generations_fd: int, welcome: frames.Welcome, writable: bool) -> None:
+        if writable:
+            self._lock = OwnerLock(fd, welcome.lock_base, welcome.owner)
+        self._view = mapped(fd, welcome.arena_bytes, generations_fd, welcome.generations_bytes, writable)
+
+    def _receive_with_fds(self, deadline: float) -> tuple[bytes, list[int]]:
+        """The first frame and the descriptors that came with it, closed on exec."""
+        fds: array.array[int] = array.array("i")
+        received = b""
+        try:
+            size = frames.HEADER_BYTES
+            while len(received) < size:
+                self._set_timeout(deadline)
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    size - len(received), socket.CMSG_SPACE(2 * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+                )
+                for level, kind, content in ancillary:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                if not data:
+                    raise ConnectionError("connection closed by the daemon")
+                received += data
+                if len(received) == frames.HEADER_BYTES:
+                    size = self._welcome_bytes(received)
+            return received[frames.HEADER_BYTES :], fds.tolist()
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _welcome_bytes(self, header: bytes) -> int:
+        size: int = frames.HEADER.unpack(header)[0]
+        if not 0 < size <= frames.HELLO_BYTES_MAX:
+            raise ConnectionError(f"greeting of {size} bytes: at most {frames.HELLO_BYTES_MAX} are allowed")
+        return frames.HEADER_BYTES + size
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or f"{error}" or type(error).__name__

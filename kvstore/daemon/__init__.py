@@ -1,0 +1,1 @@
+"""One process, from open to close."""

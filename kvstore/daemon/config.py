@@ -1,0 +1,254 @@
+"""The settings of the daemon: what there is, what is allowed, how they must fit together.
+
+    defaults ◀ file (TOML) ◀ environment (KVSTORE_SECTION__KEY) ◀ flags (--set section.key=value)
+
+This module is the schema; `kvstore.daemon.config_sources` reads the layers and remembers where
+each value came from. Units close the names. Every key does something, and what a key is
+for is written down once, in `deploy/kvstore.toml`.
+
+A wrong setting stops the program and names the key, the value, where it stands and what
+is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from kvstore import constants as limits
+from kvstore.constants import GIB, KIB, MIB
+from kvstore.units import exact_bytes, parse_bytes
+from tiers.constants import ROW_BYTES, SLOT_BYTES_MIN
+
+DEFAULT_FILE = Path("/etc/kvstore/kvstore.toml")
+DEFAULT_SOCKET = "/run/kvstore/kvstore.sock"
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("not a number: true and false are not allowed here")
+    return value
+
+
+def _switched(value: object) -> object:
+    words = {"true": True, "on": True, "false": False, "off": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise ValueError("allowed are true and false")
+    return value
+
+
+def _between(low: float, high: float) -> Callable[[Any], Any]:
+    def validate(value: float) -> float:
+        if not low <= value <= high:  # also refuses nan
+            raise ValueError(f"allowed are {low} to {high}")
+        return value
+
+    return validate
+
+
+def _size_between(low: int, high: int) -> Callable[[int], int]:
+    def validate(value: int) -> int:
+        if not low <= value <= high:
+            raise ValueError(f"allowed are {exact_bytes(low)} to {exact_bytes(high)}")
+        return value
+
+    return validate
+
+
+def _none_or_at_least(low: int) -> Callable[[int], int]:
+    def validate(value: int) -> int:
+        if value and not low <= value <= limits.NVME_CAPACITY_BYTES_MAX:
+            high = exact_bytes(limits.NVME_CAPACITY_BYTES_MAX)
+            raise ValueError(f"allowed are 0 (no limit), and {exact_bytes(low)} to {high}")
+        return value
+
+    return validate
+
+
+def _absolute(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError("not an absolute path")
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in str(value)):  # they would split log lines
+        raise ValueError("a path with control characters")
+    return value
+
+
+def _socket_fits(value: Path) -> Path:
+    if len(bytes(value)) > limits.SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"{len(bytes(value))} bytes long: the kernel allows {limits.SOCKET_PATH_BYTES_MAX}")
+    return value
+
+
+def _listed(value: object) -> object:
+    """The environment and --set have no arrays: "a,b" is a list of two, "" an empty one."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Switch = Literal["auto", "on", "off"]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+SocketPath = Annotated[Path, AfterValidator(_absolute), AfterValidator(_socket_fits)]
+Flag = Annotated[bool, BeforeValidator(_switched)]
+Count = Annotated[int, BeforeValidator(_no_bool)]
+Number = Annotated[float, BeforeValidator(_no_bool)]
+Size = Annotated[int, BeforeValidator(parse_bytes)]
+SlabBytes = Annotated[Size, AfterValidator(_size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX))]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and without room for unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Log(Section):
+    """What the daemon logs to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+
+
+class Dram(Section):
+    """The arena in shared memory."""
+
+    capacity_bytes: Annotated[
+        Size, AfterValidator(_size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX))
+    ] = 4 * GIB
+    slab_bytes: SlabBytes = 64 * MIB
+    slot_bytes_min: Annotated[
+        Size, AfterValidator(_size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX))
+    ] = 16 * KIB
+    huge_pages: Switch = "auto"
+    directory: AbsolutePath | Literal["auto"] = "auto"
+    prefault: Flag = True
+    keep_on_stop: Flag = True
+
+
+class Nvme(Section):
+    """Slot files on local disks; without directories there is no such tier."""
+
+    directories: Annotated[
+        tuple[AbsolutePath, ...], BeforeValidator(_listed), Field(max_length=limits.NVME_DIRECTORIES_MAX)
+    ] = ()
+    capacity_bytes: Annotated[
+        Size, AfterValidator(_size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX))
+    ] = 64 * GIB
+    slab_bytes: SlabBytes = 64 * MIB
+    direct: Switch = "auto"
+    write_bytes_per_day: Annotated[Size, AfterValidator(_none_or_at_least(limits.NVME_WRITE_BYTES_MIN))] = 0
+    stall_s: Annotated[Number, AfterValidator(_between(limits.STALL_S_MIN, limits.STALL_S_MAX))] = (
+        limits.STALL_S
+    )
+
+
+class Engine(Section):
+    """How bytes move between the tiers, and which leave."""
+
+    policy: Literal["lru", "kvstore"] = "kvstore"
+    io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
+    prefill_tokens_per_s: Annotated[Number, AfterValidator(_between(0, limits.PREFILL_TOKENS_PER_S_MAX))] = (
+        0.0
+    )
+
+
+class Door(Section):
+    """What the processes that attach here may take."""
+
+    connections_max: Annotated[Count, AfterValidator(_between(1, limits.CONNECTIONS_MAX_MAX))] = (
+        limits.DOOR_CONNECTIONS_MAX
+    )
+    leases_max: Annotated[Count, AfterValidator(_between(1, limits.LEASES_MAX_MAX))] = limits.DOOR_LEASES_MAX
+    lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = limits.DOOR_LEASE_SHARE_MAX
+
+
+class Report(Section):
+    """What saved prefill is worth, in reports."""
+
+    gpu_hour_price: Annotated[Number, AfterValidator(_between(0, limits.GPU_HOUR_PRICE_MAX))] = 0.0
+    currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
+
+
+class Retention(Section):
+    """What pins may take."""
+
+    pinned_share_max: Annotated[Number, AfterValidator(_between(0, 0.9))] = limits.PINNED_SHARE_DEFAULT
+
+
+class Config(Section):
+    """Every setting of `kvstore serve`."""
+
+    data_dir: AbsolutePath = Path("/var/lib/kvstore")
+    socket_path: SocketPath = Path(DEFAULT_SOCKET)
+    region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    stop_timeout_s: Annotated[Number, AfterValidator(_between(0, limits.STOP_TIMEOUT_S_MAX))] = 20.0
+    log: Log = Log()
+    dram: Dram = Dram()
+    nvme: Nvme = Nvme()
+    engine: Engine = Engine()
+    door: Door = Door()
+    report: Report = Report()
+    retention: Retention = Retention()
+
+
+def sections() -> dict[str, type[Section]]:
+    """The tables of the file, by name."""
+    return {
+        name: field.annotation
+        for name, field in Config.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    }
+
+
+def keys() -> dict[str, type[Section]]:
+    """Every key as "section.key" ("key" at the top), with the section it belongs to."""
+    tables = sections()
+    found: dict[str, type[Section]] = {name: Config for name in Config.model_fields if name not in tables}
+    for table, section in tables.items():
+        found.update({f"{table}.{name}": section for name in section.model_fields})
+    return found
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of "section.key" as the program sees it."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def misfits(config: Config) -> Iterator[tuple[str, str]]:
+    """Values that are fine alone and wrong together: (key, what is wrong and what is allowed)."""
+    dram, nvme = config.dram, config.nvme
+    for name, slab_bytes, capacity_bytes in (
+        ("dram", dram.slab_bytes, dram.capacity_bytes),
+        ("nvme", nvme.slab_bytes, nvme.capacity_bytes),
+    ):
+        if slab_bytes % limits.SLAB_ALIGN_BYTES:
+            yield f"{name}.slab_bytes", f"allowed are multiples of {exact_bytes(limits.SLAB_ALIGN_BYTES)}"
+        if capacity_bytes < slab_bytes:
+            yield (
+                f"{name}.capacity_bytes",
+                f"must hold one slab ({name}.slab_bytes = {exact_bytes(slab_bytes)})",
+            )
+    if nvme.directories and nvme.slab_bytes < dram.slab_bytes:
+        yield "nvme.slab_bytes", f"must be at least dram.slab_bytes ({exact_bytes(dram.slab_bytes)})"
+    row_bytes = nvme.slab_bytes // SLOT_BYTES_MIN * ROW_BYTES
+    if nvme.slab_bytes <= nvme.capacity_bytes < nvme.slab_bytes + row_bytes:
+        least = exact_bytes(nvme.slab_bytes + row_bytes)
+        yield "nvme.capacity_bytes", f"allowed are at least {least}: one nvme.slab_bytes and its rows"
+    if dram.slot_bytes_min % limits.SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
+        yield (
+            "dram.slot_bytes_min",
+            f"allowed are multiples of {exact_bytes(limits.SLOT_BYTES_MIN_MIN)} up to dram.slab_bytes",
+        )
+    if len(set(nvme.directories)) < len(nvme.directories):
+        yield "nvme.directories", "the same directory is listed twice"
+    if config.data_dir in nvme.directories:
+        yield (
+            "nvme.directories",
+            f"data_dir ({config.data_dir}) has files of its own: use one below it or elsewhere",
+        )

@@ -1,0 +1,165 @@
+"""The data dir: who this daemon is, and that there is only one of it.
+
+    data_dir/
+      kvstore-data.json    format version and instance id; its presence makes the directory ours
+      lock                 flock'ed while a daemon runs; holds its pid, for the message
+      namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
+      retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
+      endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
+
+The instance id names the arena in shared memory, so it decides what a restarted daemon
+adopts. A directory with foreign files in it is refused before anything is written: a
+mistyped path must not scatter our files over somebody's home. So is one that other users may
+write to: they could plant links for us to follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import uuid
+from pathlib import Path
+
+from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
+from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
+from kvstore.files import replace_file
+
+MAGIC = "kvstore data dir"
+MARK, LOCK = "kvstore-data.json", "lock"
+_UNMARKED = frozenset({LOCK, MARK + ".tmp"})  # what a kill during the first start may leave
+
+
+class DataDir:
+    """An exclusively held data dir. Made by `hold`; let go by `close` or the end of the process."""
+
+    def __init__(self, path: Path, instance: str, lock_fd: int) -> None:
+        self.path = path
+        self.instance = instance
+        self._lock_fd = lock_fd
+
+    @property
+    def namespaces_path(self) -> Path:
+        return self.path / "namespaces.json"
+
+    @property
+    def rules_path(self) -> Path:
+        return self.path / "retention.json"
+
+    @property
+    def endurance_path(self) -> Path:
+        return self.path / "endurance.json"
+
+    @property
+    def totals_path(self) -> Path:
+        return self.path / "totals.sqlite"
+
+    def close(self) -> None:
+        """Let go of the directory. Idempotent."""
+        if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def hold(path: Path, create: bool = True) -> DataDir:
+    """Take the data dir for this process, making it if `create`.
+
+    Raises DataDirBusy (with the pid that holds it), DataDirNotOurs, DataDirError; after
+    any of these nothing in it was changed.
+    """
+    try:
+        _prepare(path, create)
+        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise DataDirError(f"data_dir {path}: {error.strerror or error}") from error
+    try:
+        _lock(path, lock_fd)
+        instance = _read_mark(path) or _write_mark(path)
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock_fd)
+        raise DataDirError(f"data_dir {path}: {error.strerror or error}") from error
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return DataDir(path, instance, lock_fd)
+
+
+def _require_private(path: Path) -> None:
+    mode = path.stat().st_mode
+    if mode & 0o022:
+        raise DataDirError(
+            f"data_dir {path}: others may write to it (mode {stat.S_IMODE(mode):o}); run chmod go-w {path}"
+        )
+
+
+def _prepare(path: Path, create: bool) -> None:
+    """Make sure that the directory is there and ours, or empty and ours to take."""
+    if create:
+        if not path.parent.is_dir():
+            raise DataDirError(
+                f"data_dir {path}: {path.parent} is not there; make it, or set another data_dir"
+            )
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise DataDirError(
+            f"data_dir {path}: not a directory" if path.exists() else f"data_dir {path}: not found"
+        )
+    _require_private(path)
+    if (path / MARK).exists():
+        _read_mark(path)
+        return
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _UNMARKED)
+    if foreign:
+        raise DataDirNotOurs(
+            f"data_dir {path}: not empty and not ours (it holds {foreign[0]!r}); "
+            "allowed is an empty or missing directory, or one that kvstore made"
+        )
+    if not create:
+        raise DataDirNotOurs(f"data_dir {path}: empty, kvstore never ran here")
+
+
+def _lock(path: Path, lock_fd: int) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(lock_fd, 32, 0).strip()
+        raise DataDirBusy(path, int(text) if text.isdigit() else None) from None
+
+
+def _read_mark(path: Path) -> str | None:
+    """The instance id, None if the directory is not marked yet. Raises DataDirNotOurs."""
+    mark = path / MARK
+    try:
+        fd = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            content = json.loads(file.read(DATA_DIR_MARK_BYTES_MAX))
+        magic, version, instance = content["magic"], content["format"], content["instance"]
+        uuid.UUID(instance)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataDirNotOurs(
+            f"data_dir {path}: {MARK} is damaged ({error}); restore it, or use another one"
+        ) from error
+    if magic != MAGIC:
+        raise DataDirNotOurs(f"data_dir {path}: {MARK} was not written by kvstore")
+    if version != DATA_DIR_FORMAT:
+        raise DataDirNotOurs(
+            f"data_dir {path}: format {version}, allowed is {DATA_DIR_FORMAT}; use the version that made it"
+        )
+    return str(instance)
+
+
+def _write_mark(path: Path) -> str:
+    """Make an empty, locked directory ours: write, sync, rename, sync the directory."""
+    instance = uuid.uuid4().hex
+    mark = {"magic": MAGIC, "format": DATA_DIR_FORMAT, "instance": instance}
+    replace_file(path / MARK, json.dumps(mark).encode())
+    return instance

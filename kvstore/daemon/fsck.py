@@ -1,0 +1,149 @@
+"""Looking after storage while no daemon runs: are the books in order, are the bytes true?
+
+    hold data dir ─▶ arena of its instance ─▶ check · verify ─┐
+                  ╰▶ each NVMe directory    ─▶ check · verify ─┴─▶ one Finding each
+
+Opens exactly what the daemon would, with the same locks, but makes nothing that is not
+there. Opening drops damaged rows, as any start does, and reading a corrupt record from NVMe
+drops it. A cache loses nothing by that; without `mend` it still counts as a problem, so that
+a dying disk is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstore.constants import VERIFY_BATCH_RECORDS
+from kvstore.daemon.config import Config
+from kvstore.daemon.data_dir import hold
+from kvstore.daemon.storage import arena_path, nvme_devices
+from tiers.arena import Arena, open_arena
+from tiers.arena_files import existing_layout
+from tiers.base import Get, Record
+from tiers.device import Device
+from tiers.device_home import read_marker
+from tiers.errors import OpenError
+
+# (what, records done, records in all): called after every batch of a verification
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was seen of one store. corrupt and unreadable are counts of records."""
+
+    store: str  # "dram" or "nvme"
+    path: str
+    records: int = 0
+    verified: int = 0
+    corrupt: int = 0
+    unreadable: int = 0
+    repairs: list[str] = field(default_factory=list)  # what was done about it
+    problems: list[str] = field(default_factory=list)  # what is still wrong
+
+
+def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> list[Finding]:
+    """Check every store of a stopped daemon; mend: put right what can be.
+
+    Raises StartError or OpenError when the storage cannot be held.
+    """
+    data_dir = hold(config.data_dir, create=False)
+    try:
+        findings = []
+        dram = _examine_arena(arena_path(config, data_dir.instance), verify, mend, progress)
+        if dram is not None:
+            findings.append(dram)
+        if config.nvme.directories:
+            findings.append(_examine_nvme(config, verify, mend, progress))
+        return findings
+    finally:
+        data_dir.close()
+
+
+def _examine_arena(path: Path, verify: bool, mend: bool, progress: Progress) -> Finding | None:
+    """None when there is no arena: after a reboot, or a stop that gave the memory back."""
+    layout = existing_layout(path)
+    if layout is None:
+        return None
+    finding = Finding("dram", str(path))
+    arena = open_arena(path, layout.capacity_bytes, layout.slab_bytes, layout.slot_bytes_min)
+    try:
+        if arena.torn_rows:
+            finding.repairs.append(f"dropped {arena.torn_rows} rows that a crash left half written")
+        slots = arena.adopted_slots()
+        if verify:
+            _verify_arena(arena, slots, mend, finding, progress)
+        finding.problems += arena.check()
+        finding.records = arena.stats().records
+    finally:
+        arena.close()
+    return finding
+
+
+def _verify_arena(
+    arena: Arena, slots: Sequence[tuple[int, Record]], mend: bool, finding: Finding, progress: Progress
+) -> None:
+    corrupt = []
+    for done, (slot, _) in enumerate(slots, 1):
+        if not arena.verify(slot):
+            corrupt.append(slot)
+        progress("dram", done, len(slots))
+    finding.verified = len(slots) - len(corrupt)
+    finding.corrupt = len(corrupt)
+    if mend:
+        for slot in corrupt:
+            arena.free_run([slot])
+        if corrupt:
+            finding.repairs.append(f"dropped {len(corrupt)} corrupt records")
+    elif corrupt:
+        finding.problems.append(f"dram: {len(corrupt)} corrupt records; --repair drops them")
+
+
+def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) -> Finding:
+    finding = Finding("nvme", ",".join(map(str, config.nvme.directories)))
+    for device in nvme_devices(config):
+        try:
+            if read_marker(device.path) is None:
+                continue  # an empty directory: opening would make a marker
+            device.open()
+        except OpenError as error:
+            finding.problems.append(str(error))
+            continue
+        except OSError as error:
+            finding.problems.append(f"nvme directory {device.path}: {error.strerror or error}")
+            continue
+        try:
+            _examine_device(device, verify, mend, finding, progress)
+        finally:
+            device.close()
+    finding.records -= finding.corrupt
+    if finding.corrupt and mend:
+        finding.repairs.append(f"dropped {finding.corrupt} corrupt records")
+    elif finding.corrupt:
+        finding.problems.append(f"nvme: {finding.corrupt} corrupt records; reading them dropped them")
+    if finding.unreadable:
+        finding.problems.append(f"nvme: {finding.unreadable} records could not be read")
+    return finding
+
+
+def _examine_device(device: Device, verify: bool, mend: bool, finding: Finding, progress: Progress) -> None:
+    held = [row for chunk in device.scan() for row in chunk]
+    finding.records += len(held)
+    finding.problems += device.check()
+    dropped = device.counters.rows_damaged + device.counters.rows_lost
+    if dropped and mend:
+        finding.repairs.append(f"{device.path}: dropped {dropped} damaged rows")
+    elif dropped:
+        finding.problems.append(f"{device.path}: {dropped} damaged rows; opening dropped them")
+    if not verify:
+        return
+    for at in range(0, len(held), VERIFY_BATCH_RECORDS):
+        batch = held[at : at + VERIFY_BATCH_RECORDS]
+        answers = device.read([(r.slot, r.key, memoryview(bytearray(r.size_bytes))) for r in batch])
+        for answer, _ in answers:
+            finding.verified += answer is Get.HIT
+            finding.corrupt += answer is Get.CORRUPT
+            finding.unreadable += answer in (Get.FAILED, Get.MISS)
+        progress("nvme", at + len(batch), len(held))

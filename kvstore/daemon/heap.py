@@ -1,0 +1,29 @@
+"""The heap: memory that nobody uses goes back to the system, and what stays is not searched for garbage.
+
+The tables of the index are split and thrown away as it grows; what the C library keeps of them is 8 MB
+for each million blocks, and more after a burst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+from kvstore.constants import GC_FULL_ROUNDS, GC_MIDDLE_ROUNDS, GC_YOUNG_OBJECTS
+
+
+def give_back() -> None:
+    """Takes a millisecond for a million blocks. Nothing happens where the C library knows no way (it is not glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def freeze() -> None:
+    """Have the garbage collector look at none of what is there now, and never at everything by itself.
+
+    After the index was filled, and again when nobody is attached. Blocks hold no circles; what others
+    make is found while it is young. A full collection over millions of blocks stops the daemon for 30 ms.
+    """
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_FULL_ROUNDS)

@@ -1,0 +1,355 @@
+"""The life of one daemon: open, serve, tick, flush, close.
+
+    storage ─▶ engine adopts ─▶ door listens ─▶ "ready …" ─▶ ticks … SIGTERM
+                                                                  │
+    closed ◀─ arena left warm ◀─ demotions flushed ◀─ door closed ◀┘
+
+Everything but byte moving happens on one event loop. A clean stop is bounded by
+`stop_timeout_s` and loses nothing that was in shared memory; a crash loses no more than
+the writes that were under way. A second SIGTERM skips the flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+
+from kvstore import __version__
+from kvstore.constants import (
+    CHECK_IDLE_S,
+    EXPIRY_PAUSE_S,
+    FILE_THREADS,
+    FLUSH_POLL_S,
+    HEAP_INTERVAL_S,
+    IO_CLOSE_S,
+    PROBE_READS_MAX,
+    STATS_LOG_INTERVAL_S,
+    TICK_INTERVAL_S,
+    WATCH_INTERVAL_S_LEAST,
+    WATCH_SHARE,
+)
+from kvstore.daemon import heap
+from kvstore.daemon.config import Config
+from kvstore.daemon.storage import Storage
+from kvstore.daemon.systemd import Notifier
+from kvstore.door.unix import Door
+from kvstore.engine.engine import Engine
+from kvstore.errors import SocketPathError
+from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.io_pool import IoPool
+from kvstore.ledger.totals import Totals
+from kvstore.policies.names import SELECTABLE
+from kvstore.protocol.frames import Answer, Problems
+from kvstore.retention.rules import RuleFile
+
+log = logging.getLogger("kvstore.service")
+
+
+class Service:
+    """One running daemon over storage that is already open. `run` returns when it has stopped."""
+
+    def __init__(self, config: Config, storage: Storage, notifier: Notifier | None = None) -> None:
+        self.config = config
+        self.storage = storage
+        self.failure: str | None = None  # why it stopped, when nobody asked it to
+        self._notifier = notifier or Notifier()
+        self._started_s = time.monotonic()
+        self._problems: list[str] = []
+        self._prefaulted_bytes = 0
+        self._has_served = False
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
+        loop = asyncio.get_running_loop()
+        # Of each device: loads and writes take io_threads each at most, probes a few more.
+        threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
+        pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
+        io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
+        try:
+            self._make_engine(io, pools)
+            await self._open_door()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._asked_to_stop)
+            with self._prefaulting():
+                self._announce()
+                background = [self._in_background(work()) for work in (self._drop, self._watch)]
+                await self._tick_until_stopped()
+                self._notifier.send("STOPPING=1")
+                log.info("stopping", extra={"sessions": len(self.engine.sessions)})
+                await self.door.stop()
+            self._save_names()
+            self._save_totals()
+            await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
+            self._save_totals()
+            self._endurance_file.close(self.engine.endurance)
+            for task in background:
+                task.cancel()
+        finally:
+            give_up_s = time.monotonic() + IO_CLOSE_S  # for all of them together
+            closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
+            if all(closed):
+                # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
+                keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
+                self.storage.close(keep_arena=keep)
+            else:  # a thread may write into the arena as long as this process lives
+                log.error("a read or write of NVMe hangs; stopping as after a crash")
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run something beside the door. If it fails, so does the daemon: half of one must not serve."""
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(
+            lambda done: (
+                None if done.cancelled() or done.exception() is None else self._fail(done.exception())
+            )
+        )
+        return task
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Stop, and say why."""
+        log.error("stopping: a part of the daemon failed", exc_info=error)
+        self.failure = f"a part of the daemon failed: {type(error).__name__}: {error}; its log has more"
+        self._stop.set()
+
+    def report(self) -> dict[str, object]:
+        """The answer to `kvstore status`; docs/cli.md says what each field means."""
+        arena = self.storage.arena
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "instance": self.storage.data_dir.instance,
+                "uptime_s": round(time.monotonic() - self._started_s, 1),
+                "data_dir": str(self.config.data_dir),
+                "socket_path": str(self.config.socket_path),
+            },
+            "health": {"ok": not self._problems, "problems": self._problems},
+            "arena": {
+                "path": str(arena.path),
+                "pages": arena.page_kind,
+                "adopted": arena.adopted,
+                "prefaulted_bytes": self._prefaulted_bytes,
+                "backed_bytes": arena.backed_bytes,
+                "quarantined_slots": arena.quarantined_slots,
+            },
+            **self.engine.status(),
+            "door": self.door.counters,
+        }
+
+    def totals(self, since_s: float, skip: int) -> dict[str, object]:
+        """The answer to `kvstore report`."""
+        prices = self.config.report
+        return {
+            **self.engine.report(since_s, skip),
+            "now_s": time.time(),
+            "gpu_hour_price": prices.gpu_hour_price,
+            "currency": prices.currency,
+        }
+
+    # -- start --
+
+    def _make_engine(self, io: IoPool, pools: Sequence[IoPool]) -> None:
+        storage, threads = self.storage, self.config.engine.io_threads
+        namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
+        totals = Totals(self.config.region, storage.data_dir.totals_path)
+        self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
+        self.engine = Engine(
+            storage.arena,
+            list(zip(storage.devices, pools, strict=True)),
+            namespaces,
+            io,
+            SELECTABLE[self.config.engine.policy](),
+            jobs_max=threads,
+            totals=totals,
+            endurance=self._endurance_file.open(self.config.nvme.write_bytes_per_day),
+            endurance_file=self._endurance_file,
+            stall_s=self.config.nvme.stall_s,
+            prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
+            rules=RuleFile(storage.data_dir.rules_path),
+            pinned_share_max=self.config.retention.pinned_share_max,
+        )
+        self.engine.adopt()
+
+    def _save_names(self) -> None:
+        names = self.engine.namespaces.snapshot()
+        if names is not None:
+            self.engine.namespaces.save(names)
+
+    def _save_totals(self) -> None:
+        """At the end, and not in an I/O thread: those may all hang."""
+        snapshot = self.engine.accounts.totals.snapshot(time.time())
+        if snapshot is not None:
+            self.engine.accounts.totals.save(snapshot)
+
+    async def _open_door(self) -> None:
+        limits, arena = self.config.door, self.storage.arena
+        self._make_socket_directory()
+        self.door = Door(
+            self.engine,
+            arena,
+            self.config.socket_path,
+            instance=self.storage.data_dir.instance,
+            report=self.report,
+            totals=self.totals,
+            connections_max=limits.connections_max,
+            leases_max=limits.leases_max,
+            lease_share_max=limits.lease_share_max,
+            on_failure=self._fail,
+        )
+        await self.door.start()
+
+    def _make_socket_directory(self) -> None:
+        """/run is empty after a boot: make the last directory of the socket's path, private to us."""
+        directory = self.config.socket_path.parent
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SocketPathError(
+                f"socket_path {self.config.socket_path}: cannot make {directory} ({error.strerror}); "
+                "make it, or set another socket_path"
+            ) from error
+
+    def _announce(self) -> None:
+        """Tell everybody who waits for it that engines can attach now."""
+        self._has_served = True
+        arena, path = self.storage.arena, self.config.socket_path
+        log.info(
+            "serving",
+            extra={
+                "socket": str(path),
+                "arena": str(arena.path),
+                "pages": arena.page_kind,
+                "instance": self.storage.data_dir.instance,
+                "records": arena.stats().records,
+                "start_s": round(time.monotonic() - self._started_s, 3),
+            },
+        )
+        with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop
+            print(
+                f"ready socket={path} arena={arena.path} pages={arena.page_kind.replace(' ', '-')}",
+                flush=True,
+            )
+        self._notifier.send(f"READY=1\nSTATUS=serving at {path}")
+
+    @contextlib.contextmanager
+    def _prefaulting(self) -> Iterator[None]:
+        """Give the arena its memory in the background, until the block ends."""
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self.storage.arena.back,
+            args=(stop, self.config.dram.prefault, self._prefaulted),
+            name="kvstore-prefault",
+            daemon=True,
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _prefaulted(self, done_bytes: int, _total_bytes: int) -> None:
+        self._prefaulted_bytes = done_bytes
+
+    # -- running --
+
+    async def _tick_until_stopped(self) -> None:
+        """Upkeep, at TICK_INTERVAL_S or as often as systemd's watchdog wants to hear of us."""
+        watchdog_s = self._notifier.watchdog_s
+        interval_s = min(TICK_INTERVAL_S, watchdog_s / 3) if watchdog_s else TICK_INTERVAL_S
+        figures = Figures(time.monotonic())
+        give_back_at_s, is_frozen = 0.0, False
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), interval_s)
+            self.engine.tick()
+            if not self.storage.arena.is_whole():
+                self.failure = (
+                    f"arena {self.storage.arena.path}: somebody cut it off; its records are lost, start again"
+                )
+                self._stop.set()
+            now_s = time.monotonic()
+            figures.look(self.engine, now_s)
+            if figures.idle_s(now_s) >= CHECK_IDLE_S and not self.engine.sessions:
+                self._prove(figures)
+            if not is_frozen and self.engine.adoption.done:
+                heap.freeze()
+                is_frozen = True
+            if now_s >= give_back_at_s:
+                heap.give_back()
+                give_back_at_s = now_s + HEAP_INTERVAL_S
+            if watchdog_s:
+                self._notifier.send("WATCHDOG=1")
+
+    async def _watch(self) -> None:
+        """Look for I/O that hangs, often enough that nobody waits much longer than a stall."""
+        interval_s = max(WATCH_INTERVAL_S_LEAST, WATCH_SHARE * self.config.nvme.stall_s)
+        while True:
+            await asyncio.sleep(min(TICK_INTERVAL_S, interval_s))
+            self.engine.look()
+
+    async def _drop(self) -> None:
+        """Where much is over at once, by a TTL or with its namespace, drop it between requests."""
+        while True:
+            is_late = self.engine.drop_ended() | self.engine.retention.step()
+            await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
+
+    def _prove(self, figures: Figures) -> None:
+        """Nobody is attached and nothing happens: a good moment to prove the books."""
+        if figures.proven:
+            return
+        figures.proven = True
+        heap.freeze()
+        self.door.api.check().then(self._checked)
+
+    def _checked(self, answer: Answer) -> None:
+        self._problems = answer.lines if isinstance(answer, Problems) else []
+        for problem in self._problems:
+            log.error("the books do not balance: %s", problem)
+
+    # -- stop --
+
+    def _asked_to_stop(self) -> None:
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def _flush(self) -> None:
+        """Give blocks that only DRAM holds their time to reach NVMe."""
+        deadline_s = time.monotonic() + self.config.stop_timeout_s
+        while not self.engine.writer.idle and time.monotonic() < deadline_s and not self._hurry.is_set():
+            self.engine.writer.pump()
+            await asyncio.sleep(FLUSH_POLL_S)
+        left = len(self.engine.blocks.writes.waiting)
+        log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
+
+
+class Figures:
+    """What changed in the counters since the last look: one log line a minute, and idleness."""
+
+    def __init__(self, now_s: float) -> None:
+        self.proven = False
+        self._counters: dict[str, int] = {}
+        self._logged: dict[str, int] = {}
+        self._changed_s = self._logged_s = now_s
+
+    def look(self, engine: Engine, now_s: float) -> None:
+        """Note what happened; log it when a minute of it is together."""
+        counters = engine.counters.as_dict()
+        if counters != self._counters:
+            self._counters, self._changed_s, self.proven = counters, now_s, False
+        if now_s - self._logged_s < STATS_LOG_INTERVAL_S:
+            return
+        changed = {name: count - self._logged.get(name, 0) for name, count in counters.items()}
+        self._logged, self._logged_s = counters, now_s
+        if any(changed.values()):
+            log.info("figures", extra={name: count for name, count in changed.items() if count})
+
+    def idle_s(self, now_s: float) -> float:
+        return now_s - self._changed_s

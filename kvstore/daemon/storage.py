@@ -1,0 +1,118 @@
+"""What a daemon keeps bytes in, opened in order and closed in reverse.
+
+    data dir (lock, instance id) ─▶ arena of that instance (adopted or new)
+    NVMe directories: one device each, opened in the background: one that hangs holds up nothing
+
+The daemon and `kvstore fsck --offline` open the same things; fsck makes nothing that is
+not there and never replaces an arena.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.constants import PLACE_CHECK_S
+from kvstore.daemon.config import Config
+from kvstore.daemon.data_dir import DataDir, hold
+from tiers.arena import Arena, open_arena
+from tiers.device import Device
+from tiers.device_home import require_place
+from tiers.errors import OpenError
+from tiers.pages import choose_arena_path
+from tiers.slot_table import Layout
+
+log = logging.getLogger("kvstore.daemon.storage")
+
+
+@dataclass(slots=True)
+class Storage:
+    """Exclusively held storage of one daemon. Devices are opened later, each by its own threads."""
+
+    data_dir: DataDir
+    arena: Arena
+    devices: list[Device]
+
+    def close(self, keep_arena: bool) -> None:
+        """Flush and let go of everything; the arena's memory is given back unless `keep_arena`."""
+        try:
+            for device in self.devices:
+                device.close()
+        finally:
+            self.arena.close(unlink=not keep_arena)
+            self.data_dir.close()
+
+
+def open_storage(config: Config) -> Storage:
+    """Take the data dir, adopt or make the arena.
+
+    Raises StartError (data dir) or OpenError (tiers); whatever was opened is closed again.
+    """
+    with ExitStack() as opened:
+        data_dir = hold(config.data_dir)
+        opened.callback(data_dir.close)
+        devices = nvme_devices(config)
+        _require_places(config.nvme.directories)
+        arena = open_arena(
+            arena_path(config, data_dir.instance),
+            config.dram.capacity_bytes,
+            config.dram.slab_bytes,
+            config.dram.slot_bytes_min,
+        )
+        log.info(
+            "arena adopted" if arena.adopted else "arena made",
+            extra={
+                "path": str(arena.path),
+                "pages": arena.page_kind,
+                "capacity_bytes": arena.capacity_bytes,
+                "records": arena.stats().records,
+            },
+        )
+        opened.pop_all()
+        return Storage(data_dir, arena, devices)
+
+
+def _require_places(directories: Sequence[Path]) -> None:
+    """Refuse directories that were named by mistake. One that does not answer in time is left to its device.
+
+    Raises OpenError.
+    """
+    refused: list[OpenError] = []
+
+    def look(directory: Path) -> None:
+        try:
+            require_place(directory)
+        except OpenError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=look, args=(directory,), daemon=True) for directory in directories]
+    for thread in threads:
+        thread.start()
+    give_up_s = time.monotonic() + PLACE_CHECK_S
+    for thread in threads:
+        thread.join(max(0.0, give_up_s - time.monotonic()))
+    if refused:
+        raise refused[0]
+
+
+def arena_path(config: Config, instance: str) -> Path:
+    """Where this instance's arena is, or would be made. Raises OpenError."""
+    dram = config.dram
+    size_bytes = Layout.plan(dram.capacity_bytes, dram.slab_bytes, dram.slot_bytes_min).needed_bytes
+    preferred = None if dram.directory == "auto" else dram.directory
+    if preferred is not None and not preferred.is_dir():
+        raise OpenError(f'dram.directory {preferred}: not a directory; make it, or set "auto"')
+    return choose_arena_path(preferred, dram.huge_pages, size_bytes, instance).path
+
+
+def nvme_devices(config: Config) -> list[Device]:
+    """One for each configured directory; touches no disk. Raises OpenError for settings that cannot work."""
+    nvme = config.nvme
+    return [
+        Device(directory, nvme.capacity_bytes, nvme.slab_bytes, nvme.direct) for directory in nvme.directories
+    ]

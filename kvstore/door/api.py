@@ -1,0 +1,581 @@
+"""What may be asked of the daemon, by whom and how much of it: the same for every transport.
+
+    transport ── request ─▶ Caller.serve ─▶ handler ─▶ an answer            most requests
+                    ▲                               ├▶ Steps: pieces of work, then an answer
+              reply │ resume                        ├▶ Later: somebody else will answer
+                    └───────────────────────────────┴▶ a RequestError: a typed refusal
+
+A *caller* is one client. It has one request at a time; the next one is served when
+`is_free` says so. Requests and answers are the messages of `kvstore.protocol.frames`; how
+they travel, and when a piece of work is done, is the transport's business.
+
+The caller is not believed: sizes are checked before the engine is asked, leases and their
+bytes are bounded for a connection and for a process, and a lease has a time limit. A failure
+of ours becomes an answer here, and only here; it is logged and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kvstore import constants
+from kvstore.engine.engine import Engine
+from kvstore.engine.sessions import Session
+from kvstore.errors import (
+    BadRequest,
+    Internal,
+    LimitExceeded,
+    NotAttached,
+    RequestError,
+    TooManyConnections,
+    UnknownNamespace,
+)
+from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.ledger.accounts import Asking
+from kvstore.protocol import frames
+from kvstore.retention.rules import Rule
+from tiers.errors import TierError
+
+log = logging.getLogger("kvstore.door")
+
+Steps = Generator[None, None, frames.Answer]  # yields after each bounded piece of work
+_DONE = frames.Done()
+
+
+class Later:
+    """An answer that does not exist yet; several may wait for it."""
+
+    def __init__(self) -> None:
+        self.answer: frames.Answer | None = None
+        self._waiting: list[Callable[[frames.Answer], None]] = []
+
+    def set(self, answer: frames.Answer) -> None:
+        """Here it is. Only the first one counts."""
+        if self.answer is None:
+            self.answer = answer
+            waiting, self._waiting = self._waiting, []
+            for tell in waiting:
+                tell(answer)
+
+    def then(self, tell: Callable[[frames.Answer], None]) -> None:
+        """Call `tell` with the answer, once it is there."""
+        if self.answer is not None:
+            tell(self.answer)
+        else:
+            self._waiting.append(tell)
+
+
+class Limits(NamedTuple):
+    """What one connection may do, and what all connections of one process may.
+
+    lease_bytes_max: of the arena, over all leases of a connection; process_lease_bytes_max: of a
+    process. lease_s_max: a lease that is held longer costs the connection.
+    """
+
+    leases_max: int
+    lease_bytes_max: int
+    process_lease_bytes_max: int
+    process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX
+    lease_s_max: float = constants.DOOR_LEASE_S_MAX
+
+
+class Process:
+    """What all connections of one process hold together."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.connections = 0
+        self.namespaces = 0
+        self.lease_bytes = 0
+
+
+class Timer(Protocol):
+    """What `Api.call_later` returns."""
+
+    def cancel(self) -> None:
+        """It is not needed any more."""
+
+
+class Api:
+    """What all callers share: the engine, the limits, and who is here.
+
+    report: the answer to Status; totals: the answer to Report. clock: seconds, monotonic.
+    call_later: calls a function after so many seconds. run: does work that belongs to no caller,
+    piece by piece.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        report: Callable[[], dict[str, Any]],
+        totals: Callable[[float, int], dict[str, Any]],
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], object]], Timer],
+        run: Callable[[Generator[None, None, None]], None],
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.report = report
+        self.totals = totals
+        self.clock = clock
+        self.call_later = call_later
+        self.requests: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._run = run
+        self._processes: dict[int, Process] = {}
+        self._check: Later | None = None
+
+    def enter(self, pid: int) -> Process:
+        """A process connects; pid 0: it is not known (another pid namespace). Raises TooManyConnections."""
+        process = self._processes.get(pid) or Process(pid)
+        if process.connections >= self.limits.process_connections_max:
+            raise TooManyConnections(f"{process.connections} connections of pid {pid} are served already")
+        process.connections += 1
+        if pid:
+            self._processes[pid] = process
+        return process
+
+    def leave(self, process: Process) -> None:
+        """One of its connections is gone, after its caller's `end`."""
+        process.connections -= 1
+        if not process.connections:
+            self._processes.pop(process.pid, None)
+
+    def check(self) -> Later:
+        """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
+        if self._check is None:
+            self._check = Later()
+            self._run(self._checking(self._check))
+        return self._check
+
+    def _checking(self, later: Later) -> Generator[None, None, None]:
+        begun_s = self.clock()
+        lines: list[str] = []
+        try:
+            lines = yield from self.engine.check_steps()
+        except Exception as error:  # a bug of ours; whoever waits is told
+            log.exception("checking the books failed")
+            lines = [f"the check itself failed: {type(error).__name__}; the daemon's log has more"]
+        log.info("checked the books in %.3f s: %d problems", self.clock() - begun_s, len(lines))
+        if len(lines) > constants.DOOR_PROBLEMS_MAX:
+            more = len(lines) - constants.DOOR_PROBLEMS_MAX
+            lines = [*lines[: constants.DOOR_PROBLEMS_MAX], f"and {more} more"]
+        self._check = None
+        later.set(frames.Problems(lines))
+
+
+class Caller:
+    """One client. reply: takes each answer; resume: called when `is_free` became true by itself."""
+
+    def __init__(
+        self,
+        api: Api,
+        process: Process,
+        session: Session | None,
+        name: str,
+        reply: Callable[[frames.Answer], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._api = api
+        self._engine = api.engine
+        self._process = process
+        self._session = session  # None: did not attach, has no leases
+        self._reply = reply
+        self._resume = resume
+        self._namespaces: dict[int, Namespace] = {}
+        self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
+        self._lease_bytes = 0
+        self._steps: Steps | None = None
+        self._later: Later | None = None
+        self._timer: Timer | None = None
+        self._has_complained = False
+        self._has_ended = False
+
+    @property
+    def attached(self) -> bool:
+        return self._session is not None
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether `step` is to be called."""
+        return self._steps is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next request may be served."""
+        return self._steps is None and self._later is None
+
+    def serve(self, request: frames.Request) -> None:
+        """Begin a request. Its answer goes to `reply`: now, in a `step`, or by itself. Never raises."""
+        self._api.requests[type(request).__name__] += 1
+        try:
+            outcome = KINDS[type(request)].handler(self, request)
+        except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
+            self._reply(self.refusal(error))
+            return
+        if isinstance(outcome, Later):
+            self._later = outcome
+            outcome.then(self._told)
+        elif isinstance(outcome, Generator):
+            self._steps = outcome
+            self.step()
+        elif outcome is not None:
+            self._reply(outcome)
+
+    def step(self) -> None:
+        """Do the next piece of the request that has steps. Never raises."""
+        if self._steps is None:
+            return
+        try:
+            next(self._steps)
+            return
+        except StopIteration as end:
+            answer: frames.Answer = end.value
+        except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
+            answer = self.refusal(error)
+        self._steps = None
+        self._reply(answer)
+
+    def _told(self, answer: frames.Answer) -> None:
+        """What was to be answered later. It may be at once, within `serve`."""
+        if self._has_ended:
+            return
+        self._later = None
+        if isinstance(answer, frames.Error):
+            self._complain(answer.code, answer.message)
+        self._reply(answer)
+        self._resume()
+
+    def refusal(self, error: Exception) -> frames.Error:
+        """What a client is told of it. The first one of a connection is logged."""
+        if isinstance(error, TierError):
+            error = BadRequest(str(error))
+        if not isinstance(error, RequestError):  # our bug; the one place where it becomes an answer
+            log.error("serving %s failed", self.name, exc_info=error)
+            self._has_complained = True
+            error = Internal(f"{type(error).__name__}; the daemon's log has more")
+        self._complain(error.code, str(error))
+        return frames.Error(error.code, str(error))
+
+    def _complain(self, code: str, message: str) -> None:
+        self._api.refused[code] += 1
+        if not self._has_complained:
+            self._has_complained = True
+            log.warning("%s: request refused: %s: %s", self.name, code, message)
+
+    def oldest_lease_s(self) -> float:
+        """For how long the oldest lease has been held; 0 without any."""
+        since_s = next((since_s for _, since_s in self._leases.values()), None)
+        return self._api.clock() - since_s if since_s is not None else 0.0
+
+    def end(self) -> None:
+        """The client is gone: everything it holds goes back. Idempotent."""
+        if self._has_ended:
+            return
+        self._has_ended, self._steps, self._later = True, None, None
+        self._reply, self._resume = lambda _: None, lambda: None  # no circle: nobody collects old garbage
+        self._cancel_timer()
+        for namespace in self._namespaces.values():
+            namespace.users -= 1
+        self._process.namespaces -= len(self._namespaces)
+        self._process.lease_bytes -= self._lease_bytes
+        self._namespaces.clear()
+        self._leases.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            self._engine.close_session(session)
+
+    # -- namespaces --
+
+    def _register(self, request: frames.Register) -> frames.Answer:
+        for namespace in [n for n in self._namespaces.values() if n.is_ended]:
+            self._let_go(namespace)
+        if self._process.namespaces >= constants.DOOR_NAMESPACES_MAX:
+            raise LimitExceeded(f"{constants.DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
+        spec = NamespaceSpec(
+            request.digest, request.record_bytes, request.hash_bytes, request.block_tokens, request.fields
+        )
+        number = self._engine.register(spec)
+        if number not in self._namespaces:
+            namespace = self._namespaces[number] = self._engine.namespaces.get(number)
+            namespace.users += 1
+            self._process.namespaces += 1
+        return frames.Registered(number)
+
+    def _unregister(self, request: frames.Unregister) -> frames.Answer:
+        self._let_go(self._known(request.namespace))
+        if request.end:
+            self._engine.end_namespace(request.namespace)
+        return _DONE
+
+    def _let_go(self, namespace: Namespace) -> None:
+        del self._namespaces[namespace.id]
+        namespace.users -= 1
+        self._process.namespaces -= 1
+
+    def _list(self, request: frames.Namespaces) -> frames.Answer:
+        skip = min(request.skip, constants.NAMESPACES_MAX)
+        return frames.StatusReport(self._engine.list_namespaces(skip))
+
+    # -- reading --
+
+    def _lookup(self, request: frames.Lookup) -> None:
+        """Answered first and booked then: the engine need not wait for the accounts."""
+        for namespace in request.namespaces:
+            if request.hashes or not request.tokens:  # a prompt without a whole block is only counted
+                self._count(namespace, request)
+            else:
+                self._known(namespace)
+        rate = request.prefill_tokens_per_s
+        asking = Asking(
+            request.ticket,
+            request.more,
+            request.tokens,
+            request.local_tokens,
+            rate if rate >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
+        )
+        found = self._engine.find(request.namespaces, request.hashes, asking)
+        self._reply(frames.Count(found.usable))
+        try:
+            self._engine.book(request.namespaces, request.hashes, found, asking)
+        except Exception:  # a bug of ours; the answer is out already
+            log.exception("booking a lookup of %s failed", self.name)
+
+    def _settle(self, request: frames.Settle) -> frames.Answer:
+        if request.hash and len(request.hash) != self._known(request.namespace).hash_bytes:
+            raise BadRequest(f"hash of {len(request.hash)} bytes: one block hash is required")
+        self._engine.settle(request.ticket, request.tokens, request.namespace, request.hash)
+        return _DONE
+
+    def _residency(self, request: frames.Residency) -> Steps:
+        self._count(request.namespace, request)
+        return frames.Places((yield from self._engine.residency_steps(request.namespace, request.hashes)))
+
+    def _prefetch(self, request: frames.Prefetch) -> Steps:
+        self._count(request.namespace, request)
+        return frames.Count((yield from self._engine.prefetch_steps(request.namespace, request.hashes)))
+
+    def _explain(self, request: frames.Explain) -> Steps:
+        """By digest, and for anybody of this uid: who asks has no namespaces of its own."""
+        numbers = []
+        count_max = min(
+            KINDS[frames.Explain].hashes_max,
+            frames.FRAME_BYTES_MAX // (len(request.digests) + 2),  # one byte each
+        )
+        for digest in request.digests:
+            namespace = self._engine.namespaces.of_key(digest)
+            if namespace is None:
+                raise UnknownNamespace(
+                    f"namespace {digest.hex()}: not known here; `kvstore status` lists them"
+                )
+            count = len(request.hashes) // namespace.hash_bytes
+            if count > count_max:
+                raise LimitExceeded(
+                    f"{count} hashes for {len(request.digests)} namespaces: at most {count_max} are allowed"
+                )
+            numbers.append(namespace.id)
+        places, outcomes = yield from self._engine.explain_steps(numbers, request.hashes)
+        return frames.Explained(places, bytes(outcomes))
+
+    # -- leases --
+
+    def _reserve(self, request: frames.Reserve) -> frames.Answer:
+        session = self._session_for_lease()
+        count = self._count(request.namespace, request)
+        namespace = self._namespaces[request.namespace]
+        allowed = min(count, self._free_bytes() // namespace.record_bytes)  # beyond it: as without room
+        hashes = request.hashes[: allowed * namespace.hash_bytes]
+        reserved: frames.Reserved = self._engine.reserve(
+            session, request.namespace, hashes, request.parent, request.ticket
+        )
+        if reserved.lease:
+            self._opened(reserved.lease, sum(reserved.granted) * namespace.record_bytes)
+        reserved.full |= allowed < count
+        return reserved
+
+    def _commit(self, request: frames.Commit) -> frames.Answer:
+        session = self._session_for_lease(new=False)
+        committed = self._engine.commit(session, request.lease, request.indexes, request.checksums)
+        self._closed(request.lease)
+        return frames.Count(committed)
+
+    def _acquire(self, request: frames.Acquire) -> frames.Answer | Later:
+        session = self._session_for_lease()
+        count = self._count(request.namespace, request)
+        namespace = self._namespaces[request.namespace]
+        allowed = min(count, self._free_bytes() // namespace.record_bytes)
+        if not self._process.lease_bytes:
+            allowed = max(1, allowed)  # or a record larger than the limit could never be read
+        if not allowed:
+            return frames.Acquired(0, bytes(count), frames.Extents(0, [], b""), True)
+        later, beyond = Later(), count - allowed
+
+        def ready(acquired: frames.Acquired) -> None:
+            self._cancel_timer()
+            missed = acquired.tiers.count(0)
+            if acquired.lease:
+                self._opened(acquired.lease, (allowed - missed) * namespace.record_bytes)
+            # What no limit allowed is worth asking for again, unless a miss before it makes it useless.
+            acquired.pending |= beyond > 0 and not missed
+            acquired.tiers += bytes(beyond)
+            later.set(acquired)
+
+        hashes = request.hashes[: allowed * namespace.hash_bytes]
+        lease = self._engine.acquire(session, request.namespace, hashes, ready, ticket=request.ticket)
+        if later.answer is None and request.wait_ms == 0:
+            lease.expire()
+        if later.answer is None:
+            self._timer = self._api.call_later(request.wait_ms / 1000, lease.expire)
+        return later.answer or later
+
+    def _release(self, request: frames.Release) -> frames.Answer:
+        self._engine.release(self._session_for_lease(new=False), request.lease)
+        self._closed(request.lease)
+        return _DONE
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _opened(self, lease: int, size_bytes: int) -> None:
+        self._leases[lease] = size_bytes, self._api.clock()
+        self._lease_bytes += size_bytes
+        self._process.lease_bytes += size_bytes
+
+    def _closed(self, lease: int) -> None:
+        size_bytes, _ = self._leases.pop(lease, (0, 0.0))
+        self._lease_bytes -= size_bytes
+        self._process.lease_bytes -= size_bytes
+
+    # -- retention: answered when the rule is on disk --
+
+    def _pin(self, request: frames.SetPin) -> Later:
+        later = Later()
+        self._engine.retention.pin(request.namespace, request.hash, request.pinned, _saved(later))
+        return later
+
+    def _ttl(self, request: frames.SetTtl) -> Later:
+        rule = (request.namespace, request.hash, request.tenant, request.ttl_s, request.is_set)
+        later = Later()
+        self._engine.retention.ttl(*rule, _saved(later))
+        return later
+
+    def _quota(self, request: frames.SetQuota) -> Later:
+        quota = (request.namespace, request.tenant, request.dram_bytes, request.nvme_bytes)
+        later = Later()
+        self._engine.retention.quota(*quota, _saved(later))
+        return later
+
+    def _retention(self, _: frames.Retention) -> frames.Answer:
+        return frames.StatusReport(self._engine.retention.report())
+
+    # -- the daemon --
+
+    def _status(self, _: frames.Status) -> frames.Answer:
+        return frames.StatusReport(self._api.report())
+
+    def _report(self, request: frames.Report) -> frames.Answer:
+        return frames.StatusReport(self._api.totals(request.since_s, request.skip))
+
+    def _check(self, _: frames.Check) -> Later:
+        if self._session is not None:
+            raise BadRequest("check: only for a connection without the arena, as that of `kvstore fsck`")
+        return self._api.check()
+
+    def _ping(self, _: frames.Ping) -> frames.Answer:
+        return _DONE
+
+    # -- limits --
+
+    def _known(self, number: int) -> Namespace:
+        namespace = self._namespaces.get(number)
+        if namespace is None:
+            raise UnknownNamespace(f"namespace {number} was not registered on this connection")
+        return namespace
+
+    def _count(self, namespace: int, request: Any) -> int:
+        """How many hashes it has. Raises UnknownNamespace, BadRequest, LimitExceeded."""
+        size, count_max = self._known(namespace).hash_bytes, KINDS[type(request)].hashes_max
+        count, rest = divmod(len(request.hashes), size)
+        if rest or not count:
+            raise BadRequest(f"{len(request.hashes)} bytes of hashes: a multiple of {size} is required")
+        if count > count_max:
+            raise LimitExceeded(f"{count} hashes in one request: at most {count_max} are allowed")
+        return count
+
+    def _session_for_lease(self, new: bool = True) -> Session:
+        if self._session is None:
+            raise NotAttached("this connection did not attach to the arena")
+        if new and len(self._leases) >= self._api.limits.leases_max:
+            raise LimitExceeded(f"{self._api.limits.leases_max} open leases on one connection are allowed")
+        return self._session
+
+    def _free_bytes(self) -> int:
+        """Of the arena, that further leases may hold."""
+        limits = self._api.limits
+        own = limits.lease_bytes_max - self._lease_bytes
+        return max(0, min(own, limits.process_lease_bytes_max - self._process.lease_bytes))
+
+
+def _saved(later: Later) -> Callable[[RequestError | None, Sequence[Rule]], None]:
+    """What `Retention` calls when rules are on disk, or refused."""
+
+    def done(error: RequestError | None, rules: Sequence[Rule]) -> None:
+        if error is not None:
+            later.set(frames.Error(error.code, str(error)))
+        else:
+            later.set(
+                frames.StatusReport({"namespaces": [rule.namespace for rule in rules if rule.namespace]})
+            )
+
+    return done
+
+
+class Kind(NamedTuple):
+    """How one kind of request is served. price_us: what it takes, or its first piece; byte_us: for each of
+    its bytes, besides; hashes_max: how many block hashes it may have. handler: returns None where it called
+    `reply` itself."""
+
+    handler: Callable[[Caller, Any], frames.Answer | Later | Steps | None]
+    price_us: float
+    byte_us: float = 0.0
+    hashes_max: int = 0
+
+
+KINDS: dict[type[Any], Kind] = {
+    frames.Ping: Kind(Caller._ping, 5),
+    frames.Register: Kind(Caller._register, 30),
+    frames.Unregister: Kind(Caller._unregister, 30),
+    frames.Lookup: Kind(Caller._lookup, 60, 0.02, frames.HASHES_MAX),
+    frames.Settle: Kind(Caller._settle, 10),
+    frames.Residency: Kind(Caller._residency, 10, 0.01, frames.HASHES_MAX),
+    frames.Prefetch: Kind(Caller._prefetch, 10, 0.3, frames.HASHES_MAX),
+    frames.Reserve: Kind(Caller._reserve, 30, 0.25, frames.LEASE_HASHES_MAX),
+    frames.Commit: Kind(Caller._commit, 30, 0.35),
+    frames.Acquire: Kind(Caller._acquire, 30, 0.1, frames.LEASE_HASHES_MAX),
+    frames.Release: Kind(Caller._release, 60),
+    frames.Status: Kind(Caller._status, 1000),
+    frames.Namespaces: Kind(Caller._list, 1000),
+    frames.Report: Kind(Caller._report, 2000),
+    frames.Explain: Kind(Caller._explain, 100, 0.05, frames.HASHES_MAX),
+    frames.Check: Kind(Caller._check, 100),
+    frames.SetPin: Kind(Caller._pin, 200),
+    frames.SetTtl: Kind(Caller._ttl, 200),
+    frames.SetQuota: Kind(Caller._quota, 200),
+    frames.Retention: Kind(Caller._retention, 2000),
+}
+_BY_TAG = {kind.__struct_config__.tag: KINDS[kind] for kind in KINDS}
+
+
+def price_us(tag: int, size_bytes: int) -> float:
+    """What a request with this tag and size is expected to take, or its first piece."""
+    kind = _BY_TAG.get(tag)
+    if kind is None:
+        return 5.0  # it will be refused
+    return min(kind.price_us + size_bytes * kind.byte_us, max(kind.price_us, constants.DOOR_PIECE_US))

@@ -1,0 +1,294 @@
+"""The local door: engines on this node come in here, over a Unix socket (kvstore.protocol.frames).
+
+    accept ─▶ greet: peer uid and pid, Hello ─▶ Welcome + arena fd ─▶ connection ─▶ api ─▶ engine
+                 │ no                                            │ request in, answer out, in order
+                 ▼                                               ▼ lost, garbage, stalled
+          one Error frame, close                          session closed: leases go back
+
+Everything runs on the engine's thread (the event loop), in pieces (`kvstore.door.turns`); nothing
+here blocks it. A request that is refused costs an Error frame; a stream that makes no sense costs
+the connection. Either way the log gets one line per connection, and `counters` gets the rest.
+
+Invariants: at most one request per connection is being served; a session is open exactly
+while its connection is, and closing it returns every lease.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvstore import constants
+from kvstore.door.api import Api, Limits, Process
+from kvstore.door.connection import DoorConnection, Shared
+from kvstore.door.listener import DoorSocket
+from kvstore.door.memory import FrameMemory, UnreadAnswers
+from kvstore.door.turns import Turns
+from kvstore.engine.engine import Engine
+from kvstore.errors import (
+    BadFrame,
+    ConnectionRefused,
+    FrameTooLarge,
+    TooManyConnections,
+    TooSlow,
+    WrongPeer,
+    WrongProtocol,
+)
+from kvstore.protocol import frames
+from tiers.arena import Arena
+from tiers.constants import LOCK_BASE
+from tiers.errors import TierError
+
+log = logging.getLogger("kvstore.door")
+
+_UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Door:
+    """Serves one engine and its arena on one socket path. Made within the event loop that it is to run on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        arena: Arena,
+        socket_path: str | os.PathLike[str],
+        *,
+        instance: str = "",
+        report: Callable[[], dict[str, Any]] | None = None,
+        totals: Callable[[float, int], dict[str, Any]] | None = None,
+        connections_max: int = constants.DOOR_CONNECTIONS_MAX,
+        process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX,
+        hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
+        stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
+        leases_max: int = constants.DOOR_LEASES_MAX,
+        lease_share_max: float = constants.DOOR_LEASE_SHARE_MAX,
+        lease_s_max: float = constants.DOOR_LEASE_S_MAX,
+        on_failure: Callable[[BaseException], None] | None = None,
+        uid: int | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        instance: every client is told. report: what a Status request answers; by default the
+        engine's status with our counters under "door". totals: what a Report request answers.
+        lease_share_max: what one connection may hold of the arena. on_failure: called when the
+        door cannot go on. uid: whose processes may come in, besides root; by default the daemon's own.
+        """
+        loop = asyncio.get_running_loop()
+        self.engine = engine
+        self.turns = Turns(loop.call_soon, loop.time)
+        process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
+        self.api = Api(
+            engine,
+            Limits(
+                leases_max,
+                int(arena.capacity_bytes * lease_share_max),
+                int(arena.capacity_bytes * process_share),
+                process_connections_max,
+                lease_s_max,
+            ),
+            report or self._default_report,
+            totals or engine.report,
+            loop.time,
+            loop.call_later,
+            self.turns.run,
+        )
+        self.connections: set[DoorConnection] = set()
+        self.shared = Shared(
+            self.api,
+            self.turns,
+            FrameMemory(constants.DOOR_FRAMES_BYTES_MAX),
+            UnreadAnswers(constants.DOOR_UNREAD_BYTES_MAX),
+            self.connections,
+            memoryview(bytearray(constants.DOOR_RECEIVE_BYTES)),
+            stalled_s_max,
+        )
+        self._arena = arena
+        self._path = Path(socket_path)
+        self._instance = instance
+        self._connections_max = connections_max
+        self._hello_timeout_s = hello_timeout_s
+        self._on_failure = on_failure
+        self._uids = {0, os.geteuid() if uid is None else uid}
+        self._accepted = 0
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._listener: DoorSocket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """connections, attached: now; accepted, refused (by code), frames (by request): since the start."""
+        return {
+            "connections": len(self.connections),
+            "attached": sum(connection.attached for connection in self.connections),
+            "accepted": self._accepted,
+            "refused": dict(self.api.refused),
+            "frames": dict(self.api.requests),
+        }
+
+    async def start(self) -> None:
+        """Open the socket (mode 0600) and serve. Replaces the socket file of a dead daemon.
+
+        Raises SocketBusy when a live one answers there, SocketPathError when the path cannot be used.
+        """
+        self._listener = DoorSocket(self._path, constants.DOOR_BACKLOG)
+        self._tasks = [
+            asyncio.create_task(self._accept(self._listener.socket)),
+            asyncio.create_task(self._sweep()),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Neither accepting nor sweeping ends by itself."""
+        if not task.cancelled() and (error := task.exception()) is not None and self._on_failure:
+            self._on_failure(error)
+
+    async def stop(self) -> None:
+        """Close the socket and every connection; their leases go back. Idempotent."""
+        tasks, self._tasks = [*self._tasks, *self._greeting], []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)  # transports close their sockets in the next turn of the loop
+
+    # -- accepting --
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors or memory: those inside go on
+                if not self.api.refused["accept_failed"]:
+                    log.error("accepting a connection failed: %s", error)
+                self.api.refused["accept_failed"] += 1
+                await asyncio.sleep(constants.DOOR_ACCEPT_RETRY_S)
+                continue
+            self._accepted += 1
+            task = asyncio.create_task(self._greet(peer))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, peer: socket.socket) -> None:
+        pid = uid = -1
+        process = None
+        try:
+            pid, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            peer.setblocking(False)
+            if len(self.connections) + len(self._greeting) > self._connections_max:
+                raise TooManyConnections(f"{self._connections_max} connections are served already")
+            process = self.api.enter(pid)
+            hello = await self._hello(peer)
+            if uid not in self._uids:
+                raise WrongPeer(f"uid {uid} is not served here")
+            if hello.protocol != frames.PROTOCOL_VERSION:
+                raise WrongProtocol(
+                    f"protocol {hello.protocol}: this daemon speaks {frames.PROTOCOL_VERSION}"
+                )
+            name = f"{hello.label or 'unnamed'} (pid {pid}, uid {uid})"
+            await self._welcome(peer, hello, process, name)
+            process = None  # the connection's from here on
+        except ConnectionRefused as refusal:
+            self.api.refused[refusal.code] += 1
+            log.warning("connection of pid %d, uid %d refused: %s: %s", pid, uid, refusal.code, refusal)
+            with contextlib.suppress(OSError):
+                peer.send(frames.encode_frame(frames.Error(refusal.code, str(refusal))))
+            peer.close()
+        except OSError:  # gone before it said anything
+            self.api.refused["gone"] += 1
+            peer.close()
+        except BaseException:
+            peer.close()
+            raise
+        finally:
+            if process is not None:
+                self.api.leave(process)
+
+    async def _hello(self, peer: socket.socket) -> frames.Hello:
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                size: int = frames.HEADER.unpack(await _read(peer, frames.HEADER_BYTES))[0]
+                if size > frames.FRAME_BYTES_MAX:
+                    raise FrameTooLarge(
+                        f"frame of {size} bytes: at most {frames.FRAME_BYTES_MAX} are allowed"
+                    )
+                if size > frames.HELLO_BYTES_MAX:
+                    raise BadFrame(f"Hello of {size} bytes: at most {frames.HELLO_BYTES_MAX} are allowed")
+                payload = await _read(peer, size)
+        except TimeoutError:
+            raise TooSlow(f"no Hello within {self._hello_timeout_s} s") from None
+        try:
+            return frames.hello_decoder.decode(payload)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise BadFrame(f"Hello expected: {error}") from error
+
+    async def _welcome(self, peer: socket.socket, hello: frames.Hello, process: Process, name: str) -> None:
+        session = None
+        owner = 0
+        if hello.attach:
+            try:
+                owner = self._arena.claim_owner()
+            except TierError as error:
+                raise TooManyConnections(str(error)) from error
+            session = self.engine.open_session(owner, hello.label)
+        try:
+            self._send_welcome(peer, owner, hello.read_only)
+            connection = DoorConnection(self.shared, process, session, name)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer)
+        except BaseException:
+            if session is not None:
+                self.engine.close_session(session)
+            raise
+
+    def _send_welcome(self, peer: socket.socket, owner: int, read_only: bool) -> None:
+        """With descriptors that carry no locks of the daemon: they would travel along."""
+        if not owner:
+            peer.send(frames.encode_frame(frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0)))
+            return
+        arena = self._arena
+        welcome = frames.Welcome(
+            frames.PROTOCOL_VERSION,
+            self._instance,
+            arena.capacity_bytes,
+            owner,
+            LOCK_BASE,
+            arena.layout.generations_end,
+        )
+        fds = array.array("i", [arena.read_only_fd if read_only else arena.fd, arena.generations_fd])
+        peer.sendmsg([frames.encode_frame(welcome)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self.shared.stalled_s_max / 4))
+            for connection in list(self.connections):
+                connection.drop_if_stalled(loop.time())
+
+    def _default_report(self) -> dict[str, Any]:
+        return {**self.engine.status(), "door": self.counters}
+
+
+async def _read(peer: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    received = b""
+    while len(received) < size:
+        data = await loop.sock_recv(peer, size - len(received))
+        if not data:
+            raise ConnectionResetError("closed by the peer")
+        received += data
+    return received

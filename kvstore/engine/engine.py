@@ -1,0 +1,672 @@
+"""The engine: the one object that knows all levels, and what every door asks for.
+
+      lookup          reserve/commit        acquire/release/prefetch
+        │                   │                     │
+        ▼                   ▼                     ▼
+     Lookups ─────────▶ Residency ◀── Eviction    Loader ◀─ devices of NVMe, shared levels
+                    (index, slots)      ▲         Writer ─▶ devices of NVMe
+                                        ╰─ room is made when a transfer is submitted
+
+One thread calls everything here (the daemon's event loop), and nothing blocks: bytes are
+moved by clients, in shared memory, and by I/O threads.
+
+Invariants:
+
+* a block is handed out only from a READY slot whose bytes were committed in this daemon's
+  life, or whose checksum matched since;
+* every slot in use is READY (index: in DRAM), or WRITING (a write lease, or a load under
+  way), or quarantined by the arena; `check` counts them;
+* a lease ends with its session, at the latest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from heapq import nlargest
+from itertools import accumulate, islice
+
+from kvstore.constants import (
+    PINNED_SHARE_DEFAULT,
+    PREFIXES_TOLD,
+    STALL_S,
+    STATUS_NAMESPACES_MAX,
+    STEP_SLOW_BLOCKS,
+    TOTALS_ROW_BYTES,
+    TOTALS_TOLD,
+    TOTALS_TOLD_BYTES,
+)
+from kvstore.engine import audit
+from kvstore.engine.lookups import Lookup, Lookups
+from kvstore.engine.parts import Parts
+from kvstore.engine.queues import queues
+from kvstore.engine.retention_commands import Retention
+from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
+from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
+from kvstore.health.breakeven import BreakEven
+from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.index import forest
+from kvstore.index.block import ROOTED, Block, Namespace, NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry, drop_some
+from kvstore.index.prompts import Prompts
+from kvstore.index.slots import Places
+from kvstore.io_pool import Io
+from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
+from kvstore.ledger.counters import Counters
+from kvstore.ledger.totals import LOADED, STORED, Prefix, Total, Totals
+from kvstore.movement.adoption import Adoption
+from kvstore.movement.loading import Loader
+from kvstore.movement.shared import SharedLevel
+from kvstore.movement.sources import DeviceSource, SharedSource
+from kvstore.movement.verification import Verifier
+from kvstore.movement.watch import Watch
+from kvstore.movement.writing import Writer
+from kvstore.policies.base import Policies
+from kvstore.policies.lru import LeafLru
+from kvstore.protocol import outcomes
+from kvstore.protocol.frames import Acquired, Extents, Reserved
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
+from kvstore.residency.eviction import Eviction
+from kvstore.residency.levels import Device, Member, Nvme, Row
+from kvstore.residency.residency import Residency
+from kvstore.retention.rules import RuleFile
+from kvstore.steps import Steps, finish
+from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
+from tiers.constants import OWNER_DAEMON
+from tiers.slots import neighbours
+
+log = logging.getLogger("kvstore.engine")
+
+
+class Engine(Parts):
+    """All levels of one node. `jobs_max` bounds the loads, and the writes, under way on each device."""
+
+    def __init__(
+        self,
+        arena: Places,
+        devices: Sequence[tuple[Device, Io]],
+        namespaces: NamespaceRegistry,
+        io: Io,
+        policies: Policies | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jobs_max: int = 4,
+        totals: Totals | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        endurance: Endurance | None = None,
+        endurance_file: EnduranceFile | None = None,
+        stall_s: float = STALL_S,
+        prefill_tokens_per_s: float = 0.0,
+        rules: RuleFile | None = None,
+        pinned_share_max: float = PINNED_SHARE_DEFAULT,
+        shared: Sequence[SharedLevel] = (),
+    ) -> None:
+        """devices: each with the I/O threads that are its own. `io`: threads for everything else."""
+        self.arena = arena
+        self.namespaces = namespaces
+        self.counters = Counters()
+        self.sessions: list[Session] = []
+        self.endurance = endurance or Endurance(0, clock)
+        self.nvme = Nvme(
+            [
+                Member(
+                    number,
+                    "nvme" if len(devices) == 1 else f"nvme{number}",
+                    device,
+                    own_io,
+                    clock,
+                    stall_s,
+                    self._sources_changed,
+                )
+                for number, (device, own_io) in enumerate(devices)
+            ]
+        )
+        family = policies or Policies(LeafLru)
+        self.blocks = Residency(arena, self.nvme, namespaces, family, self.counters, self.endurance)
+        self.eviction = Eviction(self.blocks)
+        self.prompts = Prompts()
+        self.accounts = Accounts(
+            totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not devices and not shared
+        )
+        self.verifier = Verifier(self.blocks, io)
+        sources = [DeviceSource(member, arena, jobs_max) for member in self.nvme.members]
+        far = [SharedSource(level, arena, clock, stall_s, self._sources_changed) for level in shared]
+        self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
+        self.watches = [Watch(source, self.blocks, clock, self.loader.missed) for source in sources]
+        self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, jobs_max, self.loader.feed)
+        self.lookups = Lookups(self.blocks, BreakEven(prefill_tokens_per_s), sources, far)
+        self.blocks.expiry.rows = self._stored_times
+        self.retention = Retention(
+            self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules, pinned_share_max
+        )
+        self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
+        self._clock = clock
+        self.io = io
+        self._lease_number = 0
+        self._endurance_file = endurance_file
+        self._saving_names = False
+
+    # -- sessions --
+
+    def open_session(self, owner: int, label: str = "") -> Session:
+        """A client attached; owner is its number in the arena, 0 if it has none."""
+        session = Session(owner, label)
+        self.sessions.append(session)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """Take everything back from a client that is gone. Idempotent.
+
+        Slots it was writing are handed out again when the arena sees that it cannot write any more.
+        """
+        if session not in self.sessions:
+            return
+        self.sessions.remove(session)
+        for lease in list(session.leases.values()):
+            if isinstance(lease, WriteLease):
+                self._abort(lease, is_lost=True)
+            else:
+                self._let_go(lease)
+        session.leases.clear()
+        if session.owner != OWNER_DAEMON:
+            self.arena.let_go_owner(session.owner)
+        self.loader.feed()
+
+    def register(self, spec: NamespaceSpec) -> int:
+        """The id of a namespace. Raises NamespaceConflict, BadRequest."""
+        if len(spec.digest) != NAMESPACE_BYTES:
+            raise BadRequest(f"namespace digest of {len(spec.digest)} bytes: {NAMESPACE_BYTES} are required")
+        if not 8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES:
+            raise BadRequest(
+                f"hash_bytes {spec.hash_bytes}: allowed are 8 to {KEY_BYTES_MAX - NAMESPACE_BYTES}"
+            )
+        if not 0 < spec.record_bytes <= self.arena.layout.slab_bytes:
+            raise BadRequest(
+                f"record_bytes {spec.record_bytes}: allowed are 1 to {self.arena.layout.slab_bytes} (dram.slab_bytes)"
+            )
+        namespace = self.namespaces.register(spec)
+        self.retention.registered(namespace)
+        return namespace.id
+
+    def end_namespace(self, number: int) -> None:
+        """Nobody will use this namespace again: unknown from now on; `drop_ended` drops its blocks."""
+        self.namespaces.end(number)
+
+    def drop_ended(self) -> bool:
+        """Drop some blocks of ended namespaces, for about a millisecond; whether there is more to do at once."""
+        namespace = self.namespaces.ended()
+        if namespace is None or self.retention.is_behind:
+            return False
+        if drop_some(namespace, lambda block: self.blocks.drop(block, outcomes.EXPIRED)):
+            return True
+        self.namespaces.postpone()
+        return False
+
+    # -- reading --
+
+    def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
+        """How many leading blocks are present in all namespaces with an unbroken prefix; `book` it afterwards."""
+        spaces, count = self._asked(namespaces, hashes)
+        asked = Lookup(spaces, hashes, asking)
+        found = self.lookups.find(asked)
+        self.lookups.note(asked, found)
+        for namespace in spaces:
+            self.prompts.remember(namespace.id, asking.ticket, hashes, namespace.hash_bytes)
+        self.counters.lookups += 1
+        self.counters.lookup_blocks += count
+        self.counters.lookup_hit_blocks += found.usable
+        return found
+
+    def book(
+        self, namespaces: list[int], hashes: bytes, found: Found, asking: Asking = NOBODY_IN_PARTICULAR
+    ) -> None:
+        """Account for the tokens of a lookup that was answered."""
+        spaces = [self.namespaces.get(number) for number in namespaces]
+        rate = self.lookups.break_even.rate(spaces[0], asking)
+        self.accounts.book(spaces, hashes, found, asking._replace(prefill_tokens_per_s=rate))
+
+    def settle(self, ticket: int, tokens: int, number: int, block_hash: bytes) -> None:
+        """A client could use only so many tokens of what its ticket found; see `Accounts.settle`."""
+        namespace = self.namespaces.get(number) if block_hash else None
+        self.accounts.settle(ticket, tokens, namespace, block_hash)
+
+    def explain_steps(self, namespaces: list[int], hashes: bytes) -> Steps[tuple[list[bytes], list[int]]]:
+        """Where each block is in each namespace, and the outcome it would have now. Counts nothing."""
+        spaces, _ = self._asked(namespaces, hashes)
+        places: list[bytes] = []
+        for namespace in spaces:
+            places.append((yield from forest.residency_steps(namespace, hashes)))
+        found = self.lookups.find(Lookup(spaces, hashes, NOBODY_IN_PARTICULAR))
+        return places, (yield from self.accounts.judge_steps(spaces, hashes, found))
+
+    def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
+        """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
+        rows = self.accounts.totals.since(since_s)
+        told = _fitting(rows[skip : skip + TOTALS_TOLD])
+        return {
+            "region": self.accounts.totals.region,
+            "rows": [row.as_dict() for row in told],
+            "rows_left": max(0, len(rows) - skip - len(told)),
+            "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD, since_s)],
+        }
+
+    def residency_steps(self, number: int, hashes: bytes) -> Steps[bytes]:
+        """One byte a hash: `blocks.IN_DRAM | IN_NVME | BROKEN_PREFIX`, 0 where absent."""
+        namespace = self.namespaces.get(number)
+        self._count(namespace, hashes)
+        return (yield from forest.residency_steps(namespace, hashes))
+
+    def acquire(
+        self,
+        session: Session,
+        number: int,
+        hashes: bytes,
+        on_ready: Callable[[Acquired], None],
+        parent: bytes = b"",
+        ticket: int = 0,
+    ) -> ReadLease:
+        """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once.
+
+        It may be called before this returns. `expire` on the lease makes it answer at once
+        with what is ready.
+        """
+        namespace = self.namespaces.get(number)
+        asked = self._split(namespace, hashes)
+        lease = ReadLease(
+            self._next_lease(), namespace, len(asked), lambda lease: self._answer(session, lease, on_ready)
+        )
+        session.leases[lease.number] = lease
+        lease.outstanding = 1  # so that it cannot finish before all are asked for
+        blocks = self.blocks
+        found = forest.chain(namespace, asked)
+        run = [block for block in found if block is not None and block.where & IN_ANY]
+        over = blocks.expiry.over(run) if blocks.expiry else ()
+        if over:
+            found = [None if block in over else block for block in found]
+            run = [block for block in run if block not in over]
+        if run:
+            blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self._clock())
+            blocks.writes.offer_again(run)
+        unverified, tiers = blocks.unverified, lease.tiers
+        ready: list[Block] = []
+        slow: list[tuple[int, Block]] = []
+        for position, block in enumerate(found):
+            if block is None or not (where := block.where) & IN_ANY:
+                continue
+            tiers[position] = IN_DRAM if where & IN_DRAM else IN_NVME
+            if where & IN_DRAM and block not in unverified:
+                lease.blocks[position] = block
+                ready.append(block)
+            else:
+                slow.append((position, block))
+        blocks.pin(*ready)
+        for position, block in slow:
+            lease.outstanding += 1
+            self.loader.want(block, LeaseWaiter(lease, position, blocks.pin))
+        if self.loader.shared and len(run) < len(asked) and not over:
+            self._fetch(lease, hashes, found, parent)
+        self.loader.pump()
+        lease.outstanding -= 1
+        if lease.outstanding == 0:
+            lease.expire()
+        return lease
+
+    def _fetch(self, lease: ReadLease, hashes: bytes, found: list[Block | None], parent: bytes) -> None:
+        """Ask shared levels for what no owned level has, behind the owned part of this run."""
+        namespace, size = lease.namespace, lease.namespace.hash_bytes
+        start = next(at for at, block in enumerate(found) if block is None or not block.where & IN_ANY)
+        for source in self.loader.shared:
+            end = source.level.held(namespace, hashes, start) if source.loads.closed else start
+            for position in range(start, end):
+                block = found[position]
+                if block is not None and block.where & IN_ANY:
+                    continue  # held behind a gap
+                above = hashes[(position - 1) * size : position * size] if position else parent
+                block_hash = hashes[position * size : (position + 1) * size]
+                lease.outstanding += 1
+                lease.tiers[position] = IN_SHARED
+                waiter = LeaseWaiter(lease, position, self.blocks.pin)
+                self.loader.fetch(namespace, block_hash, above, source, waiter)
+            start = max(start, end)
+
+    def prefetch_steps(self, number: int, hashes: bytes) -> Steps[int]:
+        """Start bringing blocks into DRAM; returns how many are on the way. Evicts nothing before it reads."""
+        namespace = self.namespaces.get(number)
+        asked, coming = self._split(namespace, hashes), 0
+        for start in range(0, len(asked), STEP_SLOW_BLOCKS):
+            before = self.loader.underway
+            for block_hash in asked[start : start + STEP_SLOW_BLOCKS]:
+                block = namespace.blocks.get(block_hash)
+                if block is not None and block.where & IN_ANY:
+                    self.loader.prefetch(block)
+            self.loader.pump()
+            coming += self.loader.underway - before
+            yield
+        return coming
+
+    # -- writing --
+
+    def reserve(
+        self, session: Session, number: int, hashes: bytes, parent: bytes, ticket: int = 0
+    ) -> Reserved:
+        """Slots for the blocks of this run that are not held yet. `parent` is the hash before it."""
+        namespace = self.namespaces.get(number)
+        asked = self._split(namespace, hashes)
+        if parent and len(parent) != namespace.hash_bytes:
+            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
+        if len({parent, *asked}) != len(asked) + 1:
+            raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
+        known = list(map(namespace.blocks.get, asked))
+        if forest.would_cycle(namespace, parent, known):
+            raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
+        prompt = self.prompts.recall(number, ticket, len(asked))
+        lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
+        end = self._reserve(lease, known, session.owner)
+        refused = forest.not_held(namespace, asked[end:])
+        self.counters.reserve_no_room += len(asked) - end
+        self.counters.reserve_held += end - len(lease.slots)
+        if lease.slots:
+            session.leases[lease.number] = lease
+        now_s = self._clock()
+        # What came later in this run may have taken the place of one that was held.
+        held = [block for block in known[:end] if block is not None and block.where & IN_ANY]
+        blocks = self.blocks
+        if blocks.expiry:
+            for block in blocks.expiry.over(held):  # its bytes are offered again: as if stored now
+                blocks.expiry.stored(block)
+        blocks.touched(held, prompt, now_s)
+        blocks.settle(*held)  # policies have outdated entries of those among them that may leave
+        blocks.writes.offer_again(held)
+        if refused:
+            blocks.refused(namespace, refused, prompt, self.eviction.no_room, now_s)
+        granted = bytearray(len(asked))
+        for position in lease.slots:
+            granted[position] = 1
+        extents = self._extents(namespace, list(lease.slots.values()))
+        return Reserved(lease.number if lease.slots else 0, bytes(granted), extents, end < len(asked))
+
+    def _reserve(self, lease: WriteLease, known: list[Block | None], owner: int) -> int:
+        """Have slots for what is not held of the run of a lease; `known`: its blocks. Answers where room ended."""
+        hashes, writing = lease.hashes, lease.namespace.writing
+        start = 0  # of the blocks that are neither held nor being written, behind the latest one that is
+        for end, block in enumerate((*known, None)):
+            if (
+                end < len(hashes)
+                and not (block is not None and block.where & IN_ANY)
+                and hashes[end] not in writing
+            ):
+                continue
+            if new := hashes[start:end]:
+                before = hashes[start - 1] if start else lease.parent
+                found = self.eviction.slots(lease.namespace, new, before, owner, lease.prompt)
+                lease.slots.update(enumerate(found, start))
+                writing.update(new[: len(found)])
+                if len(found) < len(new):
+                    return start + len(found)
+            start = end + 1
+        return len(hashes)
+
+    def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
+        """Make these blocks of a write lease visible; the others of it are given up."""
+        lease = session.leases.get(number)
+        if not isinstance(lease, WriteLease):
+            raise UnknownLease(f"write lease {number}: not held by this connection")
+        if len(checksums) != CHECKSUM_BYTES * len(indexes):
+            raise BadRequest(f"commit: {len(checksums)} bytes of checksums for {len(indexes)} blocks")
+        if len(set(indexes)) != len(indexes) or not lease.slots.keys() >= set(indexes):
+            raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
+        now_s = self._clock()
+        run: list[Block] = []
+        namespace, hashes = lease.namespace, lease.hashes
+        slots = list(map(lease.slots.pop, indexes))
+        self.arena.commit_run(slots, checksums, int(self.blocks.expiry.now_s()))
+        for start, end in neighbours(indexes):
+            first, last = indexes[start], indexes[end - 1]
+            before = hashes[first - 1] if first else lease.parent
+            piece = hashes[first : last + 1]
+            run += self.blocks.arrived_in_dram(namespace, piece, before, slots[start:end])
+            namespace.writing.difference_update(piece)
+        self.blocks.touched(run, lease.prompt, now_s)
+        self.blocks.writes.offer(*run)
+        self.blocks.settle(*run)
+        self.counters.committed += len(indexes)
+        self.accounts.moved(lease.namespace, STORED, len(indexes) * lease.namespace.record_bytes)
+        self._drop_write_lease(session, lease)
+        self.writer.pump()
+        return len(indexes)
+
+    def release(self, session: Session, number: int) -> None:
+        """Give a lease back: unpin what was read, give up what was not committed."""
+        lease = session.leases.pop(number, None)
+        if lease is None:
+            raise UnknownLease(f"lease {number}: not held by this connection")
+        if isinstance(lease, WriteLease):
+            self._drop_write_lease(session, lease)
+        else:
+            self._let_go(lease)
+        self.loader.feed()
+
+    # -- upkeep --
+
+    def tick(self) -> None:
+        """Once a second or so: quarantined slots, adopted records, waiting demotions."""
+        self.arena.sweep()
+        self.look()
+        self.verifier.next_ones()
+        self.retention.tick()
+        self.writer.tick()
+        self.loader.feed()
+        self._save_names()
+        if self._endurance_file is not None:
+            self._endurance_file.keep(self.endurance, self.io)
+        self.accounts.save(self.io, self._clock())
+
+    def look(self) -> None:
+        """Several times a stall: look for I/O that hangs."""
+        for watch in self.watches:
+            watch.look()
+        for source in self.loader.shared:
+            source.loads.look()
+            if source.loads.may_probe():
+                source.loads.close()  # the next request is the probe: others may fetch from elsewhere
+
+    def _sources_changed(self) -> None:
+        """A breaker changed its state."""
+        for source in (*self.loader.devices, *self.loader.shared):
+            if not source.loads.closed:
+                source.speed.drop()
+                self.loader.give_up(source)
+        self.writer.changed()
+
+    def _save_names(self) -> None:
+        """One write at a time: all go through the same temporary file."""
+        names = self.namespaces.snapshot() if not self._saving_names else None
+        if names is None:
+            return
+
+        def saved(_: None) -> None:
+            self._saving_names = False
+
+        self._saving_names = True
+        self.io.submit(lambda: self.namespaces.save(names), saved, failed=None)
+
+    def adopt(self) -> None:
+        """Start from what the levels hold, once, before the first session. Devices are read in the background."""
+        self.adoption.start()
+
+    def status(self) -> dict[str, object]:
+        """Figures for people and machines; the fields are documented in docs/cli.md."""
+        tiers = [_tier_status(self.arena.stats())]
+        if self.nvme:
+            tiers.append(_tier_status(self.nvme.stats()))
+        watched = [watch.status() for watch in self.watches]
+        return {
+            "tiers": tiers,
+            "counters": self.counters.as_dict(),
+            "sessions": [
+                {"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in self.sessions
+            ],
+            "loading_blocks": self.loader.underway + self.verifier.underway,
+            "demoting_blocks": len(self.blocks.writes.waiting),
+            "unverified_blocks": len(self.blocks.unverified),
+            "adopting": not self.adoption.done,
+            "endurance": self._endurance_status(),
+            "breakers": [breaker for breakers, _ in watched for breaker in breakers],
+            "speeds": [speed for _, speed in watched],
+            "queues": queues(self),
+            "namespaces_total": len(self.namespaces),
+            "namespaces": [
+                n.as_dict()
+                for n in nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
+            ],
+        }
+
+    def list_namespaces(self, skip: int) -> dict[str, object]:
+        """A page of all namespaces, behind the first `skip`."""
+        page = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
+        left = max(0, len(self.namespaces) - skip - len(page))
+        return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
+
+    def _endurance_status(self) -> dict[str, object] | None:
+        if not self.nvme or not self.endurance.limited:
+            return None
+        return {
+            "write_bytes_per_day": self.endurance.bytes_per_day,
+            "spent_bytes": self.endurance.spent_bytes,
+            "allowance_bytes": int(self.endurance.allowance_bytes(self._clock())),
+            "worth_min": round(self.endurance.threshold, 4),
+        }
+
+    def check(self) -> list[str]:
+        """Prove that the books balance; one line per violation. All at once."""
+        return finish(audit.check_steps(self))
+
+    def check_steps(self) -> Steps[list[str]]:
+        """The same in steps."""
+        return audit.check_steps(self)
+
+    # -- helpers --
+
+    def _asked(self, numbers: list[int], hashes: bytes) -> tuple[list[Namespace], int]:
+        """The namespaces of a lookup, and of how many blocks. Raises UnknownNamespace, BadRequest."""
+        if not numbers:
+            raise BadRequest("lookup: at least one namespace is required")
+        spaces = [self.namespaces.get(number) for number in numbers]
+        if len({namespace.hash_bytes for namespace in spaces}) > 1:
+            raise BadRequest(
+                "lookup: namespaces with block hashes of different sizes have no block in common"
+            )
+        counts = [self._count(namespace, hashes) for namespace in spaces]
+        return spaces, counts[0]
+
+    def _stored_times(self, blocks: Sequence[Block], done: Callable[[Sequence[int]], None]) -> None:
+        """When these blocks were stored, as their rows say, 0 where they cannot be read; `done` is called later."""
+        times = [self.arena.stored_s(block.slot) if block.where & IN_DRAM else 0 for block in blocks]
+        waiting = 1
+
+        def found(asked: Sequence[tuple[int, Block]], rows: Sequence[Row | None]) -> None:
+            nonlocal waiting
+            for (position, block), row in zip(asked, rows, strict=False):
+                if row is not None and row.key == block.key:
+                    times[position] = row.stored_s
+            waiting -= 1
+            if not waiting:
+                done(times)
+
+        for member in self.nvme.members:
+            asked = [
+                (position, block)
+                for position, block in enumerate(blocks)
+                if block.where & IN_ANY == IN_NVME and block.device == member.number
+            ]
+            if asked:
+                waiting += 1
+                slots = [block.place[1] for _, block in asked]
+                nothing: Sequence[Row | None] = []
+                member.io.submit(
+                    lambda member=member, slots=slots: member.device.rows(slots),  # type: ignore[misc]
+                    lambda rows, asked=asked: found(asked, rows),  # type: ignore[misc]
+                    failed=nothing,
+                )
+        self.io.submit(lambda: None, lambda _: found((), ()), failed=None)
+
+    def _prefix(self, prefix: Prefix) -> dict[str, object]:
+        """A prefix as it is told, with the tiers that have its last block now."""
+        namespace = self.namespaces.of_key(bytes.fromhex(prefix.namespace))
+        block = namespace.blocks.get(bytes.fromhex(prefix.block_hash)) if namespace is not None else None
+        where = block.where if block is not None and block.where & ROOTED else 0
+        tiers = [name for bit, name in ((IN_DRAM, "dram"), (IN_NVME, "nvme")) if where & bit]
+        return {**asdict(prefix), "tiers": tiers}
+
+    def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
+        slots = [block.slot for block in lease.blocks if block is not None]
+        tiers = lease.tiers
+        if len(slots) < len(tiers):
+            tiers = bytearray(
+                tier if block is not None else 0 for block, tier in zip(lease.blocks, tiers, strict=True)
+            )
+        in_dram = tiers.count(IN_DRAM)
+        self.counters.acquired_dram += in_dram
+        self.counters.acquired_nvme += len(slots) - in_dram
+        self.counters.acquire_missed += len(tiers) - len(slots)
+        if slots:
+            self.accounts.moved(lease.namespace, LOADED, len(slots) * lease.namespace.record_bytes)
+        else:
+            session.leases.pop(lease.number, None)
+        pending = lease.outstanding > 0
+        self.counters.expired_acquires += pending
+        extents = self._extents(lease.namespace, slots)
+        on_ready(Acquired(lease.number if slots else 0, bytes(tiers), extents, pending))
+
+    def _extents(self, namespace: Namespace, slots: Sequence[int]) -> Extents:
+        slot_bytes = max(namespace.slot_bytes, self.arena.layout.slot_bytes_min)
+        return Extents(slot_bytes, *self.arena.extents(slots))
+
+    def _let_go(self, lease: ReadLease) -> None:
+        lease.finished = True
+        self.blocks.unpin(*[block for block in lease.blocks if block is not None])
+
+    def _drop_write_lease(self, session: Session, lease: WriteLease) -> None:
+        session.leases.pop(lease.number, None)
+        self._abort(lease)
+
+    def _abort(self, lease: WriteLease, is_lost: bool = False) -> None:
+        """Give up what the lease did not commit. is_lost: its process may be writing still."""
+        lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
+        self.counters.reservations_aborted += len(lease.slots)
+        self.blocks.give_up(lease.namespace, list(lease.slots.values()), is_lost)
+
+    def _count(self, namespace: Namespace, hashes: bytes) -> int:
+        count, rest = divmod(len(hashes), namespace.hash_bytes)
+        if rest:
+            raise BadRequest(
+                f"hashes of {len(hashes)} bytes: not a multiple of hash_bytes {namespace.hash_bytes}"
+            )
+        return count
+
+    def _split(self, namespace: Namespace, hashes: bytes) -> list[bytes]:
+        self._count(namespace, hashes)
+        return forest.split_hashes(hashes, namespace.hash_bytes)
+
+    def _next_lease(self) -> int:
+        self._lease_number += 1
+        return self._lease_number
+
+
+def _fitting(rows: list[Total]) -> list[Total]:
+    """As many of these rows as fit an answer, one at least."""
+    ends = accumulate(TOTALS_ROW_BYTES + 4 * (len(row.model) + len(row.tenant)) for row in rows)
+    return rows[: max(1, sum(end <= TOTALS_TOLD_BYTES for end in ends))]
+
+
+def _tier_status(stats: TierStats) -> dict[str, object]:
+    return {
+        "name": stats.name,
+        "capacity_bytes": stats.capacity_bytes,
+        "used_bytes": stats.used_bytes,
+        "free_bytes": stats.free_bytes,
+        "records": stats.records,
+        "classes": [{"slot_bytes": c.slot_bytes, "total": c.total, "used": c.used} for c in stats.classes],
+    }

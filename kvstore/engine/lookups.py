@@ -1,0 +1,184 @@
+"""Lookups: how much of a prompt's prefix is usable, and why not more. The one place that says so.
+
+    blocks │ held by owned levels, prefix unbroken │ shared levels go on │ missing │
+           │ … and alive (TTL)                     │                     │
+           │ … within what DRAM may hold (quota)   │                     │
+           │ … its source works (breaker) and loading beats computing    │
+
+Each line can only shorten what is used; the reason of the first that does is the outcome of the
+tokens behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvstore.health.breakeven import BreakEven, Slow
+from kvstore.index import forest
+from kvstore.index.block import Namespace
+from kvstore.ledger.accounts import Asking, Found
+from kvstore.movement.sources import DeviceSource, SharedSource
+from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_DRAM
+from kvstore.residency.residency import Residency
+
+
+class Lookup(NamedTuple):
+    """What is asked: the same prompt in each of these namespaces."""
+
+    namespaces: Sequence[Namespace]
+    hashes: bytes
+    asking: Asking
+
+    @property
+    def skip(self) -> int:
+        """Blocks that the engine holds itself."""
+        return self.asking.local_tokens // max(1, self.namespaces[0].spec.block_tokens)
+
+
+class Lookups:
+    """Answers lookups. Changes no block."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        break_even: BreakEven,
+        devices: Sequence[DeviceSource],
+        shared: Sequence[SharedSource],
+    ) -> None:
+        self._residency = residency
+        self.break_even = break_even
+        self._devices = devices
+        self._shared = shared
+
+    def find(self, asked: Lookup) -> Found:
+        """How much is there, and how much of it is to be used."""
+        namespaces, hashes = asked.namespaces, asked.hashes
+        owned = len(hashes) // namespaces[0].hash_bytes
+        for namespace in namespaces:
+            owned = forest.rooted_prefix(namespace, hashes, owned)
+        live = owned
+        if self._residency.expiry:
+            live = min(self._residency.expiry.live(namespace, hashes, owned) for namespace in namespaces)
+        if live < owned:
+            return self._used(asked, live, live)._replace(expired=owned - live)
+        return self._used(asked, owned, self._shared_end(asked, owned))
+
+    def note(self, asked: Lookup, found: Found) -> None:
+        """A client was told of it: learn its prefill rate, and remember what was refused."""
+        namespaces, hashes, asking = asked
+        if asking.prefill_tokens_per_s:
+            for namespace in namespaces:
+                self.break_even.learn(namespace, asking.prefill_tokens_per_s)
+        if found.usable == found.held:
+            return
+        counters = self._residency.counters
+        if found.why == outcomes.OVER_QUOTA:
+            counters.refused_over_quota += 1
+            return
+        if found.why == outcomes.SLOWER:
+            counters.refused_slower += 1
+        else:
+            counters.refused_unavailable += 1
+        size = namespaces[0].hash_bytes
+        wanted = hashes[found.usable * size : (found.usable + 1) * size]
+        for namespace in namespaces:
+            block = namespace.blocks.get(wanted)
+            if block is not None and self._devices and not block.where & IN_DRAM and block.where:
+                source = self._devices[block.device]
+                source.wanted(block.key)
+                source.refused |= found.why == outcomes.SLOWER
+                return
+
+    def _shared_end(self, asked: Lookup, owned: int) -> int:
+        """The end of the prefix with what shared levels have behind the owned part of it."""
+        end = owned
+        for source in self._shared:
+            if source.loads.closed and end * asked.namespaces[0].hash_bytes < len(asked.hashes):
+                further = min(source.level.held(n, asked.hashes, end) for n in asked.namespaces)
+                end = max(end, further)
+        return end
+
+    def _used(self, asked: Lookup, owned: int, held: int) -> Found:
+        """What to use of `held` blocks, of which owned levels have the first `owned`."""
+        if not held or not (self._devices or self._shared):
+            return Found(held, held)
+        slow: list[Slow] | None = None
+
+        def find_slow() -> list[Slow]:
+            nonlocal slow
+            if slow is None:
+                slow = self._slow(asked, owned, held)
+            return slow
+
+        end, why = held, outcomes.SLOWER
+        if not all(source.loads.closed for source in self._devices):
+            sick = (
+                s.position
+                for s in find_slow()
+                if isinstance(s.source, DeviceSource) and not s.source.loads.closed
+            )
+            end = next(sick, held)
+            why = outcomes.UNAVAILABLE
+        sources = [*self._devices, *(self._shared if held > owned else ())]
+        healthy = [source for source in sources if source.loads.closed]
+        if end == held or healthy:
+            worth = self.break_even.usable(
+                asked.namespaces,
+                end,
+                asked.asking,
+                healthy,
+                lambda: [s for s in find_slow() if s.position < end],
+            )
+            if worth < end:
+                end, why = worth, outcomes.SLOWER
+        if self._residency.quotas:
+            fitting = self._within_quotas(asked, end, find_slow)
+            if fitting < end:
+                end, why = fitting, outcomes.OVER_QUOTA
+        return Found(end, held, why, shared=held - owned)
+
+    def _within_quotas(self, asked: Lookup, end: int, find_slow: Callable[[], list[Slow]]) -> int:
+        """No more than may be in DRAM at once: waiting for the rest would be in vain."""
+        fitting = self._residency.quotas.fitting(asked.namespaces, IN_DRAM)
+        if fitting is None or end <= asked.skip + fitting:
+            return end
+        slow = find_slow()
+        return max(asked.skip + fitting, slow[0].position) if slow else end
+
+    def _slow(self, asked: Lookup, owned: int, held: int) -> list[Slow]:
+        """Of the blocks behind those that the engine has: those that DRAM has not, in prompt order."""
+        found: list[Slow] = []
+        for namespace in asked.namespaces:
+            found += self._slow_in(namespace, asked.hashes, owned, asked.skip)
+            found += self._slow_shared(namespace, asked.hashes, max(owned, asked.skip), held)
+        if len(asked.namespaces) > 1:
+            found.sort(key=lambda slow: slow.position)
+        return found
+
+    def _slow_in(self, namespace: Namespace, hashes: bytes, count: int, skip: int) -> list[Slow]:
+        """In owned levels, from the last block up along the parents."""
+        size = namespace.hash_bytes
+        block = namespace.blocks.get(hashes[(count - 1) * size : count * size]) if count else None
+        found: list[Slow] = []
+        for position in range(count - 1, skip - 1, -1):
+            if block is None:
+                break
+            if not block.where & IN_DRAM:
+                found.append(Slow(position, self._devices[block.device], namespace.record_bytes))
+            block = block.parent
+        found.reverse()
+        return found
+
+    def _slow_shared(self, namespace: Namespace, hashes: bytes, start: int, held: int) -> list[Slow]:
+        """In shared levels, behind the owned prefix."""
+        found: list[Slow] = []
+        for source in self._shared:
+            if start >= held:
+                break
+            if source.loads.closed:
+                end = min(held, source.level.held(namespace, hashes, start))
+                found += [Slow(position, source, namespace.record_bytes) for position in range(start, end)]
+                start = max(start, end)
+        return found

@@ -1,0 +1,103 @@
+"""The answer to `kvstore retention`: all rules, and what they amount to.
+
+All rules fit into one answer (`Book.require_fitting`). Names of models and tenants are added to them as far as
+there is room left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from kvstore.constants import (
+    PINNED_BLOCKS_TOLD,
+    RETENTION_TOLD_BYTES,
+    RULE_BYTES,
+    TENANTS_TOLD,
+    TENANTS_TOLD_BYTES,
+    require,
+)
+from kvstore.index.block import Namespace
+from kvstore.protocol.frames import FRAME_BYTES_MAX
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.residency import Residency
+from kvstore.retention.rules import Book, name_bytes, rule_bytes
+
+require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
+TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
+
+Known = Callable[[bytes], Namespace | None]  # the namespace of a digest
+
+
+def report(book: Book, blocks: Residency, known: Known) -> dict[str, object]:
+    """The fields are documented in docs/cli.md."""
+    tenants = blocks.quotas.tenants(TENANTS_TOLD)
+    ends = accumulate(name_bytes(name) for name, _ in tenants)
+    tenants = tenants[: sum(end <= TENANTS_TOLD_BYTES for end in ends)]
+    left_bytes = RETENTION_TOLD_BYTES - sum(map(rule_bytes, book.rules()))
+    names = _Names(known, left_bytes - sum(RULE_BYTES + name_bytes(name) for name, _ in tenants))
+    guards = blocks.guards
+    return {
+        "pins": _pins(book, blocks, known, names),
+        "ttls": [
+            {
+                **names.about(ttl.namespace, ttl.tenant),
+                "block_hash": ttl.block_hash or None,
+                "ttl_s": ttl.ttl_s,
+                "since_s": ttl.since_s,
+            }
+            for ttl in book.ttls
+        ],
+        "quotas": [
+            {
+                **names.about(quota.namespace, quota.tenant),
+                "dram_bytes": quota.dram_bytes,
+                "nvme_bytes": quota.nvme_bytes,
+                **_used_bytes(blocks.quotas.holder(quota.namespace, quota.tenant).used),
+                "since_s": quota.since_s,
+            }
+            for quota in book.quotas
+        ],
+        "pinned": [
+            {"tier": name, "pinned_bytes": guards.guarded_bytes[bit], "limit_bytes": guards.limits[bit]}
+            for bit, name in TIERS
+            if bit == IN_DRAM or blocks.nvme
+        ],
+        "tenants": [{"tenant": tenant, **_used_bytes(used)} for tenant, used in tenants],
+    }
+
+
+def _pins(book: Book, blocks: Residency, known: Known, names: _Names) -> list[dict[str, object]]:
+    left = PINNED_BLOCKS_TOLD
+    rows = []
+    for pin in book.pins:
+        key = bytes.fromhex(pin.namespace), bytes.fromhex(pin.block_hash)
+        facts = blocks.guards.held_of(key, known(key[0]), left)
+        left -= facts["blocks"] or 0
+        about = names.about(pin.namespace)
+        rows.append({**about, "block_hash": pin.block_hash, "since_s": pin.since_s, **facts})
+    return rows
+
+
+def _used_bytes(used: list[int]) -> dict[str, int]:
+    return {f"{name}_used_bytes": used[bit] for bit, name in TIERS}
+
+
+class _Names:
+    """The model and tenant of namespaces, until they have taken `left_bytes`."""
+
+    def __init__(self, known: Known, left_bytes: int) -> None:
+        self._known = known
+        self._left_bytes = left_bytes
+
+    def about(self, namespace: str, tenant: str | None = None) -> dict[str, object]:
+        """The fields of a rule that say what it is about."""
+        known = self._known(bytes.fromhex(namespace))
+        fields = known.spec.fields if known is not None else {}
+        model, own = fields.get("model"), fields.get("tenant")
+        size = name_bytes(model) + name_bytes(own)
+        if size > self._left_bytes:
+            model = own = None
+        else:
+            self._left_bytes -= size
+        return {"namespace": namespace or None, "model": model, "tenant": own if tenant is None else tenant}

@@ -1,0 +1,89 @@
+"""Sessions and leases: who holds which slots, so that a dead client leaves nothing behind.
+
+    session (one connection) ──▶ WriteLease: slots being filled, in state WRITING
+                             └─▶ ReadLease:  blocks pinned while somebody copies out of them
+
+A lease ends by commit, by release, or with its session. A pinned block is in no policy's
+queue; only the lease moves it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.index.block import Block, Namespace
+from kvstore.index.prompts import Prompt
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One attached client; `owner` is its number in the arena (0: attached without arena)."""
+
+    owner: int
+    label: str
+    leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class WriteLease:
+    """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions."""
+
+    number: int
+    namespace: Namespace
+    hashes: list[bytes]
+    parent: bytes
+    prompt: Prompt
+    slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
+
+
+class ReadLease:
+    """Blocks pinned for one client; `settle` is called once for each that was not ready."""
+
+    __slots__ = ("_finish", "blocks", "finished", "namespace", "number", "outstanding", "tiers")
+
+    def __init__(
+        self, number: int, namespace: Namespace, count: int, finish: Callable[[ReadLease], None]
+    ) -> None:
+        self.number = number
+        self.namespace = namespace
+        self.blocks: list[Block | None] = [None] * count
+        self.tiers = bytearray(count)
+        self.outstanding = 0
+        self.finished = False
+        self._finish = finish
+
+    def settle(self, position: int, block: Block | None) -> None:
+        """A block arrived, pinned for this lease, or will not come (None)."""
+        self.blocks[position] = block
+        self.outstanding -= 1
+        if self.outstanding == 0:
+            self.expire()
+
+    def expire(self) -> None:
+        """Answer now, with what is ready. Idempotent."""
+        if not self.finished:
+            self.finished = True
+            self._finish(self)
+
+
+class LeaseWaiter(NamedTuple):
+    """One position of a read lease, waiting for its block."""
+
+    lease: ReadLease
+    position: int
+    pin: Callable[[Block], None]
+
+    def __call__(self, block: Block | None, /) -> None:
+        if self.lease.finished:
+            return
+        if block is not None:
+            self.pin(block)
+        self.lease.settle(self.position, block)
+
+    def is_waiting(self) -> bool:
+        return not self.lease.finished
+
+    def waits_for_room(self) -> bool:
+        return not self.lease.finished

@@ -1,0 +1,33 @@
+"""Durable files: a small file is replaced whole, or stays as it was, whatever happens meanwhile.
+
+    new NAME.tmp ─▶ write ─▶ sync ─▶ rename to NAME ─▶ sync the directory
+
+The temporary file is always a new one: a link that somebody planted under its name is
+removed, not followed. Mode 0600, whatever the umask.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """On disk when this returns. One writer at a time; blocks on the disk. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # what a kill left, or somebody planted
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,1 @@
+"""Whether a tier is worth using now."""

@@ -1,0 +1,172 @@
+"""A breaker: a tier that errs or stalls is left alone, and tried again later.
+
+               failures in a row, or a job that hangs
+      CLOSED ────────────────────────────────────────▶ OPEN ◀──┐
+         ▲                                               │     │ it failed, or hangs too:
+         │ the probe came back                 pause over│     │ a longer pause
+         └──────────────────────────────── PROBING ◀─────┘─────┘
+
+There is one for the loads of a tier and one for its stores: a disk that cannot be written
+is still read. While it is not closed nobody but a probe uses the tier in that direction;
+what waits is told so at the trip. A trip costs those who wait one `stall_s` at most, and
+those who come later nothing.
+
+A job that hangs keeps its thread, and its memory, until it comes back. Nothing is probed
+before every job from before the trip is back: until then the tier is as sick as it was.
+Pauses double from trip to trip, up to a limit, and start small again after a calm time.
+
+Called from the engine's thread, but for `start`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+from kvstore.constants import (
+    BREAKER_CALM_S,
+    BREAKER_FAILURES_MAX,
+    BREAKER_PAUSE_JITTER,
+    BREAKER_PAUSE_S_MAX,
+    BREAKER_PAUSE_S_MIN,
+)
+
+log = logging.getLogger("kvstore.health.breaker")
+
+CLOSED, OPEN, PROBING = "closed", "open", "probing"
+
+
+class Job:
+    """One piece of I/O: submitted, started by a thread, ended."""
+
+    __slots__ = ("begun_s", "size_bytes", "started_s")
+
+    def __init__(self, size_bytes: int, begun_s: float) -> None:
+        self.size_bytes = size_bytes
+        self.begun_s = begun_s
+        self.started_s: float | None = None  # a job that waits for a thread does not hang
+
+
+class Breaker:
+    """`changed` is called after every change of state. stall_s: how long a job may take."""
+
+    def __init__(
+        self,
+        name: str,
+        stall_s: float,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+        chance: random.Random | None = None,
+    ) -> None:
+        self.name = name
+        self.state = CLOSED
+        self.trips = 0
+        self.reason = ""  # of the last trip
+        self._stall_s = stall_s
+        self._clock = clock
+        self._changed = changed
+        self._chance = chance or random.Random()
+        self._jobs: dict[Job, None] = {}
+        self._probe: Job | None = None
+        self._failures = 0  # in a row
+        self._pauses = 0  # since the last calm time
+        self._retry_at_s = 0.0
+        self._closed_at_s = clock()
+
+    @property
+    def closed(self) -> bool:
+        return self.state == CLOSED
+
+    @property
+    def jobs(self) -> int:
+        """How many are under way."""
+        return len(self._jobs)
+
+    def begin(self, size_bytes: int, probe: bool = False) -> Job:
+        """A job is submitted; exactly one `end` must follow. A probe needs `may_probe`."""
+        job = Job(size_bytes, self._clock())
+        self._jobs[job] = None
+        if probe:
+            assert self.state == OPEN, "a probe of a breaker that is not open"
+            self._probe = job
+            self._become(PROBING)
+        return job
+
+    def start(self, job: Job) -> None:
+        """Its thread begins now; called by that thread. What starts again has not been away."""
+        if job.started_s is None:
+            job.started_s = self._clock()
+
+    def end(self, job: Job, is_well: bool) -> bool:
+        """It came back. is_well: the tier did what it was asked. True if it came back in time."""
+        del self._jobs[job]
+        in_time = self.state == CLOSED or job is self._probe
+        if job is self._probe:
+            self._probe = None
+            if is_well:
+                self._close()
+            else:
+                self._open("a probe failed")
+        elif self.state == CLOSED:
+            self._failures = 0 if is_well else self._failures + 1
+            if self._failures >= BREAKER_FAILURES_MAX:
+                self._trip(f"{self._failures} failures in a row")
+        return in_time
+
+    def look(self) -> None:
+        """Trip if a job hangs."""
+        if not self._jobs or self.state == OPEN:
+            return
+        age_s = self.oldest_s()
+        if age_s < self._stall_s:
+            return
+        if self.state == PROBING:
+            self._probe = None  # its end says nothing any more
+            self._open(f"a probe did not come back for {age_s:.1f} s")
+        else:
+            self._trip(f"a job did not come back for {age_s:.1f} s")
+
+    def oldest_s(self) -> float:
+        """How long the oldest job has been with its thread."""
+        now_s = self._clock()
+        return max((now_s - job.started_s for job in self._jobs if job.started_s is not None), default=0.0)
+
+    def may_probe(self) -> bool:
+        """Whether the pause is over, and no job from before hangs."""
+        return self.state == OPEN and not self._jobs and self._clock() >= self._retry_at_s
+
+    def close(self) -> None:
+        """There is nothing left to probe with: the next job will show."""
+        if self.state == OPEN:
+            self._close()
+
+    def retry_in_s(self) -> float:
+        return max(0.0, self._retry_at_s - self._clock()) if self.state == OPEN else 0.0
+
+    # -- changes of state --
+
+    def _trip(self, reason: str) -> None:
+        if self._clock() - self._closed_at_s > BREAKER_CALM_S:
+            self._pauses = 0
+        self.trips += 1
+        log.warning("%s: tripped: %s", self.name, reason, extra={"trips": self.trips})
+        self._open(reason)
+
+    def _open(self, reason: str) -> None:
+        self.reason = reason
+        self._failures = 0
+        pause_s = min(BREAKER_PAUSE_S_MAX, BREAKER_PAUSE_S_MIN * 2.0**self._pauses)
+        self._pauses = min(self._pauses + 1, 30)
+        self._retry_at_s = self._clock() + pause_s * (1 + self._chance.random() * BREAKER_PAUSE_JITTER)
+        self._become(OPEN)
+
+    def _close(self) -> None:
+        log.warning("%s: works again", self.name, extra={"trips": self.trips})
+        self._failures = 0
+        self._closed_at_s = self._clock()
+        self._become(CLOSED)
+
+    def _become(self, state: str) -> None:
+        self.state = state
+        self._changed()

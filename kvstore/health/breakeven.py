@@ -1,0 +1,123 @@
+"""Break-even: how far along a prefix loading beats recomputing.
+
+    blocks    │ in DRAM │ slower only │ in DRAM │ slower only … │
+              0         k0                                    count
+    gain(k) = tokens before k / prefill rate  −  time to load the slower blocks before k
+
+The prefix that is used ends where the gain is largest. Each block in DRAM adds to it (a copy
+runs at memory speed), so it ends before a slower block or nowhere. Blocks that the engine
+holds itself are neither loaded nor computed. Sources load side by side: what several of them
+bring takes as long as the slowest of them.
+
+Most lookups need no look at the blocks: if one block takes longer to compute than to load from
+any source, queue and latency included, then so does any number of them, wherever they are.
+Otherwise the chain is walked once, and where further blocks cost less than computing them it is
+all or nothing.
+
+The prefill rate is that of the request; else what this namespace's engines said last; else
+a setting. Where it is not known, nothing is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from kvstore.constants import PREFILL_RATES_MAX, PREFILL_SHARE
+from kvstore.index.block import Namespace
+from kvstore.ledger.accounts import Asking
+
+
+class Priced(Protocol):
+    """Something to load from."""
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        """Predicted seconds from now until so much is there."""
+
+
+class Slow(NamedTuple):
+    """A block that DRAM does not have, and what loading it takes."""
+
+    position: int
+    source: Priced
+    size_bytes: int
+
+
+class BreakEven:
+    """Chooses prefixes. Changes nothing but what it knows of prefill rates."""
+
+    def __init__(self, prefill_tokens_per_s: float) -> None:
+        self._configured = prefill_tokens_per_s
+        self._learned: dict[int, float] = {}  # by namespace; those not told for longest are forgotten
+
+    def learn(self, namespace: Namespace, tokens_per_s: float) -> None:
+        """An engine said how fast it computes."""
+        before = self._learned.pop(namespace.id, tokens_per_s)
+        self._learned[namespace.id] = before + PREFILL_SHARE * (tokens_per_s - before)
+        if len(self._learned) > PREFILL_RATES_MAX:
+            del self._learned[next(iter(self._learned))]
+
+    def rate(self, namespace: Namespace, asking: Asking) -> float:
+        """Prompt tokens per second, 0 where nobody knows."""
+        return asking.prefill_tokens_per_s or self._learned.get(namespace.id) or self._configured
+
+    def usable(
+        self,
+        namespaces: Sequence[Namespace],
+        count: int,
+        asking: Asking,
+        sources: Iterable[Priced],
+        slow: Callable[[], Sequence[Slow]],
+    ) -> int:
+        """How many of the first `count` blocks, all of them held, are sooner loaded than computed.
+
+        `sources`: those that may have some of them. `slow`: finds, in prompt order, those that DRAM has not.
+        """
+        rate = self.rate(namespaces[0], asking)
+        if not rate:
+            return count
+        block_tokens = max(1, namespaces[0].spec.block_tokens)
+        size_bytes = sum(namespace.record_bytes for namespace in namespaces)
+        least_tokens = block_tokens - asking.local_tokens % block_tokens  # of a block that is not whole
+        sources = list(sources)
+        if all(source.load_s(len(namespaces), size_bytes) <= least_tokens / rate for source in sources):
+            return count
+        there = slow()
+        if there and all(_flow_s(source, size_bytes) <= block_tokens / rate for source in sources):
+            # Once latency is paid, each further block is worth loading: none of them, or all.
+            loads: dict[Priced, tuple[int, int]] = {}
+            for _, source, size in there:
+                records, before_bytes = loads.get(source, (0, 0))
+                loads[source] = records + 1, before_bytes + size
+            load_s = max(source.load_s(*load) for source, load in loads.items())
+            first = there[0].position
+            gained_s = max(0, count * block_tokens - asking.local_tokens) / rate - load_s
+            return count if gained_s > max(0, first * block_tokens - asking.local_tokens) / rate else first
+        return _best(there, count, block_tokens, asking.local_tokens, rate)
+
+
+def _flow_s(source: Priced, size_bytes: int) -> float:
+    """What one more block takes, behind the first."""
+    return source.load_s(2, 2 * size_bytes) - source.load_s(1, size_bytes)
+
+
+def _best(slow: Sequence[Slow], count: int, block_tokens: int, local_tokens: int, rate: float) -> int:
+    best, best_gain_s = 0, 0.0
+    loads: dict[Priced, tuple[int, int]] = {}  # records and bytes before this block, by source
+    load_s = 0.0
+    for position, source, size_bytes in [*slow, Slow(count, _NOTHING, 0)]:
+        gain_s = max(0, position * block_tokens - local_tokens) / rate - load_s
+        if gain_s > best_gain_s or not loads:
+            best, best_gain_s = position, gain_s
+        records, before_bytes = loads.get(source, (0, 0))
+        loads[source] = records + 1, before_bytes + size_bytes
+        load_s = max(load_s, source.load_s(*loads[source]))
+    return best
+
+
+class _Nothing:
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return 0.0
+
+
+_NOTHING = _Nothing()

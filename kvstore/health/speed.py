@@ -1,0 +1,146 @@
+"""How fast a tier is, measured from its own work.
+
+    jobs    ├────┤├──────┤         ├──┤
+    busy    ├────────────┤         ├──┤     stretches: so many bytes took so long
+
+    predicted time to load n bytes = wait for what is queued + latency + n / throughput
+
+Latency and throughput are those that fit the stretches best: least squares of the relative
+errors, so that small loads count as much as large ones, newer ones more than older ones. What
+was seen before a sudden change is scaled towards what is seen now instead of being averaged
+with it. A stretch that goes on is cut every now and then; what follows a cut has no latency.
+Before anything is measured every load is predicted to take no time: the first loads are the
+measurement.
+
+A job that is late makes those behind it wait at least as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.constants import (
+    SPEED_FLOW_LEAST,
+    SPEED_KEPT,
+    SPEED_SHARE,
+    SPEED_SHARE_PROBE,
+    SPEED_SIMILAR,
+    SPEED_STRETCH_JOBS_MAX,
+    SPEED_SUDDEN,
+)
+from kvstore.health.breaker import Job
+
+
+class TierSpeed:
+    """Latency and throughput of one tier. Called from the engine's thread only; clock in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.latency_s = 0.0
+        self.bytes_per_s = 0.0  # 0: not known
+        self.waiting_bytes = 0  # asked for and not there yet
+        self.samples = 0
+        self._clock = clock
+        self._fit = _Fit()
+        self._jobs: dict[Job, None] = {}
+        self._begun_s = 0.0  # of the stretch
+        self._from_idle = True  # it began on an idle tier
+        self._stretch_bytes = 0
+        self._stretch_jobs = 0
+
+    def wait(self, size_bytes: int) -> None:
+        """So many more bytes are to be loaded; `arrive` takes them off again."""
+        self.waiting_bytes += size_bytes
+
+    def arrive(self, size_bytes: int) -> None:
+        self.waiting_bytes -= size_bytes
+
+    def begin(self, job: Job) -> None:
+        """A load was submitted; `end` or `drop` must follow."""
+        if not self._jobs:
+            self._new_stretch(job.begun_s, from_idle=True)
+        self._jobs[job] = None
+
+    def end(self, job: Job, size_bytes: int, probe: bool = False) -> None:
+        """It brought so many bytes."""
+        if job not in self._jobs:
+            return
+        del self._jobs[job]
+        self._stretch_bytes += size_bytes
+        self._stretch_jobs += 1
+        if self._jobs and self._stretch_jobs < SPEED_STRETCH_JOBS_MAX:
+            return
+        now_s = self._clock()
+        taken_s = now_s - self._begun_s
+        if taken_s > 0 and self._stretch_bytes:
+            self._note(taken_s, SPEED_SHARE_PROBE if probe else SPEED_SHARE)
+        self._new_stretch(now_s, from_idle=False)
+
+    def drop(self) -> None:
+        """What is under way says nothing about the speed: a job hangs, or failed."""
+        self._jobs.clear()
+
+    def ahead_s(self) -> float:
+        """How long a load that is asked for now takes until its bytes flow: queue and latency."""
+        return max(self.flow_s(self.waiting_bytes), self._late_s()) + self.latency_s
+
+    def flow_s(self, size_bytes: int) -> float:
+        """How long so many bytes flow; 0 while nothing is known."""
+        return size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+
+    def load_s(self, size_bytes: int) -> float:
+        """Predicted time from now until so many bytes are there."""
+        return self.ahead_s() + self.flow_s(size_bytes)
+
+    def _late_s(self) -> float:
+        """How much longer than predicted the oldest job has taken."""
+        if not self._jobs:
+            return 0.0
+        oldest = next(iter(self._jobs))
+        expected_s = self.latency_s + self.flow_s(sum(job.size_bytes for job in self._jobs))
+        return max(0.0, self._clock() - oldest.begun_s - expected_s)
+
+    def _new_stretch(self, begun_s: float, from_idle: bool) -> None:
+        self._begun_s, self._from_idle = begun_s, from_idle
+        self._stretch_bytes = self._stretch_jobs = 0
+
+    def _note(self, taken_s: float, share: float) -> None:
+        size_bytes = self._stretch_bytes
+        if self.bytes_per_s:
+            predicted_s = self.flow_s(size_bytes) + (self.latency_s if self._from_idle else 0.0)
+            off = taken_s / predicted_s
+            if not 1 / SPEED_SUDDEN < off < SPEED_SUDDEN:
+                self._fit.scale(off**share)
+        self._fit.add(size_bytes, taken_s, self._from_idle)
+        self.latency_s, s_per_byte = self._fit.solve()
+        self.bytes_per_s = 1 / s_per_byte
+        self.samples += 1
+
+
+class _Fit:
+    """Sums of the normal equations for: 1 = latency / taken + seconds per byte × bytes / taken."""
+
+    def __init__(self) -> None:
+        self._ll = self._lb = self._bb = self._l = self._b = 0.0
+
+    def scale(self, factor: float) -> None:
+        """As if everything so far had taken so many times as long."""
+        self._ll, self._lb, self._bb = (x / factor**2 for x in (self._ll, self._lb, self._bb))
+        self._l, self._b = self._l / factor, self._b / factor
+
+    def add(self, size_bytes: int, taken_s: float, with_latency: bool) -> None:
+        latency, flow = (1 / taken_s if with_latency else 0.0), size_bytes / taken_s
+        self._ll = self._ll * SPEED_KEPT + latency * latency
+        self._lb = self._lb * SPEED_KEPT + latency * flow
+        self._bb = self._bb * SPEED_KEPT + flow * flow
+        self._l = self._l * SPEED_KEPT + latency
+        self._b = self._b * SPEED_KEPT + flow
+
+    def solve(self) -> tuple[float, float]:
+        """(latency in seconds, seconds per byte), neither negative."""
+        alone = self._b / self._bb  # seconds per byte, were there no latency
+        apart = self._ll * self._bb - self._lb**2
+        if apart <= SPEED_SIMILAR * self._ll * self._bb:
+            return 0.0, alone  # all of one size: it cannot be told what is latency
+        s_per_byte = max((self._ll * self._b - self._lb * self._l) / apart, SPEED_FLOW_LEAST * alone)
+        latency_s = (self._l - s_per_byte * self._lb) / self._ll
+        return (latency_s, s_per_byte) if latency_s > 0 else (0.0, alone)

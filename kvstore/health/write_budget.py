@@ -1,0 +1,198 @@
+"""Endurance: what may be written to NVMe, within so many bytes a day.
+
+    offered ──▶ worth ≥ threshold? ──▶ allowance left? ──▶ promised ──▶ written: spent
+                    ▲                      ▲                  └──▶ never written: given back
+                    │                      └ fills at the budget's rate, holds ENDURANCE_BURST_S of it
+                    └ so that what is let in is about what the budget pays for
+
+Flash wears out by writing. Most blocks are used once (three of four, on recorded
+conversations), so a budget is best spent on those most likely to be used again. What that is
+worth says the policy (`Policies.worth`); where the line is drawn follows from the traffic:
+the worths offered lately are kept in a histogram, and the threshold is the worth above which
+just as many bytes are offered as the budget pays for. A fixed rule, such as "on second
+sight", helps one trace and ruins another.
+
+Between its admission and its write a block waits, for long while a breaker is open; it may leave
+before. So bytes are promised first, and spent when they are written.
+
+A block that is refused stays in DRAM and is offered again when it is used again.
+
+Invariants: within any 24 hours at most the budget is spent, restarts and kills included: what was
+spent is remembered by the hour, and nothing is promised that is not on disk as spent
+already (`kvstore.health.write_budget_file`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvstore.constants import (
+    DAY_S,
+    ENDURANCE_BURST_S,
+    ENDURANCE_CATCH_UP,
+    ENDURANCE_MEMORY_S,
+    ENDURANCE_STRETCH_SHARE,
+    ENDURANCE_WORTH_STEPS,
+    ENDURANCE_WORTHS,
+    HOUR_S,
+)
+
+
+class Ledger(msgspec.Struct):
+    """spent: (when at the latest, bytes). ahead_bytes: to be spent later, at most. written_bytes: spent by
+    this daemon until now."""
+
+    spent: list[tuple[float, int]]
+    ahead_bytes: int
+    written_bytes: int = 0
+
+
+class Endurance:
+    """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
+
+    spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: whoever made it writes
+    a `ledger` whenever `wants_keeping`, and tells `kept`; nothing is let in before.
+    """
+
+    def __init__(
+        self,
+        bytes_per_day: int,
+        clock: Callable[[], float],
+        spent: Sequence[tuple[float, int]] = (),
+        is_kept: bool = False,
+    ) -> None:
+        self.bytes_per_day = bytes_per_day
+        self.refused_blocks = 0
+        self._clock = clock
+        self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
+        self._burst_bytes = self._rate * ENDURANCE_BURST_S
+        self._allowance_bytes = self._burst_bytes
+        self._spent = deque(sorted(spent))  # by the hour, oldest first
+        self._spent_bytes = sum(size_bytes for _, size_bytes in spent)
+        self._promised_bytes = 0  # let in and not written yet
+        self._written_bytes = 0  # by this daemon
+        self._ahead_bytes: float = 0 if is_kept else math.inf  # on disk as spent, and not spent
+        self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
+        self._offered = [0.0] * ENDURANCE_WORTHS  # bytes by worth, fading with ENDURANCE_MEMORY_S
+        self._threshold = 0  # worths from this step on are let in …
+        self._share = 1.0  # … and of those one step below, this share
+        self._carry = 0.0
+        self._then_s = self._decided_s = clock()
+
+    @property
+    def limited(self) -> bool:
+        return self.bytes_per_day > 0
+
+    def admits(self, worth: float, size_bytes: int) -> bool:
+        """Whether this block is to be written; its bytes are promised then: `wrote` or `waive` must follow."""
+        if not self.limited:
+            return True
+        now_s = self._clock()
+        self._refill(now_s)
+        step = _step_of(worth)
+        self._offered[step] += size_bytes
+        if now_s - self._decided_s >= 1.0:
+            self._decide(now_s)
+        if self.allowance_bytes(now_s) < size_bytes or not self._is_above(step):
+            self.refused_blocks += 1
+            return False
+        self._promised_bytes += size_bytes
+        return True
+
+    def waive(self, size_bytes: int) -> None:
+        """So many promised bytes will not be written."""
+        self._promised_bytes -= size_bytes
+
+    def wrote(self, size_bytes: int, was_promised: bool = True) -> None:
+        """So many bytes are on NVMe now."""
+        if self.limited:
+            self._promised_bytes -= size_bytes * was_promised
+            now_s = self._clock()
+            self._refill(now_s)
+            self._spend(size_bytes, now_s)
+
+    def allowance_bytes(self, now_s: float) -> float:
+        """What may be promised now."""
+        while self._spent and self._spent[0][0] <= now_s - DAY_S:
+            self._spent_bytes -= self._spent.popleft()[1]
+        left_bytes = min(self._allowance_bytes, self.bytes_per_day - self._spent_bytes, self._ahead_bytes)
+        return left_bytes - self._promised_bytes
+
+    # -- on disk --
+
+    @property
+    def wants_keeping(self) -> bool:
+        """Whether little is left of what was written ahead."""
+        return self.limited and self._ahead_bytes - self._promised_bytes < self._stretch_bytes / 2
+
+    def ledger(self, is_last: bool = False) -> Ledger:
+        """What is to be on disk before more is let in. is_last: nothing more will be."""
+        ahead_bytes = self._promised_bytes + (0 if is_last else self._stretch_bytes)
+        return Ledger(list(self._spent), ahead_bytes, self._written_bytes)
+
+    def kept(self, ledger: Ledger) -> None:
+        """It is on disk."""
+        self._ahead_bytes = ledger.ahead_bytes - (self._written_bytes - ledger.written_bytes)
+
+    @property
+    def spent_bytes(self) -> int:
+        """In the last 24 hours, or up to one more."""
+        return self._spent_bytes
+
+    @property
+    def threshold(self) -> float:
+        """The worth from which blocks are let in: hits to be expected of one."""
+        return (
+            2.0 ** ((self._threshold - ENDURANCE_WORTHS) / ENDURANCE_WORTH_STEPS) if self._threshold else 0.0
+        )
+
+    def _is_above(self, step: int) -> bool:
+        if step != self._threshold - 1:
+            return step >= self._threshold
+        self._carry += self._share
+        if self._carry < 1.0:
+            return False
+        self._carry -= 1.0
+        return True
+
+    def _spend(self, size_bytes: int, now_s: float) -> None:
+        self._allowance_bytes -= size_bytes
+        self._spent_bytes += size_bytes
+        self._written_bytes += size_bytes
+        self._ahead_bytes -= size_bytes
+        if not self._spent or now_s > self._spent[-1][0]:
+            self._spent.append((now_s + HOUR_S, 0))  # for all that is spent until then
+        until_s, hour_bytes = self._spent[-1]
+        self._spent[-1] = (until_s, hour_bytes + size_bytes)
+
+    def _refill(self, now_s: float) -> None:
+        elapsed_s, self._then_s = max(0.0, now_s - self._then_s), now_s
+        self._allowance_bytes = min(self._burst_bytes, self._allowance_bytes + elapsed_s * self._rate)
+
+    def _decide(self, now_s: float) -> None:
+        """Draw the line where the budget ends."""
+        elapsed_s, self._decided_s = now_s - self._decided_s, now_s
+        fade = math.exp(-elapsed_s / ENDURANCE_MEMORY_S)
+        self._offered = [offered * fade for offered in self._offered]
+        # A full allowance is spent faster than it fills, an empty one more slowly.
+        unused_bytes = max(0.0, self._allowance_bytes - self._promised_bytes)
+        eager = ENDURANCE_CATCH_UP * unused_bytes / self._burst_bytes
+        left = self._rate * eager * ENDURANCE_MEMORY_S
+        self._threshold, self._share = 0, 1.0
+        for step in range(ENDURANCE_WORTHS - 1, -1, -1):
+            if self._offered[step] > left:
+                self._threshold, self._share = step + 1, left / self._offered[step]
+                return
+            left -= self._offered[step]
+
+
+def _step_of(worth: float) -> int:
+    """Worths by powers of two, ENDURANCE_WORTH_STEPS a doubling, the last step for 1 and more."""
+    if worth <= 0:
+        return 0
+    step = ENDURANCE_WORTHS - 1 + math.floor(math.log2(worth) * ENDURANCE_WORTH_STEPS)
+    return min(max(step, 0), ENDURANCE_WORTHS - 1)

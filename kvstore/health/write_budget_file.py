@@ -1,0 +1,104 @@
+"""The endurance budget on disk, so that no kill makes it larger.
+
+    spent, by the hour │ ahead: what may be spent before this is written again
+
+What is written ahead counts as spent after a kill, whether it was or not; after a clean stop it is
+what really was. So the next daemon never knows of less than went to the disk.
+
+`endurance.json` in the data directory: times are those of the wall clock, and replaced whole. One
+that cannot be read counts as a day's budget spent; it is put aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kvstore.files import replace_file
+from kvstore.health.write_budget import Endurance, Ledger
+from kvstore.io_pool import Io
+
+log = logging.getLogger("kvstore.health.write_budget")
+
+
+class EnduranceFile:
+    """Keeps one `Endurance`, whose times are those of `clock`."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._writing = False
+        self._failed = False  # the last time; told once
+
+    def open(self, bytes_per_day: int) -> Endurance:
+        """The budget, less what earlier daemons spent of it. Blocks on the disk."""
+        spent = self._read(bytes_per_day) if bytes_per_day else []
+        endurance = Endurance(bytes_per_day, self._clock, spent, is_kept=True)
+        if bytes_per_day:
+            self._write_now(endurance, endurance.ledger())
+        return endurance
+
+    def keep(self, endurance: Endurance, io: Io) -> None:
+        """Have it written when little is left of what was written ahead; one write at a time."""
+        if self._writing or not endurance.wants_keeping:
+            return
+
+        def written(done: bool) -> None:
+            self._writing = False
+            if done:
+                endurance.kept(ledger)
+
+        self._writing = True
+        ledger = endurance.ledger()
+        io.submit(lambda: self._write(ledger), written, failed=False)
+
+    def close(self, endurance: Endurance) -> None:
+        """A clean stop: nothing is spent any more but what is under way. Blocks on the disk."""
+        if endurance.limited:
+            self._write_now(endurance, endurance.ledger(is_last=True))
+
+    def _write_now(self, endurance: Endurance, ledger: Ledger) -> None:
+        if self._write(ledger):
+            endurance.kept(ledger)
+
+    def _write(self, ledger: Ledger) -> bool:
+        offset_s = self._wall_clock() - self._clock()
+        spent = [(at_s + offset_s, size_bytes) for at_s, size_bytes in ledger.spent]
+        content = msgspec.json.encode(msgspec.structs.replace(ledger, spent=spent))
+        try:
+            replace_file(self._path, content)
+        except OSError as error:
+            if not self._failed:
+                log.warning("nothing is written to NVMe while this file cannot be: %s: %s", self._path, error)
+            self._failed = True
+            return False
+        self._failed = False
+        return True
+
+    def _read(self, bytes_per_day: int) -> list[tuple[float, int]]:
+        """What was spent, and when at the latest."""
+        now_s, wall_s = self._clock(), self._wall_clock()
+        try:
+            ledger = msgspec.json.decode(self._path.read_bytes(), type=Ledger)
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning(
+                "what was written to NVMe is not known: nothing is for a day: %s: %s", self._path, error
+            )
+            with suppress(OSError):
+                self._path.replace(self._path.with_suffix(".unreadable"))
+            return [(now_s, bytes_per_day)]
+        spent = [(now_s + min(0.0, at_s - wall_s), size_bytes) for at_s, size_bytes in ledger.spent]
+        return [*spent, (now_s, ledger.ahead_bytes)]

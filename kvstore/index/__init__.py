@@ -1,0 +1,1 @@
+"""What this node knows: blocks, the forest of their prefixes, and the namespaces they belong to."""

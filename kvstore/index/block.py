@@ -1,0 +1,246 @@
+"""A block in the index: one node of the prefix forest.
+
+    namespace ──▶ hash ──▶ Block ──parent──▶ Block ──parent──▶ (root)
+                             │ where: which owned levels hold its bytes, and in which slots
+                             └ … and ROOTED: held, and so is everything before it
+
+A block that no level holds stays in the forest as a *ghost* while it has descendants, so
+that they are found again as soon as it comes back.
+
+Invariants (proven by `forest.check`):
+
+* rooted(b) ⇔ some level holds b, and b is a first block or rooted(parent(b));
+  so rooted is monotone along a chain, and a lookup may search it by halves;
+* a ghost has children; where there are several, they are counted by level;
+* pins > 0 means that somebody uses the bytes: no policy may choose the block as a victim.
+
+There are millions of these, so a block is 64 bytes: a struct without a garbage collector's
+header, which collections do not walk either (a full one over millions of ordinary objects
+stops the daemon for seconds). The price is that circles of blocks are never found by the
+collector. `forest.left` opens them when a block goes, `forest.forget` when a namespace does.
+And its levels, slots and pins are one number:
+
+    where  │ pins │ NVMe: device (8 bits), slot + 1 (36) │ DRAM: slot + 1 (44) │ ROOTED IN_NVME IN_DRAM (8) │
+
+Only `kvstore.residency` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from kvstore.index.stretch import Stretch
+from kvstore.index.table import BlockTable
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from tiers.slots import slot_bytes_for
+
+ROOTED = 4
+KEY_NAME_MASK = (1 << 56) - 1
+NO_SLOT = -1
+DEVICES_MAX = 256  # of one node's NVMe level
+DEVICE_SHIFT = 36  # a slot of a device, below the device's number
+SLOT_MAX = (1 << 44) - 2  # of the arena, or of a device together with its number
+_SLOT_MASK = SLOT_MAX + 1
+_DRAM_SHIFT, _NVME_SHIFT = 8, 52
+_WITHOUT_DRAM = ~(_SLOT_MASK << _DRAM_SHIFT)
+_WITHOUT_NVME = ~(_SLOT_MASK << _NVME_SHIFT)
+_PIN_SHIFT = 96
+PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
+
+
+class Block(msgspec.Struct, gc=False, eq=False):
+    """One block: where its bytes are and what it hangs on."""
+
+    namespace: Namespace
+    hash: bytes
+    parent: Block | None = None
+    children: Block | Children | None = None  # most blocks have none or one
+    where: int = 0  # IN_DRAM, IN_NVME, ROOTED (no tier, no ROOTED); above them the slot, then the pins
+    stretch: Stretch | None = None  # its last use, which it shares with its neighbours
+
+    @property
+    def slot(self) -> int:
+        """The arena's slot while in DRAM, else NO_SLOT."""
+        return (self.where >> _DRAM_SHIFT & _SLOT_MASK) - 1
+
+    def put_in(self, slot: int) -> None:
+        """Its bytes are in this slot of the arena."""
+        self.where = self.where & _WITHOUT_DRAM | (slot + 1) << _DRAM_SHIFT
+
+    def take_out(self) -> int:
+        """Its bytes are in no slot of the arena any more: returns in which they were."""
+        where = self.where
+        self.where = where & _WITHOUT_DRAM
+        return (where >> _DRAM_SHIFT & _SLOT_MASK) - 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(device, slot) on NVMe; meaningless for a block that is not there."""
+        at = (self.where >> _NVME_SHIFT & _SLOT_MASK) - 1
+        return at >> DEVICE_SHIFT, at & (1 << DEVICE_SHIFT) - 1
+
+    @property
+    def device(self) -> int:
+        """The number of the device that holds it; meaningless for a block that is not on NVMe."""
+        return (self.where >> _NVME_SHIFT & _SLOT_MASK) - 1 >> DEVICE_SHIFT
+
+    def put_on(self, device: int, slot: int) -> None:
+        """Its bytes are in this slot of a device."""
+        self.where = self.where & _WITHOUT_NVME | ((device << DEVICE_SHIFT | slot) + 1) << _NVME_SHIFT
+
+    def take_off(self) -> tuple[int, int]:
+        """Its bytes are on no device any more: returns (device, slot) where they were."""
+        place = self.place
+        self.where &= _WITHOUT_NVME
+        return place
+
+    @property
+    def pins(self) -> int:
+        """How many use its bytes; each adds PIN to `where`."""
+        return self.where >> _PIN_SHIFT
+
+    @property
+    def key(self) -> bytes:
+        return self.namespace.digest + self.hash
+
+    @property
+    def touched_s(self) -> float:
+        """When it was used last; 0 if nobody has used it since it was adopted."""
+        return self.stretch.touched_s if self.stretch is not None else 0.0
+
+    def has_child_in(self, bit: int) -> bool:
+        """Whether a child is in that tier, so that this block is no leaf there."""
+        return self.children is not None and self.children.where & bit != 0
+
+    def each_child(self) -> Iterator[Block]:
+        if self.children is None:
+            return iter(())
+        if isinstance(self.children, Block):
+            return iter((self.children,))
+        return iter(self.children.blocks)
+
+    def has_child(self, block: Block) -> bool:
+        """Whether that block is filed as a child of this one."""
+        if isinstance(self.children, Children):
+            return block in self.children.blocks
+        return self.children is block
+
+    def add_child(self, child: Block) -> None:
+        if self.children is None:
+            self.children = child
+        elif isinstance(self.children, Block):
+            self.children = Children(self.children, child)
+        else:
+            self.children.add(child)
+
+    def remove_child(self, child: Block) -> None:
+        """A child that is in no tier."""
+        if self.children is child:
+            self.children = None
+        elif isinstance(self.children, Children):
+            self.children.blocks.discard(child)
+            if not self.children.blocks:
+                self.children = None
+
+    def count_child(self, bit: int, change: int) -> None:
+        """A child came to that tier (1), or left it (-1). One child alone is asked itself."""
+        if isinstance(self.children, Children):
+            self.children.count(bit, change)
+
+    def __repr__(self) -> str:
+        return f"<Block {self.hash[:4].hex()} where={self.where & 255} pins={self.pins}>"
+
+
+class Children:
+    """Several children of one block. `held[bit]`: how many of them are in the tier of that bit; `where`: the
+    tiers of all of them together."""
+
+    __slots__ = ("blocks", "held", "where")
+
+    def __init__(self, *blocks: Block) -> None:
+        self.blocks: set[Block] = set()
+        self.held = [0] * (IN_NVME + 1)
+        self.where = 0
+        for block in blocks:
+            self.add(block)
+
+    def add(self, block: Block) -> None:
+        self.blocks.add(block)
+        for bit in (IN_DRAM, IN_NVME):
+            if block.where & bit:
+                self.count(bit, 1)
+
+    def count(self, bit: int, change: int) -> None:
+        """A child came to that tier (1), or left it (-1)."""
+        self.held[bit] += change
+        self.where = self.where | bit if self.held[bit] else self.where & ~bit
+
+
+class NamespaceSpec(msgspec.Struct, frozen=True):
+    """What a client says of a namespace. digest: 16 bytes; fields: readable identity."""
+
+    digest: bytes
+    record_bytes: int
+    hash_bytes: int
+    block_tokens: int = 0
+    fields: dict[str, str] = {}
+
+
+class Namespace:
+    """A registered namespace and the blocks this node knows of it."""
+
+    __slots__ = (
+        "blocks",
+        "digest",
+        "hash_bytes",
+        "id",
+        "is_ended",
+        "record_bytes",
+        "registered",
+        "salt",
+        "slot_bytes",
+        "spec",
+        "users",
+        "writing",
+    )
+
+    def __init__(self, number: int, spec: NamespaceSpec) -> None:
+        self.id = number
+        self.registered = False  # by a client, in this daemon's life
+        self.users = 0  # connections that have it registered now
+        self.is_ended = False  # gone for good: its blocks are being dropped
+        self.salt = int.from_bytes(spec.digest[:8], "little")  # tells equal hashes of two namespaces apart
+        self.spec = spec
+        self.digest = spec.digest
+        self.hash_bytes = spec.hash_bytes
+        self.record_bytes = spec.record_bytes
+        self.slot_bytes = slot_bytes_for(spec.record_bytes)
+        self.blocks = BlockTable[Block]()
+        self.writing: set[bytes] = set()  # reserved and not yet committed
+
+    def names_of(self, hashes: Iterable[bytes]) -> list[int]:
+        """Short names of these blocks' keys, for tables of this process that may be wrong once in 2**56 times.
+        Python keeps the hash of bytes that were looked up."""
+        salt = self.salt
+        return [(hash(block_hash) ^ salt) & KEY_NAME_MASK for block_hash in hashes]
+
+    def name_of(self, block_hash: bytes) -> int:
+        """The same of one block."""
+        return (hash(block_hash) ^ self.salt) & KEY_NAME_MASK
+
+    def as_dict(self) -> dict[str, object]:
+        """As it is in answers; the fields are documented in docs/cli.md."""
+        return {
+            "digest": self.digest.hex(),
+            "record_bytes": self.record_bytes,
+            "block_tokens": self.spec.block_tokens,
+            "blocks": len(self.blocks),
+            "fields": self.spec.fields,
+        }
+
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether some tier has this block."""
+        block = self.blocks.get(block_hash)
+        return block is not None and block.where & IN_ANY != 0

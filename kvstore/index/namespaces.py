@@ -1,0 +1,191 @@
+"""Namespaces: whose bytes can be reused for whom.
+
+Nothing about the model is in an engine's block hash, so two models share hashes. A
+namespace is the digest of everything that must be equal for bytes to be reusable; the
+client computes it (see `connectors`), and we keep its readable fields for reports.
+
+The registry survives restarts in one small file, `namespaces.json`, rewritten by
+write-to-temp, sync, rename, sync-directory soon after a namespace was added. Losing it
+loses only names: digests and sizes come back from the tiers' own rows. When the registry
+is full, a namespace that has no blocks and that no connection has registered makes room: first
+one that nobody asked for in this daemon's life, then the one asked for longest ago.
+
+A namespace that is *ended* is unknown to requests at once; it stays here, and its digest
+cannot be registered again, until its last block is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from kvstore.constants import NAMESPACE_DROP_BLOCKS, NAMESPACE_DROP_LOOKS, NAMESPACES_MAX
+from kvstore.errors import NamespaceConflict, UnknownNamespace
+from kvstore.files import replace_file
+from kvstore.index.block import Block, Namespace, NamespaceSpec
+from kvstore.protocol.residency_bits import IN_ANY
+from tiers.base import NAMESPACE_BYTES
+
+log = logging.getLogger("kvstore.index.namespaces")
+
+
+class NamespaceRegistry:
+    """All namespaces of this node, by id and by digest. `path` None keeps nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._by_digest: dict[bytes, Namespace] = {}
+        self._by_id: dict[int, Namespace] = {}
+        self._next_id = 0
+        self._ended: deque[Namespace] = deque()
+        self.changed = False  # `save` has something to do
+        for spec in self._read()[-NAMESPACES_MAX:]:
+            self._add(spec)
+
+    def __iter__(self) -> Iterator[Namespace]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, number: int) -> Namespace:
+        """Raises UnknownNamespace."""
+        namespace = self._by_id.get(number)
+        if namespace is not None and not namespace.is_ended:
+            return namespace
+        raise UnknownNamespace(f"namespace {number}: not registered on this connection's daemon")
+
+    def register(self, spec: NamespaceSpec) -> Namespace:
+        """The namespace of this digest, added if new. Raises NamespaceConflict."""
+        known = self._by_digest.get(spec.digest)
+        if known is None:
+            self._make_room()
+            known = self._add(spec)
+            self.changed = True
+        if known.is_ended:
+            raise NamespaceConflict(
+                f"namespace {spec.digest.hex()}: was ended, and its blocks are being dropped"
+            )
+        known.registered = True
+        if (known.record_bytes, known.hash_bytes) != (spec.record_bytes, spec.hash_bytes):
+            raise NamespaceConflict(
+                f"namespace {spec.digest.hex()}: registered with record_bytes={known.record_bytes} "
+                f"hash_bytes={known.hash_bytes}, asked for {spec.record_bytes} and {spec.hash_bytes}"
+            )
+        adopted = known.spec  # of a namespace that only a tier knew, there is no more than its sizes
+        if (spec.fields and not adopted.fields) or (spec.block_tokens and not adopted.block_tokens):
+            known.spec = spec
+            self.changed = True
+        return known
+
+    def end(self, number: int) -> None:
+        """Nobody will use it again: to be dropped with all its blocks. Raises UnknownNamespace."""
+        self.get(number).is_ended = True
+        self._ended.append(self._by_id[number])
+        self.changed = True
+
+    def ended(self) -> Namespace | None:
+        """One that is to be dropped, and still has blocks, or is being written to."""
+        while self._ended:
+            namespace = self._ended[0]
+            if namespace.blocks or namespace.writing:
+                return namespace
+            self._ended.popleft()
+            del self._by_id[namespace.id], self._by_digest[namespace.digest]
+        return None
+
+    def postpone(self) -> None:
+        """What `ended` says is in use now: the next one's turn."""
+        self._ended.rotate(-1)
+
+    def found(self, key: bytes, record_bytes: int) -> Namespace | None:
+        """The namespace of a key that a tier holds; added if only the tier knows it.
+
+        None if the key cannot belong to it (another record size), or no more namespaces fit.
+        """
+        known = self._by_digest.get(key[:NAMESPACE_BYTES])
+        if known is None:
+            try:
+                self._make_room()
+            except NamespaceConflict:
+                return None
+            digest, hash_bytes = key[:NAMESPACE_BYTES], len(key) - NAMESPACE_BYTES
+            known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes))
+        return known if known.record_bytes == record_bytes else None
+
+    def of_key(self, key: bytes) -> Namespace | None:
+        """The namespace a key belongs to, None if it is not known."""
+        return self._by_digest.get(key[:NAMESPACE_BYTES])
+
+    def _add(self, spec: NamespaceSpec) -> Namespace:
+        namespace = Namespace(self._next_id, spec)
+        self._next_id += 1
+        self._by_id[namespace.id] = namespace
+        self._by_digest[spec.digest] = namespace
+        return namespace
+
+    def _make_room(self) -> None:
+        """Raises NamespaceConflict when NAMESPACES_MAX of them have blocks, or are registered now."""
+        if len(self._by_id) < NAMESPACES_MAX:
+            return
+        unused = (n for n in self._by_id.values() if not n.users and not n.writing and not n.is_ended)
+        empty = [n for n in unused if not n.blocks]
+        if not empty:
+            raise NamespaceConflict(
+                f"too many namespaces: {NAMESPACES_MAX} have blocks or are in use, no more are allowed"
+            )
+        namespace = min(empty, key=lambda n: (n.registered, n.id))
+        del self._by_id[namespace.id], self._by_digest[namespace.digest]
+
+    def _read(self) -> list[NamespaceSpec]:
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=list[NamespaceSpec])
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("namespace names are lost, bytes are not: %s: %s", self._path, error)
+            return []
+
+    def snapshot(self) -> bytes | None:
+        """What is to be saved, if anything changed since the last time; for `save`."""
+        if self._path is None or not self.changed:
+            return None
+        self.changed = False
+        return msgspec.json.encode([n.spec for n in self._by_id.values() if not n.is_ended])
+
+    def save(self, content: bytes) -> None:
+        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises."""
+        if self._path is None:
+            return
+        try:
+            replace_file(self._path, content)
+        except OSError as error:
+            log.warning("namespace names are not saved: %s: %s", self._path, error)
+
+
+def drop_some(namespace: Namespace, drop: Callable[[Block], bool]) -> int:
+    """Drop up to NAMESPACE_DROP_BLOCKS blocks of an ended namespace. Returns how many were dropped.
+
+    drop: forgets a block, or says that it is in use. Leaves go first, because a block that others
+    hang on costs a walk over all of them.
+    """
+    dropped = looks = 0
+    for block in list(islice(namespace.blocks.values(), NAMESPACE_DROP_BLOCKS)):
+        leaf: Block | None = block
+        while leaf is not None and leaf.children is not None:
+            leaf = next(leaf.each_child())
+            looks += 1
+        while leaf is not None and leaf.children is None and leaf.where & IN_ANY:
+            above = leaf.parent
+            if dropped == NAMESPACE_DROP_BLOCKS or not drop(leaf):
+                break
+            dropped += 1
+            leaf = above
+        if dropped == NAMESPACE_DROP_BLOCKS or looks > NAMESPACE_DROP_LOOKS:
+            break
+    return dropped

@@ -1,0 +1,144 @@
+"""The block table of a namespace: block hash → block, in many small dicts instead of one large one.
+
+    hash ─▶ directory, by as many of its bits as needed ─▶ part: a dict of some thousand blocks
+                                                             full ─▶ split by the next bit
+
+A dict that grows moves all its entries at once, and nobody is answered meanwhile: 0.8 s at eleven
+million blocks. And where blocks come and go, as in every cache that is full, the places of those
+that went are not used again before it grows, to up to six places for each block. A part moves
+a few thousand entries, or drops the places of those that went when that is enough: it
+takes a fraction of a millisecond.
+
+This is *extendible hashing* (Fagin et al., TODS 1979). Parts stay when blocks go; a part that
+becomes empty gives its memory back.
+
+Invariants: a part of depth d is named by each entry of the directory that ends in the same d
+bits; its dict is the one of these entries, and never grows beyond what it holds at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Generic, TypeVar
+
+import msgspec
+
+from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
+
+B = TypeVar("B")
+
+_SHIFT = 24  # of the hash; a dict uses the bits below for itself
+
+
+class Part(msgspec.Struct, Generic[B], gc=False, eq=False):
+    """Blocks whose hashes end, above `_SHIFT`, in the same `depth` bits. room: entries left, each for one
+    block that comes; those of blocks that went are free only after a tidy-up."""
+
+    blocks: dict[bytes, B]
+    depth: int
+    room: int = TABLE_PART_ENTRIES_MAX
+
+
+class BlockTable(Generic[B]):
+    """Like a dict: while one goes through it blocks may neither come nor go, but see `walk`."""
+
+    __slots__ = ("_count", "_dicts", "_mask", "_parts")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        part: Part[B] = Part({}, 0)
+        self._count = 0
+        self._mask = 0
+        self._parts = [part]
+        self._dicts = [part.blocks]  # the same by the same number: one step less to a block
+
+    def get(self, block_hash: bytes) -> B | None:
+        return self._dicts[hash(block_hash) >> _SHIFT & self._mask].get(block_hash)
+
+    def __getitem__(self, block_hash: bytes) -> B:
+        return self._dicts[hash(block_hash) >> _SHIFT & self._mask][block_hash]
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._dicts[hash(block_hash) >> _SHIFT & self._mask]
+
+    def setdefault(self, block_hash: bytes, block: B) -> B:
+        """The block that is here; this one, if none is."""
+        number = hash(block_hash) >> _SHIFT & self._mask
+        found = self._dicts[number].setdefault(block_hash, block)
+        if found is block:
+            self._count += 1
+            part = self._parts[number]
+            part.room -= 1
+            if part.room <= 0:
+                self._make_room(number, part)
+        return found
+
+    def __delitem__(self, block_hash: bytes) -> None:
+        number = hash(block_hash) >> _SHIFT & self._mask
+        blocks = self._dicts[number]
+        del blocks[block_hash]
+        self._count -= 1
+        if not blocks:
+            blocks.clear()  # the places of all that ever were there
+            self._parts[number].room = TABLE_PART_ENTRIES_MAX
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self.dicts())
+
+    def values(self) -> Iterator[B]:
+        return chain.from_iterable(blocks.values() for blocks in self.dicts())
+
+    def items(self) -> Iterator[tuple[bytes, B]]:
+        return chain.from_iterable(blocks.items() for blocks in self.dicts())
+
+    def walk(self) -> Iterator[B]:
+        """Every block that is here all the time while blocks come and go; some of them perhaps twice."""
+        return (block for _, block in self.walk_items())
+
+    def walk_items(self) -> Iterator[tuple[bytes, B]]:
+        """The same with their hashes. Of those that went meanwhile, some are named still."""
+        number = 0
+        while number < len(self._parts):  # where one splits, both halves have numbers no smaller than its own
+            part = self._parts[number]
+            if number >> part.depth == 0:
+                yield from list(part.blocks.items())
+            number += 1
+
+    def dicts(self) -> Iterator[dict[bytes, B]]:
+        """Of each part."""
+        return (part.blocks for number, part in enumerate(self._parts) if number >> part.depth == 0)
+
+    def _make_room(self, number: int, part: Part[B]) -> None:
+        """No entry is left: drop those of blocks that went, or make two parts of this one."""
+        blocks = part.blocks
+        if len(blocks) <= TABLE_SPLIT_BLOCKS:
+            kept: dict[bytes, B] = {}
+            kept.update(blocks)
+            blocks.clear()
+            blocks.update(kept)
+            part.room = TABLE_PART_ENTRIES_MAX - len(blocks)
+            return
+        if part.depth == self._mask.bit_length():
+            self._parts *= 2
+            self._dicts *= 2
+            self._mask = self._mask * 2 + 1
+        low = number & ((1 << part.depth) - 1)
+        self._split(part, low)
+
+    def _split(self, part: Part[B], low: int) -> None:
+        """By the next bit. `low`: the bits that all its hashes end in."""
+        halves: tuple[dict[bytes, B], dict[bytes, B]] = ({}, {})
+        bit = _SHIFT + part.depth
+        for block_hash, block in part.blocks.items():
+            halves[hash(block_hash) >> bit & 1][block_hash] = block
+        depth = part.depth + 1
+        for which, blocks in enumerate(halves):
+            half = Part(blocks, depth, TABLE_PART_ENTRIES_MAX - len(blocks))
+            for number in range(low | which << part.depth, len(self._parts), 1 << depth):
+                self._parts[number], self._dicts[number] = half, blocks

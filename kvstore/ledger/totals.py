@@ -1,0 +1,310 @@
+"""Totals: what lookups and bytes came to, by hour, model and tenant, and the prefixes that saved most.
+
+    hour │ model │ tenant │ lookups │ tokens by outcome │ bytes moved │ prefill seconds saved
+
+Kept in memory, and in `totals.sqlite` in the data directory, so that a report of last week
+survives restarts: changed rows are written every few seconds from an I/O thread (a kill
+loses no more than that), rows older than TOTALS_KEPT_DAYS are dropped.
+
+The prefixes are those that lookups found as their longest hit: a system prompt shared by
+many, a conversation that goes on. Of these the heaviest PREFIXES_KEPT are counted with the
+space-saving algorithm (Metwally, Agrawal, El Abbadi 2005): a new one takes the place of the
+lightest and inherits its count as its possible error.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.constants import (
+    PREFIXES_KEPT,
+    STEP_BLOCKS,
+    TOTALS_BUSY_TIMEOUT_S,
+    TOTALS_KEPT_DAYS,
+    TOTALS_PUT_TOGETHER,
+    TOTALS_ROWS_MAX,
+)
+from kvstore.index.block import Namespace
+from kvstore.protocol import outcomes
+
+log = logging.getLogger("kvstore.ledger.totals")
+
+HOUR_S = 3600
+MOVES = ("stored", "loaded", "promoted", "demoted")  # by clients, by clients, from NVMe, to NVMe
+STORED, LOADED, PROMOTED, DEMOTED = range(len(MOVES))
+EVERYBODY_ELSE = "(others)"  # model and tenant of rows beyond TOTALS_ROWS_MAX
+
+Key = tuple[int, str, str, str]  # hour (unix seconds of its start), region, model, tenant
+
+
+@dataclass(slots=True)
+class Total:
+    """One row."""
+
+    hour_s: int
+    region: str
+    model: str
+    tenant: str
+    lookups: int = 0
+    tokens_asked: int = 0
+    tokens: list[int] = field(default_factory=lambda: [0] * outcomes.OUTCOMES)
+    bytes_moved: list[int] = field(default_factory=lambda: [0] * len(MOVES))
+    prefill_s_saved: float = 0.0
+
+    def add(self, other: Total) -> None:
+        """All that is in another row."""
+        self.lookups += other.lookups
+        self.tokens_asked += other.tokens_asked
+        self.tokens = [mine + more for mine, more in zip(self.tokens, other.tokens, strict=True)]
+        self.bytes_moved = [
+            mine + more for mine, more in zip(self.bytes_moved, other.bytes_moved, strict=True)
+        ]
+        self.prefill_s_saved += other.prefill_s_saved
+
+    def as_dict(self) -> dict[str, object]:
+        """As it is in answers; the fields are documented in docs/cli.md."""
+        return {
+            "hour_s": self.hour_s,
+            "region": self.region,
+            "model": self.model,
+            "tenant": self.tenant,
+            "lookups": self.lookups,
+            "tokens_asked": self.tokens_asked,
+            "tokens": dict(zip(outcomes.NAMES, self.tokens, strict=True)),
+            "bytes": dict(zip(MOVES, self.bytes_moved, strict=True)),
+            "prefill_s_saved": round(self.prefill_s_saved, 3),
+        }
+
+
+@dataclass(slots=True)
+class Prefix:
+    """A prefix and what it saved. error_tokens: how much of that may belong to one it replaced."""
+
+    namespace: str
+    model: str
+    tenant: str
+    block_hash: str
+    tokens: int
+    uses: int
+    tokens_saved: int
+    error_tokens: int
+    first_s: float
+    last_s: float
+
+
+class Totals:
+    """All rows. `path` None keeps nothing on disk. Called from the engine's thread, but for `save`."""
+
+    def __init__(self, region: str = "", path: Path | None = None) -> None:
+        self.region = region
+        self._path = path
+        self._rows: dict[Key, Total] = {}
+        self._prefixes: dict[tuple[str, str], Prefix] = {}  # by namespace and hash, in hex
+        self._changed: set[Key] = set()
+        self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
+        self._prefixes_changed = False
+        self._newest: dict[int, Total] = {}  # of the current hour, by namespace
+        self._newest_hour_s = 0
+        if path is not None:
+            self._read(path)
+
+    # -- counting --
+
+    def of(self, namespace: Namespace, now_s: float) -> Total:
+        """The row that counts now for this namespace; the caller changes it."""
+        hour_s = hour_of(now_s)
+        if hour_s != self._newest_hour_s:
+            self._newest.clear()
+            self._newest_hour_s = hour_s
+        total = self._newest.get(namespace.id)
+        if total is None:
+            fields = namespace.spec.fields
+            model, tenant = fields.get("model", ""), fields.get("tenant", "")
+            total = self._newest[namespace.id] = self._row((hour_s, self.region, model, tenant))
+        self.changed(total)
+        return total
+
+    def changed(self, total: Total) -> None:
+        """A row was changed: it is written with the next save."""
+        self._changed.add((total.hour_s, total.region, total.model, total.tenant))
+
+    def used(
+        self, namespace: Namespace, block_hash: bytes, tokens: int, saved: int, now_s: float
+    ) -> tuple[str, str]:
+        """A lookup hit the prefix that ends with this block: `tokens` long, of which it saved `saved`.
+
+        Answers its name, for `unused`.
+        """
+        key = (namespace.digest.hex(), block_hash.hex())
+        prefix = self._prefixes.get(key)
+        if prefix is None:
+            error = self._displace() if len(self._prefixes) >= PREFIXES_KEPT else 0
+            fields = namespace.spec.fields
+            model, tenant = fields.get("model", ""), fields.get("tenant", "")
+            prefix = Prefix(key[0], model, tenant, key[1], tokens, 0, error, error, now_s, now_s)
+            self._prefixes[key] = prefix
+        prefix.uses += 1
+        prefix.tokens_saved += saved
+        prefix.last_s = now_s
+        self._prefixes_changed = True
+        return key
+
+    def unused(self, key: tuple[str, str], tokens: int) -> None:
+        """So many tokens of what `used` told did not come."""
+        prefix = self._prefixes.get(key)
+        if prefix is not None:
+            prefix.tokens_saved = max(prefix.error_tokens, prefix.tokens_saved - tokens)
+            self._prefixes_changed = True
+
+    def _displace(self) -> int:
+        """Give up the lightest prefix; answers what it had saved."""
+        lightest = min(self._prefixes.values(), key=lambda prefix: prefix.tokens_saved)
+        del self._prefixes[lightest.namespace, lightest.block_hash]
+        return lightest.tokens_saved
+
+    def _row(self, key: Key) -> Total:
+        total = self._rows.get(key)
+        if total is None:
+            if len(self._rows) >= TOTALS_ROWS_MAX:
+                self._put_together(key[0])
+            if len(self._rows) >= TOTALS_ROWS_MAX:  # all of this hour
+                key = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
+            total = self._rows.setdefault(key, Total(*key))
+            self._gone.discard(key)
+        return total
+
+    def _put_together(self, hour_s: int) -> None:
+        """Make one row of each of the oldest hours, so that those to come can be told apart."""
+        rows_max = TOTALS_ROWS_MAX - TOTALS_ROWS_MAX // TOTALS_PUT_TOGETHER
+        for key in sorted(self._rows):
+            if len(self._rows) < rows_max or key[0] >= hour_s:
+                return
+            others = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
+            if key != others:
+                self._rows.setdefault(others, Total(*others)).add(self._rows.pop(key))
+                self._gone.add(key)
+                self._changed.add(others)
+
+    # -- reading --
+
+    def since(self, since_s: float) -> list[Total]:
+        """Rows of the hours that began then or later, oldest first, and the hour that was under way."""
+        first_s = hour_of(since_s)
+        return sorted((row for row in self._rows.values() if row.hour_s >= first_s), key=_key_of)
+
+    def heaviest(self, count: int, since_s: float = 0.0) -> list[Prefix]:
+        """The prefixes that saved most, best first, of those hit in these hours."""
+        first_s = hour_of(since_s)
+        hit = (prefix for prefix in self._prefixes.values() if prefix.last_s >= first_s)
+        return nlargest(count, hit, key=lambda prefix: prefix.tokens_saved)
+
+    def check_slices(self) -> Iterator[list[str]]:
+        """One line per row that cannot be true, in slices."""
+        rows = iter(list(self._rows.values()))
+        while piece := list(islice(rows, STEP_BLOCKS)):
+            yield [
+                f"totals: {row.model} {row.tenant} at {row.hour_s}: {row.tokens_asked} tokens asked for in "
+                f"{row.lookups} lookups, outcomes {row.tokens}"
+                for row in piece
+                if min(row.lookups, *row.tokens) < 0 or sum(row.tokens) != row.tokens_asked
+            ]
+
+    # -- keeping --
+
+    def snapshot(self, now_s: float) -> Snapshot | None:
+        """What changed since the last one, for `save`; None if nothing did. Forgets what is too old."""
+        oldest_s = int(now_s - TOTALS_KEPT_DAYS * 24 * HOUR_S)
+        for key in [key for key in self._rows if key[0] < oldest_s]:
+            del self._rows[key]
+        if self._path is None or not (self._changed or self._prefixes_changed):
+            self._changed.clear()
+            self._gone.clear()
+            return None
+        rows = [(*key, msgspec.json.encode(self._rows[key])) for key in self._changed if key in self._rows]
+        gone = list(self._gone)
+        self._gone.clear()
+        prefixes = msgspec.json.encode(list(self._prefixes.values())) if self._prefixes_changed else None
+        self._changed.clear()
+        self._prefixes_changed = False
+        return Snapshot(rows, prefixes, oldest_s, gone)
+
+    def unsaved(self, snapshot: Snapshot) -> None:
+        """A snapshot could not be saved: its rows are part of the next one."""
+        self._changed.update(row[:4] for row in snapshot.rows)
+        self._gone.update(key for key in snapshot.gone if key not in self._rows)
+        self._prefixes_changed |= snapshot.prefixes is not None
+
+    def save(self, snapshot: Snapshot) -> bool:
+        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises."""
+        assert self._path is not None
+        try:
+            with closing(_open(self._path)) as base, base:
+                base.executemany("REPLACE INTO totals VALUES (?, ?, ?, ?, ?)", snapshot.rows)
+                base.execute("DELETE FROM totals WHERE hour_s < ?", (snapshot.oldest_s,))
+                base.executemany(
+                    "DELETE FROM totals WHERE (hour_s, region, model, tenant) = (?, ?, ?, ?)", snapshot.gone
+                )
+                if snapshot.prefixes is not None:
+                    base.execute("REPLACE INTO kept VALUES ('prefixes', ?)", (snapshot.prefixes,))
+            return True
+        except (sqlite3.Error, OSError) as error:
+            log.warning("totals are not saved: %s: %s", self._path, error)
+            return False
+
+    def _read(self, path: Path) -> None:
+        """What an earlier daemon saved. A file that cannot be read is put aside, not deleted."""
+        try:
+            with closing(_open(path)) as base:
+                for (content,) in base.execute("SELECT content FROM totals ORDER BY hour_s"):
+                    row = msgspec.json.decode(content, type=Total)
+                    row.tokens += [0] * (outcomes.OUTCOMES - len(row.tokens))  # of an older version
+                    self._rows[_key_of(row)] = row
+                for (content,) in base.execute("SELECT content FROM kept WHERE name = 'prefixes'"):
+                    for prefix in msgspec.json.decode(content, type=list[Prefix]):
+                        self._prefixes[prefix.namespace, prefix.block_hash] = prefix
+        except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+            log.warning("totals of earlier days are lost: %s: %s", path, error)
+            self._rows.clear()
+            self._prefixes.clear()
+            with suppress(OSError):
+                path.replace(path.with_suffix(".unreadable"))
+
+
+class Snapshot(NamedTuple):
+    """Rows as they go into the file."""
+
+    rows: list[tuple[int, str, str, str, bytes]]
+    prefixes: bytes | None
+    oldest_s: int
+    gone: list[Key]
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=TOTALS_BUSY_TIMEOUT_S)
+    base.execute("PRAGMA journal_mode = WAL")
+    base.execute("PRAGMA synchronous = NORMAL")  # after a crash of the machine the last seconds may be gone
+    base.execute(
+        "CREATE TABLE IF NOT EXISTS totals (hour_s INTEGER, region TEXT, model TEXT, tenant TEXT, "
+        "content BLOB, PRIMARY KEY (hour_s, region, model, tenant)) WITHOUT ROWID"
+    )
+    base.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID")
+    return base
+
+
+def hour_of(at_s: float) -> int:
+    """When the hour began that this time is in."""
+    return int(at_s) // HOUR_S * HOUR_S
+
+
+def _key_of(row: Total) -> Key:
+    return row.hour_s, row.region, row.model, row.tenant

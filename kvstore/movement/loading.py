@@ -1,0 +1,355 @@
+"""Loading: blocks into DRAM, for somebody who waits for them or ahead of that.
+
+    acquire ─▶ want ─▶ queue of its source ─▶ room in DRAM ─▶ read and verified ─▶ waiters are called
+    lookup ──▶ prefetch ─▶ behind what is urgent
+
+The bytes go from the source straight into an arena slot. The slot is taken when a read is
+submitted, and not when a block is queued: what waits evicts nothing. One load serves all who
+wait for the block.
+
+Each source has a breaker (`kvstore.movement.watch`). When it trips, everybody who waits for that
+source is told at once that nothing will come, and until it closes no load of it is begun; the
+other sources go on. What hangs in a thread keeps its slot until it comes back, and is used if
+it is true. A read that failed is tried once more when the block is asked for again; a second
+failure drops the record.
+
+When DRAM is full of what is leased or not yet written to NVMe, a load waits for room, in a
+line with others of its size; who asked for it has a deadline. A block of the index that is on
+its way is pinned once by this object, so that no policy evicts it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from kvstore.constants import SUSPECTS_MAX
+from kvstore.health.breaker import Job
+from kvstore.index.block import Block, Namespace
+from kvstore.ledger.accounts import Accounts
+from kvstore.ledger.totals import PROMOTED
+from kvstore.movement.sources import DeviceSource, Read, SharedSource, Slotted, Source
+from kvstore.movement.verification import Verifier
+from kvstore.movement.waiting import PREFETCH, Waiter, Waiting
+from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.eviction import Eviction, Line
+from kvstore.residency.residency import Residency
+from tiers.base import Get
+from tiers.constants import OWNER_DAEMON
+
+
+class Loader:
+    """Brings blocks into DRAM; calls each waiter exactly once."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        eviction: Eviction,
+        accounts: Accounts,
+        verifier: Verifier,
+        devices: Sequence[DeviceSource],
+        shared: Sequence[SharedSource] = (),
+    ) -> None:
+        """devices: by member number. shared: asked in this order."""
+        self._residency = residency
+        self._eviction = eviction
+        self._counters = residency.counters
+        self._accounts = accounts
+        self._verifier = verifier
+        self.devices = devices
+        self.shared = shared
+        self.waiting = Waiting()
+        self._filling: dict[Block, None] = {}  # those that have a slot
+        self._starved: dict[Line, deque[Block]] = {}  # DRAM, or a quota, had no room for them
+        self._suspects: dict[bytes, None] = {}  # keys whose last read failed
+        self._incoming: dict[
+            tuple[int, bytes], Block
+        ] = {}  # not in the index: on their way from a shared level
+        self._source: dict[Block, Source] = {}  # of every block on its way
+
+    # -- figures --
+
+    @property
+    def underway(self) -> int:
+        """Blocks being loaded or waiting for it."""
+        return len(self.waiting)
+
+    @property
+    def starved(self) -> int:
+        """Blocks that wait for room in DRAM."""
+        return sum(map(len, self._starved.values()))
+
+    @property
+    def suspects(self) -> int:
+        """Blocks whose last read failed."""
+        return len(self._suspects)
+
+    def pinned(self) -> Iterator[Block]:
+        """Each is pinned once by this object."""
+        return (block for block, source in self._source.items() if not isinstance(source, SharedSource))
+
+    def blocks_with_slots(self) -> list[Block]:
+        """Each has a slot that the index does not know of yet."""
+        return list(self._filling)
+
+    # -- asking --
+
+    def is_ready(self, block: Block) -> bool:
+        """Whether a client may read the block from its arena slot now."""
+        return bool(block.where & IN_DRAM) and block not in self._residency.unverified
+
+    def want(self, block: Block, waiter: Waiter) -> None:
+        """Call `waiter` when the block is in DRAM and true, which may be before this returns."""
+        if self.is_ready(block):
+            waiter(block)
+        elif block.where & IN_DRAM:
+            self._verifier.want(block, _AfterProof(self, waiter))
+        elif not block.where & IN_NVME:
+            waiter(None)
+        else:
+            self._queue(block, self.devices[block.device], waiter)
+
+    def fetch(
+        self, namespace: Namespace, block_hash: bytes, parent: bytes, source: SharedSource, waiter: Waiter
+    ) -> None:
+        """The same of a block that no owned level has, but a shared one claims to have."""
+        name = namespace.id, block_hash
+        block = self._incoming.get(name)
+        if block is None:
+            block = Block(namespace, block_hash)
+            if not source.loads.closed or self.waiting.full:
+                waiter(None)
+                return
+            self._incoming[name] = block
+            source.parents[block] = parent
+        self._queue(block, self._source.get(block, source), waiter)
+
+    def prefetch(self, block: Block) -> None:
+        """Start bringing a block into DRAM for nobody in particular."""
+        if block not in self.waiting and not self.is_ready(block):
+            self.want(block, PREFETCH)
+
+    def _queue(self, block: Block, source: Source, waiter: Waiter) -> None:
+        if not source.loads.closed:
+            waiter(None)
+        elif self.waiting.full:
+            self._counters.loads_refused += 1
+            waiter(None)
+        else:
+            is_new = block not in self.waiting
+            self.waiting.add(block, waiter)
+            if is_new:
+                self._source[block] = source
+                if not isinstance(source, SharedSource):
+                    self._residency.pin(block)
+                source.speed.wait(block.namespace.record_bytes)
+                (source.urgent if waiter is not PREFETCH else source.ahead)[block] = None
+            elif waiter is not PREFETCH and block in source.ahead:
+                del source.ahead[block]
+                source.urgent[block] = None
+
+    def pump(self) -> None:
+        """Begin as many reads as may be under way."""
+        for source in (*self.devices, *self.shared):
+            while source.idle:
+                batch = self._next_batch(source)
+                if batch:
+                    self._submit(source, batch)
+
+    def feed(self) -> None:
+        """Something may have left DRAM: give room to the loads that wait for it, in order."""
+        for line, starved in list(self._starved.items()):
+            while starved:
+                block = starved[0]
+                source = self._source[block]
+                if not self.waiting.is_wanted(block) or not self.waiting.waits_for_room(block):
+                    starved.popleft()
+                    self._finish(source, block, None)
+                    continue
+                if len(source.slotted) >= source.jobs_max * source.batch_records:
+                    break
+                slot = self._slot(source, block)
+                if slot is None:
+                    break
+                source.slotted.append((starved.popleft(), slot))
+            if not starved and self._starved.get(line) is starved:
+                del self._starved[line]
+        self.pump()
+
+    # -- reading --
+
+    def _next_batch(self, source: Source) -> list[Slotted]:
+        """Blocks out of its queue that have room in DRAM now. What finds none waits in its line, or is over."""
+        batch: list[Slotted] = []
+        queued = len(source.urgent) + len(source.ahead) + len(source.slotted)
+        count = min(source.batch_records, -(-queued // (source.jobs_max - source.jobs)))
+        while len(batch) < count and (source.slotted or source.urgent or source.ahead):
+            if source.slotted:
+                batch.append(source.slotted.popleft())
+                continue
+            queue = source.urgent or source.ahead
+            block = next(iter(queue))
+            del queue[block]
+            if not self.waiting.is_wanted(block) or not self._is_there(source, block):
+                self._finish(source, block, None)
+            elif (slot := self._slot_in_turn(source, block)) is not None:
+                batch.append((block, slot))
+            elif self.waiting.waits_for_room(block):
+                self._starved.setdefault(self._eviction.line(block.namespace), deque()).append(block)
+            else:
+                self._finish(source, block, None)
+        return batch
+
+    def _is_there(self, source: Source, block: Block) -> bool:
+        """Whether its source has it still: a probe may have found it damaged meanwhile."""
+        return isinstance(source, SharedSource) or bool(block.where & IN_NVME)
+
+    def _slot_in_turn(self, source: Source, block: Block) -> int | None:
+        """Room for it, unless others of its line wait for room already."""
+        slot = None
+        if not self._starved or self._eviction.line(block.namespace) not in self._starved:
+            slot = self._slot(source, block)
+        self._counters.promote_no_room += slot is None
+        return slot
+
+    def _slot(self, source: Source, block: Block) -> int | None:
+        if isinstance(source, SharedSource):
+            parent = source.parents[block]
+        else:
+            parent = block.parent.hash if block.parent is not None else b""
+        for slot in self._eviction.slots(block.namespace, [block.hash], parent, OWNER_DAEMON):
+            self._filling[block] = None
+            return slot
+        return None
+
+    def _submit(self, source: Source, batch: list[Slotted]) -> None:
+        job = source.loads.begin(sum(block.namespace.record_bytes for block, _ in batch))
+        source.speed.begin(job)
+        source.jobs += 1
+        source.began(batch[0][0])
+        source.read(batch, job, lambda results: self._loaded(source, batch, job, results))
+
+    def _loaded(self, source: Source, batch: list[Slotted], job: Job, results: Sequence[Read]) -> None:
+        source.jobs -= 1
+        loaded_bytes = 0
+        for (block, slot), (result, checksum) in zip(batch, results, strict=True):
+            del self._filling[block]
+            if result is Get.HIT:
+                loaded_bytes += block.namespace.record_bytes
+                self._suspects.pop(block.key, None)
+                self._counters.promoted += 1
+                self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
+                self._residency.arena.commit_run([slot], checksum, self._residency.expiry.stored_s(block))
+                self._finish(source, block, self._arrived(source, block, slot))
+            else:
+                self._residency.give_up(block.namespace, [slot])
+                self.missed(block, result)
+                self._finish(source, block, None)
+        if loaded_bytes:
+            source.speed.end(job, loaded_bytes)
+        else:
+            source.speed.drop()
+        source.loads.end(job, any(result is not Get.FAILED for result, _ in results))
+        self.feed()
+
+    def _arrived(self, source: Source, block: Block, slot: int) -> Block:
+        if not isinstance(source, SharedSource):
+            self._residency.promoted(block, slot)
+            return block
+        known = block.namespace.blocks.get(block.hash)
+        if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
+            self._residency.give_up(block.namespace, [slot])
+            return known
+        run = self._residency.arrived_in_dram(block.namespace, [block.hash], source.parents[block], [slot])
+        self._residency.settle(*run)
+        return run[0]
+
+    def _finish(self, source: Source, block: Block, ready: Block | None) -> None:
+        """The block is not on its way any more; its waiters are called, and pin it if they want it."""
+        source.speed.arrive(block.namespace.record_bytes)
+        waiters, shared = self.waiting.pop(block), self._no_more_incoming(block)
+        held = ready if shared else block
+        if held is not None and shared:
+            self._residency.pin(held)
+        for waiter in waiters:
+            waiter(ready)
+        if held is not None:
+            self._residency.unpin(held)
+
+    def _no_more_incoming(self, block: Block) -> bool:
+        """Forget that a block comes from a shared level; False if it does not."""
+        source = self._source.pop(block)
+        if not isinstance(source, SharedSource):
+            return False
+        del self._incoming[block.namespace.id, block.hash], source.parents[block]
+        return True
+
+    # -- trouble --
+
+    def give_up(self, source: Source) -> None:
+        """The breaker of a source tripped: nothing comes from it any more, and all who wait are told."""
+        self._suspects.clear()
+        given_up = [*source.urgent, *source.ahead]
+        source.urgent.clear()
+        source.ahead.clear()
+        for block, slot in source.slotted:
+            del self._filling[block]
+            self._residency.give_up(block.namespace, [slot])
+            given_up.append(block)
+        source.slotted.clear()
+        for line, starved in list(self._starved.items()):
+            given_up += [block for block in starved if self._source[block] is source]
+            self._starved[line] = left = deque(b for b in starved if self._source[b] is not source)
+            if not left:
+                del self._starved[line]
+        waiters: list[Waiter] = []
+        for block in given_up:
+            source.speed.arrive(block.namespace.record_bytes)
+            waiters += self.waiting.pop(block)
+            if not self._no_more_incoming(block):
+                self._residency.unpin(block)
+        for block in self._filling:  # these hang in a thread
+            if self._source[block] is source:
+                waiters += self.waiting.drain(block)
+        for waiter in waiters:
+            waiter(None)
+
+    def missed(self, block: Block, result: Get) -> None:
+        """The one place where a failed read becomes a miss: it is counted here."""
+        why = outcomes.UNAVAILABLE  # its row is gone
+        if result is Get.CORRUPT:
+            why = outcomes.CORRUPT
+            self._counters.corrupt_nvme += 1
+        elif result is Get.FAILED:
+            self._counters.promote_failed += 1
+            if block.key not in self._suspects:  # the source may be to blame, and not the record
+                self._suspects[block.key] = None
+                if len(self._suspects) > SUSPECTS_MAX:
+                    del self._suspects[next(iter(self._suspects))]
+                return
+            del self._suspects[block.key]
+        if block.where & IN_NVME:
+            self._residency.left_nvme(block, why=why, for_good=result is not Get.MISS)
+
+
+class _AfterProof:
+    """Waits for a verification; if the bytes in DRAM are not true, for a load."""
+
+    def __init__(self, loader: Loader, waiter: Waiter) -> None:
+        self._loader = loader
+        self._waiter = waiter
+        self._block: Block | None = None
+
+    def __call__(self, block: Block | None, /) -> None:
+        if block is None or self._loader.is_ready(block):
+            self._waiter(block)
+        else:
+            self._loader.want(block, self._waiter)
+            self._loader.pump()
+
+    def is_waiting(self) -> bool:
+        return self._waiter.is_waiting()
+
+    def waits_for_room(self) -> bool:
+        return self._waiter.waits_for_room()

@@ -1,0 +1,69 @@
+"""Shared levels: places that many daemons use, such as a region's bucket or other nodes' memory.
+
+    lookup ─▶ owned prefix │ ends here ─▶ `held`: how much further, says the catalogue │ missing
+    acquire ─────────────────────────────▶ `fetch`: into slots of DRAM, hundreds at a time
+
+A shared level is asked only where the owned prefix ends, and costs the index no memory: what is
+fetched becomes a block of DRAM. Its catalogue may be wrong. A record that is not there is a
+miss, and one whose checksum does not match is never a hit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.index.block import Namespace
+from tiers.base import Get, Record
+
+
+class Wanted(NamedTuple):
+    """A record to fetch, and where its bytes go: exactly as long as a record of its namespace."""
+
+    key: bytes
+    into: memoryview
+
+
+Fetched = tuple[Get, Record | None]  # the record where it is a HIT: its parent and checksum
+Done = Callable[[Sequence[Fetched]], None]
+
+
+@dataclass(frozen=True)
+class SharedLimits:
+    """What a shared level can take: requests under way, and records in one request."""
+
+    jobs_max: int = 64
+    batch_records: int = 16
+
+
+class SharedLevel(ABC):
+    """One place. Every method is called on the engine's thread and returns at once."""
+
+    name: str
+    limits: SharedLimits = SharedLimits()
+
+    @abstractmethod
+    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+        """The end, in blocks, of the prefix that this level has behind the first `start` blocks; `start` if none.
+
+        Changes nothing, never raises. It reads the catalogue a dozen times at most, so it may be wrong
+        in both directions; the answer is a promise of nothing.
+        """
+
+    @abstractmethod
+    def load_s(self, records: int, size_bytes: int) -> float:
+        """Predicted seconds until so many records of this size in all are there, what waits now included.
+
+        0 while nothing is known. Changes nothing, never raises.
+        """
+
+    @abstractmethod
+    def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
+        """Read records into their views, and call `done` once, on the engine's thread, with one answer each.
+
+        HIT: the view holds the bytes and their checksum matched. After any other answer the view's content is
+        undefined. Until `done` is called the views belong to the level. Never raises. A level that cannot
+        answer calls `done` late, or never: a breaker looks after that.
+        """

@@ -1,0 +1,131 @@
+"""Sources: what blocks are loaded from. A device of NVMe and a shared level look alike from here.
+
+Loader ─▶ source.queue ─▶ source.read(batch) ─▶ thread of a device, or requests to a bucket
+                                     done ◀── [(Get, checksum), …] on the engine's thread
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from kvstore.constants import LOAD_BATCH_RECORDS, PROBE_TARGETS_MAX
+from kvstore.health.breaker import Breaker, Job
+from kvstore.health.speed import TierSpeed
+from kvstore.index.block import Block
+from kvstore.index.slots import Places
+from kvstore.movement.shared import Fetched, SharedLevel, Wanted
+from kvstore.residency.levels import Member
+from tiers.base import NAMESPACE_BYTES, Get
+
+Slotted = tuple[Block, int]  # a block, and the arena slot in state WRITING that its bytes go into
+Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
+
+
+class Source(ABC):
+    """One place to load from: what waits there, how much may be under way, and its health."""
+
+    jobs_max: int
+    batch_records: int
+    loads: Breaker
+    speed: TierSpeed
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.urgent: dict[Block, None] = {}  # somebody waits for them
+        self.ahead: dict[Block, None] = {}  # prefetched, when nothing is urgent
+        self.slotted: deque[Slotted] = deque()  # waited for room, and have it now
+
+    @property
+    def idle(self) -> bool:
+        """Whether one more job may be begun, and something waits for it."""
+        waits = self.slotted or self.urgent or self.ahead
+        return bool(waits) and self.jobs < self.jobs_max and self.loads.closed
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        """Predicted seconds from now until so much is there: what waits, latency and bytes."""
+        return self.speed.load_s(size_bytes)
+
+    def began(self, block: Block) -> None:  # noqa: B027 only who is probed remembers it
+        """A load that a request asked for begins with this block."""
+
+    @abstractmethod
+    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+        """Fill these slots; `done` is called once on the engine's thread, with one answer each."""
+
+
+class DeviceSource(Source):
+    """A member of the NVMe level. `targets`: keys that somebody wanted from it lately, the last one last: records
+    to probe it with. `refused`: since the last load, a lookup found it too slow."""
+
+    def __init__(self, member: Member, arena: Places, jobs_max: int) -> None:
+        super().__init__()
+        self.member = member
+        self.loads, self.speed = member.loads, member.speed
+        self.jobs_max, self.batch_records = jobs_max, LOAD_BATCH_RECORDS
+        self.targets: OrderedDict[bytes, None] = OrderedDict()
+        self.refused = False
+        self.begun = 0  # loads that requests asked for
+        self._arena = arena
+
+    def wanted(self, key: bytes) -> None:
+        """Somebody wants this record from here."""
+        self.targets.pop(key, None)
+        self.targets[key] = None
+        if len(self.targets) > PROBE_TARGETS_MAX:
+            self.targets.popitem(last=False)
+
+    def began(self, block: Block) -> None:
+        self.refused = False  # this load measures
+        self.begun += 1
+        self.wanted(block.key)
+
+    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+        items = [(block.place[1], block.key, self._arena.view(slot)) for block, slot in batch]
+
+        def work() -> list[Read]:
+            self.loads.start(job)
+            return self.member.device.read(items)
+
+        self.member.io.submit(work, done, failed=[(Get.FAILED, b"")] * len(batch), urgent=True)
+
+
+class SharedSource(Source):
+    """A shared level. `parents`: of blocks on their way, as the request said."""
+
+    def __init__(
+        self,
+        level: SharedLevel,
+        arena: Places,
+        clock: Callable[[], float],
+        stall_s: float,
+        changed: Callable[[], None],
+        chance: random.Random | None = None,
+    ) -> None:
+        super().__init__()
+        self.level = level
+        self.loads = Breaker(f"{level.name} loads", stall_s, clock, changed, chance)
+        self.speed = TierSpeed(clock)
+        self.jobs_max, self.batch_records = level.limits.jobs_max, level.limits.batch_records
+        self.parents: dict[Block, bytes] = {}
+        self._arena = arena
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return max(self.speed.load_s(size_bytes), self.level.load_s(records, size_bytes))
+
+    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+        self.loads.start(job)
+        wanted = [Wanted(block.key, self._arena.view(slot)) for block, slot in batch]
+        self.level.fetch(wanted, lambda answers: done(list(map(self._checked, batch, answers))))
+
+    def _checked(self, asked: Slotted, answer: Fetched) -> Read:
+        """A record that hangs on another parent than the request said is not what was asked for."""
+        result, record = answer
+        if result is not Get.HIT or record is None:
+            return result, b""
+        block = asked[0]
+        if record.key != block.key or record.parent[NAMESPACE_BYTES:] != self.parents[block]:
+            return Get.MISS, b""
+        return result, record.checksum

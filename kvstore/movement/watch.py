@@ -1,0 +1,154 @@
+"""The watch: whether each source may be used, how fast it is, and what that means for a lookup.
+
+    loads of a source ──▶ its breaker, its speed ──▶ break-even ──▶ find: how much is worth loading
+    stores of a device ─▶ its breaker ─────────────▶ whether blocks are written to it
+    tick ── probe: reads real records in the background, when nothing else can show how it is
+
+A user's request is never the probe: while the breaker of loads is open, and when loading was
+refused because it is slow, records that were wanted lately are read into memory of their own
+and thrown away. Stores are probed with one store, which nobody waits for. Each source is
+watched alone.
+
+Invariants: blocks being probed are pinned once by this object; no more than one round of
+probes of a source is under way.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Callable
+
+from kvstore.constants import (
+    BREAKER_PAUSE_JITTER,
+    PROBE_GAIN,
+    PROBE_PAUSE_S_MAX,
+    PROBE_PAUSE_S_MIN,
+    PROBE_READS_MAX,
+)
+from kvstore.health.breaker import Job
+from kvstore.index.block import Block
+from kvstore.movement.sources import DeviceSource
+from kvstore.protocol.residency_bits import IN_NVME
+from kvstore.residency.residency import Residency
+from tiers.base import Get
+
+
+class Watch:
+    """Over one device: probes it when nothing else shows how it is."""
+
+    def __init__(
+        self,
+        source: DeviceSource,
+        residency: Residency,
+        clock: Callable[[], float],
+        missed: Callable[[Block, Get], None],
+        chance: random.Random | None = None,
+    ) -> None:
+        """`missed` is called with a block that a probe did not find, or found corrupt."""
+        self.member = source.member
+        self._source = source
+        self._residency = residency
+        self._clock = clock
+        self._missed = missed
+        self._chance = chance or random.Random()
+        self._probed: list[Block] = []
+        self._measure_at_s = 0.0
+        self._measure_pause_s = PROBE_PAUSE_S_MIN
+        self._begun = 0  # loads of its source, at the last measurement
+        self._probed_at_bytes_per_s = 0.0
+
+    def pinned(self) -> list[Block]:
+        """Each is pinned once by this object."""
+        return list(self._probed)
+
+    def look(self) -> None:
+        """Several times a stall: trip where something hangs, probe where it is time."""
+        loads = self.member.loads
+        loads.look()
+        self.member.stores.look()
+        if self._probed:
+            return
+        if loads.may_probe():
+            if not self._probe(1):
+                loads.close()  # of what was wanted nothing is left
+        elif loads.closed and self._source.refused and not loads.jobs:
+            now_s = self._clock()
+            if now_s >= self._measure_at_s:
+                if self._source.begun != self._begun:  # used since: begin with a short pause again
+                    self._begun = self._source.begun
+                    self._measure_pause_s = PROBE_PAUSE_S_MIN
+                pause_s = self._measure_pause_s * (1 + self._chance.random() * BREAKER_PAUSE_JITTER)
+                self._measure_at_s = now_s + pause_s
+                self._measure_pause_s = min(PROBE_PAUSE_S_MAX, 2 * self._measure_pause_s)
+                self._source.refused = False  # until the next one is
+                self._probed_at_bytes_per_s = self.member.speed.bytes_per_s
+                self._probe(PROBE_READS_MAX)
+
+    def _probe(self, count: int) -> bool:
+        """Read up to so many records that were wanted lately, at once. False if none of them is left."""
+        blocks: list[Block] = []
+        for key in reversed(list(self._source.targets)):
+            block = self._residency.block_of(key)
+            if block is None or not block.where & IN_NVME or block.device != self.member.number:
+                del self._source.targets[key]
+            elif len(blocks) < count:
+                blocks.append(block)
+        breaker_was_open = not self.member.loads.closed
+        self._residency.pin(*blocks)
+        self._probed += blocks
+        for block in blocks:
+            job = self.member.loads.begin(block.namespace.record_bytes, probe=breaker_was_open)
+            self.member.speed.begin(job)
+            self._submit(block, job)
+        return bool(blocks)
+
+    def _submit(self, block: Block, job: Job) -> None:
+        self._residency.counters.nvme_probes += 1
+        slot, key = block.place[1], block.key
+
+        def work() -> Get:  # into memory of its own
+            self.member.loads.start(job)
+            return self.member.device.read([(slot, key, memoryview(mmap.mmap(-1, job.size_bytes)))])[0][0]
+
+        self.member.io.submit(
+            work, lambda result: self._ended(block, job, result), failed=Get.FAILED, urgent=True
+        )
+
+    def _ended(self, block: Block, job: Job, result: Get) -> None:
+        self._probed.remove(block)
+        if result in (Get.MISS, Get.CORRUPT):
+            self._source.targets.pop(block.key, None)
+            self._missed(block, result)
+        self._residency.unpin(block)
+        speed = self.member.speed
+        if result is Get.HIT:
+            speed.end(job, block.namespace.record_bytes, probe=True)
+        else:
+            speed.drop()
+        self.member.loads.end(job, result is not Get.FAILED)
+        if speed.bytes_per_s > PROBE_GAIN * self._probed_at_bytes_per_s:
+            self._measure_pause_s = PROBE_PAUSE_S_MIN  # it recovers: look again soon
+
+    def status(self) -> tuple[list[dict[str, object]], dict[str, object]]:
+        """(its breakers, its speed); the fields are documented in docs/cli.md."""
+        breakers = [
+            {
+                "name": breaker.name,
+                "state": breaker.state,
+                "trips": breaker.trips,
+                "reason": breaker.reason,
+                "retry_in_s": round(breaker.retry_in_s(), 3),
+                "jobs": breaker.jobs,
+                "oldest_job_s": round(breaker.oldest_s(), 3),
+            }
+            for breaker in (self.member.loads, self.member.stores)
+        ]
+        speed = self.member.speed
+        return breakers, {
+            "name": self.member.name,
+            "latency_s": round(speed.latency_s, 6),
+            "bytes_per_s": round(speed.bytes_per_s),
+            "waiting_bytes": speed.waiting_bytes,
+            "samples": speed.samples,
+        }

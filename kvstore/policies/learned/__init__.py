@@ -1,0 +1,96 @@
+"""Ours: several judges of what a block is worth, and a contest between them that never ends.
+
+    request ─▶ Reuse     what kind of block is it, and how often do such blocks come back?
+            └▶ Contest   who would have kept the right ones lately?   ─▶ a judge
+    no room ─▶ Leaves    the cheapest leaf, as this judge sees it
+
+Leaves go before their parents. A new block that is worth less than the cheapest one held is
+not let in. One experience and one contest serve all tiers and size classes: what counts is
+what the node has, wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvstore.index.block import PIN, Block, Namespace
+from kvstore.index.prompts import Prompt
+from kvstore.index.stretch import Stretch
+from kvstore.policies.base import Policies, Policy
+from kvstore.policies.learned.experts import all_judges
+from kvstore.policies.learned.hazard import Reuse
+from kvstore.policies.learned.leaves import Leaves
+from kvstore.policies.learned.selection import Contest
+
+
+class Learned(Policies):
+    """The family that shares one experience."""
+
+    def __init__(self) -> None:
+        self.reuse = Reuse()
+        self.contest = Contest(all_judges(self.reuse))
+        super().__init__(lambda bit: Judged(bit, self))
+
+    def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
+        used = self.reuse.observe(run, prompt, now_s, self.contest.below)
+        self.contest.saw(prompt, used, [], self.reuse.held)
+
+    def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
+        refused = self.reuse.refused(namespace, hashes, prompt, self.contest.below)
+        self.contest.full()
+        self.contest.saw(prompt, [], refused, self.reuse.held)
+
+    def worth(self, block: Block) -> float:
+        return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0
+
+    def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
+        self.reuse.forgotten(run, names)
+        self.contest.full()
+
+
+class Judged(Policy):
+    """One tier's leaves; `bit` names the tier as in `Block.where`."""
+
+    def __init__(self, bit: int, family: Learned) -> None:
+        self._bit = bit
+        self._reuse = family.reuse
+        self._contest = family.contest
+        self.leaves: Leaves[Block] = Leaves(self._is_leaf)
+
+    def may_leave(self, block: Block) -> None:
+        self.leaves.push(block, block.stretch)
+
+    def victims(self, incoming: bytes = b"") -> Iterator[Block]:
+        while self.leaves.cheapest(self._contest.judge) is not None:
+            yield self.leaves.pop()
+
+    def together(self, victim: Block, count: int) -> Sequence[Block]:
+        """Blocks of one use are worth the same, whoever judges: as far as nothing else hangs on them."""
+        run, stretch, bit = [victim], victim.stretch, self._bit
+        block = victim.parent
+        while len(run) < count and block is not None and block.stretch is stretch:
+            if block.children is not run[-1] or not block.where & bit or block.where >= PIN:
+                break
+            run.append(block)
+            block = block.parent
+        return run
+
+    def is_choosy(self) -> bool:
+        return self._contest.judge.choosy
+
+    def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
+        judge = self._contest.judge
+        worth = self.leaves.cheapest(judge)
+        if worth is None:
+            return True
+        return worth <= judge.worth_of_new(self._reuse.kind_of_new(namespace, block_hash, prompt))
+
+    def coldest_s(self) -> float | None:
+        if self.leaves.cheapest(self._contest.judge) is None:
+            return None
+        return self.leaves.first().touched_s
+
+    def _is_leaf(self, block: Block, stretch: Stretch | None) -> bool:
+        if block.stretch is not stretch or block.where >= PIN:
+            return False
+        return bool(block.where & self._bit) and not block.has_child_in(self._bit)

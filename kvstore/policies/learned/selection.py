@@ -1,0 +1,186 @@
+"""The contest: which judge would have the most hits, had it decided alone all the time.
+
+    request ─▶ sampled blocks ─┬▶ shadow of judge 1 ─ hits ─┐
+                               ├▶ shadow of judge 2 ─ hits ─┼▶ most hits lately: decides for the tiers
+                               └▶ …                         ┘
+
+A shadow is a cache of keys without bytes that follows one judge. It sees a sample of all
+blocks, chosen by hash, and holds as large a share of the sample as the tiers hold of all
+blocks; small caches are their own sample. The sample is thinned out little by little as the tiers
+grow, so that shadows never take more than a bounded memory and time.
+
+Until the first block leaves the tiers, all judges agree, and the first one decides: LRU, as
+nothing is known. Afterwards another one takes over only when it has been better by more than
+chance would have it, and the first one again as soon as it is as good.
+
+Most of what a contest loses it loses by believing chance: for each two judges it counts how
+much their hits differ from request to request, and what is no more than that is no lead.
+Tried, and no better: smaller shadows that learn while everything still fits, evicting first
+what the new winner's shadow does not have, and letting judges take turns by their hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvstore.constants import (
+    CONTEST_DOUBTS,
+    CONTEST_SAMPLE_MAX,
+    CONTEST_THINNED,
+    CONTEST_USES_MAX,
+    CONTEST_WINDOW_CAPACITIES,
+    CONTEST_WINDOW_REQUESTS,
+)
+from kvstore.index.prompts import Prompt
+from kvstore.index.stretch import Stretch
+from kvstore.policies.learned.experts import Judge
+from kvstore.policies.learned.hazard import EVERY_HASH, Use, fingerprint
+from kvstore.policies.learned.leaves import Leaves
+
+
+class Seat(msgspec.Struct, gc=False, eq=False):
+    """A block in a shadow. One that left has no stretch; its parent only if it was thinned out with children.
+
+    kids: blocks that hang on it, those of thinned ones below it included.
+    """
+
+    key: bytes
+    mark: int  # its fingerprint
+    parent: Seat | None
+    stretch: Stretch | None = None
+    kids: int = 0
+
+
+def _is_leaf(seat: Seat, stretch: Stretch | None) -> bool:
+    return seat.stretch is stretch and not seat.kids
+
+
+class Shadow:
+    """What a judge would keep. Leaves go before their parents, as in the tiers."""
+
+    def __init__(self, judge: Judge, shadows: int = 1) -> None:
+        self.judge = judge
+        self.hits = 0.0  # lately
+        self.doubts = [0.0] * shadows  # variance of the difference to each one's, were requests independent
+        self._seats: dict[bytes, Seat] = {}
+        self._leaves: Leaves[Seat] = Leaves(_is_leaf)
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def ask(self, uses: Iterable[Use], capacity: float) -> int:
+        """A request used these blocks, in prompt order. Answers the hits."""
+        hits, unbroken, room = 0, True, True
+        parent: Seat | None = None
+        run: list[Seat] = []
+        for key, stretch in uses:
+            seat = self._seats.get(key)
+            if seat is not None:
+                hits += unbroken
+            else:
+                unbroken = False
+                room = room and self._make_room(capacity, stretch)
+                if not room:
+                    continue
+                seat = self._seats[key] = Seat(key, fingerprint(key), parent)
+                if parent is not None:
+                    parent.kids += 1
+            seat.stretch = stretch
+            seat.kids += 1  # as a lease does: no room is made of the request's own blocks
+            run.append(seat)
+            parent = seat
+        for seat in run:
+            seat.kids -= 1
+            if not seat.kids:
+                self._leaves.push(seat, seat.stretch)
+        return hits
+
+    def thin_out(self, below: int) -> None:
+        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left."""
+        for seat in [seat for seat in self._seats.values() if seat.mark >= below]:
+            del self._seats[seat.key]
+            self._take_out(seat, seat.kids)
+
+    def _make_room(self, capacity: float, newcomer: Stretch) -> bool:
+        while len(self._seats) >= capacity:
+            worth = self._leaves.cheapest(self.judge)
+            if worth is None or worth > self.judge.worth_of_new(newcomer.kind):
+                return False
+            seat = self._leaves.pop()
+            del self._seats[seat.key]
+            self._take_out(seat, 0)
+        return True
+
+    def _take_out(self, seat: Seat, kids: int) -> None:
+        """A block goes, and so many hang on the nearest one above it that is left."""
+        parent = seat.parent
+        while parent is not None and parent.stretch is None:
+            parent = parent.parent
+        seat.stretch, seat.parent = None, parent if kids else None
+        if parent is not None:
+            parent.kids += kids - 1
+            if not parent.kids:
+                self._leaves.push(parent, parent.stretch)
+
+
+class Contest:
+    """All shadows, and the judge that decides now."""
+
+    def __init__(self, judges: Sequence[Judge]) -> None:
+        self._shadows = [Shadow(judge, len(judges)) for judge in judges]
+        self._winner = 0  # its number
+        self.judge = judges[0]
+        self.below = EVERY_HASH  # blocks whose hash has a smaller fingerprint are the sample
+        self._full = False
+        self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
+        self._used: list[Use] = []
+        self._refused: list[Use] = []  # … these are told first, and are behind the others
+
+    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> None:
+        """A piece of a request. `held`: how many blocks the tiers hold."""
+        if prompt is not self._prompt:
+            self._play(held)
+            self._prompt = prompt
+        self._used += used
+        self._refused += refused
+
+    def full(self) -> None:
+        """A block left the tiers, or found no room there."""
+        self._full = True
+
+    def _play(self, held: int) -> None:
+        """Let every shadow do what the tiers did for a request."""
+        uses = (self._used + self._refused)[:CONTEST_USES_MAX]
+        if not uses:
+            return
+        self._used, self._refused = [], []
+        capacity = held * (self.below / EVERY_HASH) if self._full else float("inf")
+        answers = [shadow.ask(uses, max(1.0, capacity)) for shadow in self._shadows]
+        if self._full:
+            windows = len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * capacity)
+            self._score(answers, 0.5 ** min(windows, 1 / CONTEST_WINDOW_REQUESTS))
+            self._choose()
+        if max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
+            self.below -= self.below // CONTEST_THINNED
+            for shadow in self._shadows:
+                shadow.thin_out(self.below)
+
+    def _score(self, answers: Sequence[int], fading: float) -> None:
+        for shadow, hits in zip(self._shadows, answers, strict=True):
+            shadow.hits = shadow.hits * fading + hits
+            shadow.doubts = [
+                doubt * fading + (hits - other) ** 2
+                for doubt, other in zip(shadow.doubts, answers, strict=True)
+            ]
+
+    def _choose(self) -> None:
+        """Who leads beyond doubt decides; the first judge needs no more than to be as good."""
+        winner, first = self._shadows[self._winner], self._shadows[0]
+        best = max(self._shadows, key=lambda shadow: shadow.hits)
+        if best.hits - winner.hits > CONTEST_DOUBTS * best.doubts[self._winner] ** 0.5:
+            self._winner = self._shadows.index(best)
+        elif first.hits >= winner.hits:
+            self._winner = 0
+        self.judge = self._shadows[self._winner].judge

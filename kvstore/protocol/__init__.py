@@ -1,0 +1,1 @@
+"""What travels over a door: frames, and the words of their answers."""

@@ -1,0 +1,374 @@
+"""The frames of the local door: what travels over the daemon's Unix socket.
+
+    frame    │ u32 LE payload length │ payload: msgpack array, its first element the tag │
+
+    client                                    daemon
+      │  Hello(protocol, label, attach) ──────▶ │   each checked the other's uid (SO_PEERCRED)
+      │ ◀─ Welcome(…) + two fds (SCM_RIGHTS) ── │   or Error, and the connection closes
+      │  request ─▶                             │
+      │ ◀─ one answer per request, in order     │   an Error answers one request; the
+      │                                         │   connection goes on unless framing broke
+
+Block hashes travel joined, `hash_bytes` each, so that 2048 of them cost one copy and not
+2048 objects. KV bytes never travel here: they go through the arena. Two file
+descriptors come with Welcome: one of its slabs, which may be written unless Hello said
+read_only, and one of the table file, which may only be read and shows the generations.
+Neither is the one that the daemon's lock is on: the lock must not outlive the daemon.
+
+Requests have tags below 64, answers from 64 on. Fields may be added at the end, with a
+default; anything else raises PROTOCOL_VERSION.
+
+Light on purpose: the client imports this module inside inference engines.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 3
+
+HEADER = struct.Struct("<I")
+HEADER_BYTES = HEADER.size
+FRAME_BYTES_MAX = 4 << 20  # payload; a larger claim closes the connection
+HELLO_BYTES_MAX = 4096  # payload of a Hello, before we know who is talking
+
+DIGEST_BYTES = 16
+CHECKSUM_BYTES = 16
+HASH_BYTES_MAX = 64
+HASHES_MAX = 65536  # per lookup, residency or prefetch
+LEASE_HASHES_MAX = 512  # per reserve or acquire: so many are served in one go
+LOOKUP_NAMESPACES_MAX = 64
+WAIT_MS_MAX = 60_000
+LABEL_CHARS_MAX = 200
+
+assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
+assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
+
+_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Tokens = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Text = Annotated[str, Meta(max_length=1024)]
+
+
+# Requests ---------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, array_like=True, tag=1):
+    """The first frame. attach: whether the arena is wanted (admin tools do without). read_only: a client that
+    never writes gets a descriptor that it cannot write through."""
+
+    protocol: int
+    label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
+    attach: bool = True
+    read_only: bool = False
+
+
+class Register(msgspec.Struct, array_like=True, tag=2):
+    """Make a namespace known. digest: over all that must be equal for bytes to be reusable. record_bytes:
+    size of every record. fields: the identity in words, for people. Answer: Registered."""
+
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    record_bytes: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    hash_bytes: Annotated[int, Meta(ge=1, le=HASH_BYTES_MAX)]
+    block_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    fields: Annotated[dict[_Text, _Text], Meta(max_length=64)]
+
+
+class Lookup(msgspec.Struct, array_like=True, tag=3):
+    """How many leading blocks do *all* these namespaces hold? The rest is for the accounts, see
+    kvstore.accounts.Asking. Answer: Count."""
+
+    namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
+    hashes: bytes
+    ticket: _Id = 0
+    more: bool = False
+    tokens: _Tokens = 0
+    local_tokens: _Tokens = 0
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+
+
+class Residency(msgspec.Struct, array_like=True, tag=4):
+    """Where is each block? Answer: Places."""
+
+    namespace: _Id
+    hashes: bytes
+
+
+class Reserve(msgspec.Struct, array_like=True, tag=5):
+    """Room for the blocks not yet held. parent: the block hash before the first, or b"". ticket: of the lookup
+    that named the prompt, or 0. Answer: Reserved."""
+
+    namespace: _Id
+    hashes: bytes
+    parent: bytes
+    ticket: _Id = 0
+
+
+class Commit(msgspec.Struct, array_like=True, tag=6):
+    """Commit these indexes of a lease (16 bytes of checksum each), abort its others. Answer: Count."""
+
+    lease: _Id
+    indexes: Annotated[list[_Id], Meta(max_length=LEASE_HASHES_MAX)]
+    checksums: bytes
+
+
+class Acquire(msgspec.Struct, array_like=True, tag=7):
+    """Hold blocks for reading, waiting at most wait_ms for slower tiers. ticket: as in Reserve. Answer: Acquired."""
+
+    namespace: _Id
+    hashes: bytes
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)]
+    ticket: _Id = 0
+
+
+class Release(msgspec.Struct, array_like=True, tag=8):
+    """Give a read lease back. Answer: Done."""
+
+    lease: _Id
+
+
+class Prefetch(msgspec.Struct, array_like=True, tag=9):
+    """Start promoting blocks to DRAM; hold nothing. Answer: Count (blocks on the way)."""
+
+    namespace: _Id
+    hashes: bytes
+
+
+class Status(msgspec.Struct, array_like=True, tag=10):
+    """Answer: StatusReport."""
+
+
+class Check(msgspec.Struct, array_like=True, tag=11):
+    """Prove that the books balance; only for those who did not attach. Answer: Problems."""
+
+
+class Ping(msgspec.Struct, array_like=True, tag=12):
+    """Answer: Done."""
+
+
+class Settle(msgspec.Struct, array_like=True, tag=13):
+    """Of what a ticket's lookups found, only so many tokens of the prompt could be used: not the block with
+    this hash, or, without one, not what the engine cannot start behind. Answer: Done."""
+
+    ticket: _Id
+    tokens: _Tokens
+    namespace: _Id
+    hash: Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
+
+
+class Explain(msgspec.Struct, array_like=True, tag=14):
+    """What would become of each of these blocks, were they looked up now? Answer: Explained."""
+
+    digests: Annotated[
+        list[Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]],
+        Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX),
+    ]
+    hashes: bytes
+
+
+class Report(msgspec.Struct, array_like=True, tag=15):
+    """Totals of the hours from this one on, at most rows of them, and the heaviest prefixes. Answer:
+    StatusReport; docs/cli.md names its fields."""
+
+    since_s: Annotated[float, Meta(ge=0, le=1e12)]
+    skip: _Id = 0
+
+
+class Namespaces(msgspec.Struct, array_like=True, tag=16):
+    """All namespaces in the order in which they came, as many as fit an answer. Answer: StatusReport with
+    `namespaces`, each as in a status, and `namespaces_left`."""
+
+    skip: _Id = 0
+
+
+class Unregister(msgspec.Struct, array_like=True, tag=17):
+    """This connection does not use the namespace any more. end: nobody ever will: it is gone for everybody at
+    once, and its blocks are dropped. Answer: Done."""
+
+    namespace: _Id
+    end: bool = False
+
+
+# Retention (tags 32 to 39): each is answered when the rule is on disk -------------------
+
+_Selector = Annotated[str, Meta(max_length=2 * DIGEST_BYTES, pattern="^[0-9a-fA-F]*$")]
+_Hash = Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
+_Size = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]  # -1: as it is
+
+
+class SetPin(msgspec.Struct, array_like=True, tag=32):
+    """Keep a prefix, named by its last block, from being evicted; not pinned: no longer. namespace: a unique
+    beginning of its digest in hex, "" for those that hold the block. Answer: StatusReport, `namespaces`: the digests that it is about, in hex."""
+
+    namespace: _Selector
+    hash: _Hash
+    pinned: bool
+
+
+class SetTtl(msgspec.Struct, array_like=True, tag=33):
+    """Drop blocks so many seconds (None: never) after they were stored: those of a prefix and below (with a
+    hash), of a namespace (without), or of a tenant (not None). not is_set: remove that rule. Answer: as SetPin."""
+
+    namespace: _Selector
+    hash: _Hash
+    tenant: _Text | None
+    ttl_s: Annotated[float, Meta(gt=0, le=1e12)] | None
+    is_set: bool
+
+
+class SetQuota(msgspec.Struct, array_like=True, tag=34):
+    """Bytes that a namespace, or a tenant (not None), may hold in each tier; None: no limit. Answer: as SetPin."""
+
+    namespace: _Selector
+    tenant: _Text | None
+    dram_bytes: _Size | None
+    nvme_bytes: _Size | None
+
+
+class Retention(msgspec.Struct, array_like=True, tag=35):
+    """All pins, TTLs and quotas. Answer: StatusReport; docs/cli.md names its fields."""
+
+
+# Answers ----------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=64):
+    """instance: who answers. owner, lock_base: the client locks byte lock_base + owner of the arena file
+    (OFD write lock) while it writes, and looks at the generations once it has the lock. generations_bytes: how
+    much of the table file it maps, to read the generations at the offsets that Reserved and Acquired name.
+    Without attach all these numbers are 0."""
+
+    protocol: int
+    instance: str
+    arena_bytes: int
+    owner: int
+    lock_base: int
+    generations_bytes: int = 0
+
+
+class Registered(msgspec.Struct, array_like=True, tag=65):
+    namespace: int
+
+
+class Count(msgspec.Struct, array_like=True, tag=66):
+    value: int
+
+
+class Places(msgspec.Struct, array_like=True, tag=67):
+    """One byte a hash: 0 absent, else IN_DRAM | IN_NVME | BROKEN_PREFIX."""
+
+    residency: bytes
+
+
+class Extents(msgspec.Struct, array_like=True, gc=False):
+    """Slots of the arena. runs: (number of slots, offset of the first, offset of its generation) of slots that
+    lie one behind the other, `slot_bytes` each. generations: of all slots, u64, little endian."""
+
+    slot_bytes: int
+    runs: list[tuple[int, int, int]]
+    generations: bytes
+
+    def offsets(self) -> Iterator[int]:
+        """Of each slot."""
+        for count, offset, _ in self.runs:
+            yield from range(offset, offset + count * self.slot_bytes, self.slot_bytes)
+
+
+class Reserved(msgspec.Struct, array_like=True, tag=68):
+    """granted: one byte a hash, 1 where it has the next slot of `extents`. full: no room for the rest.
+    lease is 0 where there are no slots."""
+
+    lease: int
+    granted: bytes
+    extents: Extents
+    full: bool
+
+
+class Acquired(msgspec.Struct, array_like=True, tag=69):
+    """tiers: one byte a hash: where it was when asked for, and is in the next slot of `extents`; 0 for a miss.
+    pending: some are missing only because they are still on the way, or because the connection may hold no
+    more at once: ask again, after releasing. lease is 0 where all are missing."""
+
+    lease: int
+    tiers: bytes
+    extents: Extents
+    pending: bool
+
+
+class Done(msgspec.Struct, array_like=True, tag=70):
+    pass
+
+
+class StatusReport(msgspec.Struct, array_like=True, tag=71):
+    report: dict[str, Any]
+
+
+class Problems(msgspec.Struct, array_like=True, tag=72):
+    lines: list[str]
+
+
+class Explained(msgspec.Struct, array_like=True, tag=73):
+    """For each namespace one byte a hash, as in Places; and the outcome of each block, by its number in
+    kvstore.outcomes."""
+
+    residency: list[bytes]
+    outcomes: bytes
+
+
+class Error(msgspec.Struct, array_like=True, tag=127):
+    """A refusal; code is one of those in kvstore.errors."""
+
+    code: str
+    message: str
+
+
+Request = (
+    Register
+    | Lookup
+    | Residency
+    | Reserve
+    | Commit
+    | Acquire
+    | Release
+    | Prefetch
+    | Status
+    | Check
+    | Ping
+    | Settle
+    | Explain
+    | Report
+    | Namespaces
+    | Unregister
+    | SetPin
+    | SetTtl
+    | SetQuota
+    | Retention
+)
+Answer = (
+    Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Explained | Error
+)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame_into(message: msgspec.Struct, buffer: bytearray) -> None:
+    """Replace the content of `buffer` by the frame of `message`; its memory is reused."""
+    _encoder.encode_into(message, buffer, HEADER_BYTES)
+    HEADER.pack_into(buffer, 0, len(buffer) - HEADER_BYTES)
+
+
+def encode_frame(message: msgspec.Struct) -> bytearray:
+    """The frame of `message`, in fresh memory."""
+    buffer = bytearray(256)
+    encode_frame_into(message, buffer)
+    return buffer
+
+
+hello_decoder = msgspec.msgpack.Decoder(Hello)
+welcome_decoder: msgspec.msgpack.Decoder[Welcome | Error] = msgspec.msgpack.Decoder(Welcome | Error)
+request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -1,0 +1,1 @@
+"""Which block is in which tier, and who makes room."""

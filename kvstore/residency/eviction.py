@@ -1,0 +1,270 @@
+"""Eviction: which blocks leave a level so that others can come.
+
+    slots(DRAM)  ──▶ free slot? ─ no ─▶ victims of the same size class
+    slot(device) ──▶                └─▶ else a whole slab of another size class
+
+Room is made when a transfer is submitted, and never before. "No room" is answered at once:
+nothing here blocks. A block that waits to be written to NVMe is not dropped from DRAM while a
+device can take it (`WriteQueue.keeps`), and a block that a user's pin guards is no victim.
+
+Who is above a quota displaces blocks of its own, and of nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice, takewhile
+
+from kvstore.constants import QUOTA_LOOKS_MAX, QUOTA_TRIM_BLOCKS, SLAB_TAKEOVER_EVERY
+from kvstore.index.block import Block, Namespace
+from kvstore.index.prompts import Prompt
+from kvstore.policies.base import Policy
+from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Member, Row
+from kvstore.residency.residency import Residency
+from kvstore.retention.quotas import Holder
+from tiers.base import SizeClass
+
+Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
+
+
+class Eviction:
+    """Hands out slots of the owned levels, evicting where it must."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._evictions = 0
+        self._spared: Block | None = None  # what the latest new block hangs on: not displaced for it
+        self.no_room = outcomes.NOT_ADMITTED  # why the last slot of DRAM was refused
+
+    def line(self, namespace: Namespace) -> Line:
+        """Where loads of a namespace wait: one that its quota holds up must not hold up others."""
+        quotas = self._residency.quotas
+        limited = quotas and any(h.limits[IN_DRAM] is not None for h in quotas.holders(namespace))
+        return namespace.slot_bytes, namespace if limited else None
+
+    # -- DRAM --
+
+    def slots(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        parent: bytes,
+        owner: int,
+        prompt: Prompt | None = None,
+    ) -> list[int]:
+        """Arena slots in state WRITING for these blocks, up to the first that finds no room. Each follows the one
+        before, the first one `parent`. With a `prompt` the policy may answer that one is not worth the room.
+        """
+        residency = self._residency
+        self.no_room = outcomes.NOT_ADMITTED
+        digest, size_bytes = namespace.digest, namespace.record_bytes
+        keys = [digest + block_hash for block_hash in hashes]
+        parents = [digest + parent if parent else b"", *keys[:-1]]
+        limited = bool(residency.quotas)
+        if limited:
+            self._spare(namespace, parent)
+        found: list[int] = []
+        while (at := len(found)) < len(keys):
+            if limited and not self._displace_own(namespace, IN_DRAM):
+                self.no_room = outcomes.OVER_QUOTA
+                break
+            end = at + 1 if limited else len(keys)  # under a quota the next one must count this one
+            got = residency.arena.reserve_run(keys[at:end], parents[at:end], size_bytes, owner)
+            if not got and not self._evict_from_dram(namespace, hashes[at], prompt, len(keys) - at):
+                break
+            if got:
+                residency.quotas.used(namespace, IN_DRAM, len(got))
+                found += got
+        return found
+
+    def _evict_from_dram(
+        self, namespace: Namespace, incoming: bytes, prompt: Prompt | None, wanted: int
+    ) -> bool:
+        """Free a slot of this namespace's class, or up to `wanted` at once; False if nothing may leave.
+
+        In front of NVMe every new block is let in: DRAM is its way there.
+        """
+        residency = self._residency
+        policy = residency.dram_policy(namespace)
+        if prompt is not None and not residency.nvme and policy.is_choosy():
+            wanted = 1
+            if not policy.admits(namespace, incoming, prompt):
+                residency.counters.not_admitted += 1
+                return False
+        self._evictions += 1
+        if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
+            if self._take_over_slab(namespace):
+                return True
+        until_next_look = SLAB_TAKEOVER_EVERY - self._evictions % SLAB_TAKEOVER_EVERY
+        may_stay = bool(residency.nvme) or bool(residency.guards)
+        why = outcomes.EVICTED_DRAM
+        for victim in policy.victims(namespace.digest + incoming):
+            if may_stay and self._stays(victim):
+                continue  # comes back to the policy when it was written, or could not be; when no pin guards it
+            run = policy.together(victim, min(wanted, until_next_look))
+            if may_stay:
+                why = self._why_evicted(victim)
+                run = list(takewhile(partial(self._goes_too, why), run))
+            self._evictions += len(run) - 1
+            self._evict(run, why)
+            return True
+        return self._take_over_slab(namespace)
+
+    def _goes_too(self, why: int, block: Block) -> bool:
+        return not self._stays(block) and self._why_evicted(block) == why
+
+    def _stays(self, block: Block) -> bool:
+        return self._residency.writes.keeps(block) or self._residency.guards.guards(block, IN_DRAM)
+
+    def _evict(self, run: Sequence[Block], why: int) -> None:
+        counters = self._residency.counters
+        counters.evicted_dram += len(run)
+        if self._residency.nvme:
+            counters.lost_before_demote += sum(not block.where & IN_NVME for block in run)
+        self._residency.left_dram(*run, why=why)
+
+    def _why_evicted(self, block: Block) -> int:
+        """What a later miss is told if this block leaves DRAM now: why it is not on NVMe at least."""
+        residency = self._residency
+        if residency.nvme and not block.where & IN_NVME:
+            if residency.quotas and residency.quotas.excess(block.namespace, IN_NVME):
+                return outcomes.OVER_QUOTA
+            if residency.writes.endurance.limited and block not in residency.writes.refused:
+                return outcomes.NOT_ADMITTED
+        return outcomes.EVICTED_DRAM
+
+    def _others_are_colder(self, policy: Policy) -> bool:
+        """Whether another size class holds something unused for longer than our next victim."""
+        own_s = policy.coldest_s()
+        others_s = [
+            coldest_s
+            for other in self._residency.dram_policies()
+            if other is not policy and (coldest_s := other.coldest_s()) is not None
+        ]
+        return own_s is not None and bool(others_s) and min(others_s) < own_s
+
+    def _take_over_slab(self, namespace: Namespace) -> bool:
+        """Empty the cheapest slab of another size class, if nothing in it is in use."""
+        residency = self._residency
+        arena = residency.arena
+        blocks = [
+            residency.block_of(arena.record(slot).key) for slot in arena.reclaim(namespace.record_bytes)
+        ]
+        if not blocks or any(b is None or b.pins or residency.writes.keeps(b) for b in blocks):
+            return False
+        if self._must_spare(IN_DRAM, blocks, namespace, arena.stats().classes):
+            return False
+        for block in blocks:
+            if block is not None:
+                residency.counters.evicted_pinned += residency.guards.guards(block, IN_DRAM)
+                self._evict([block], self._why_evicted(block))
+        return arena.has_room(namespace.record_bytes)
+
+    def _must_spare(
+        self, bit: int, slab: Sequence[Block | None], namespace: Namespace, classes: Sequence[SizeClass]
+    ) -> bool:
+        """Whether a pin guards some of this slab. Not for a record size without a slab of its own, or with
+        pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
+        guards = self._residency.guards
+        if not guards or not any(b is not None and guards.guards(b, bit) for b in slab):
+            return False
+        size = self._residency.slot_bytes(namespace, bit)
+        own = guards.records(namespace, bit)
+        return any(c.slot_bytes == size and c.total > own for c in classes)
+
+    # -- devices --
+
+    def slot_on(self, member: Member, namespace: Namespace, wanted: int) -> int | None:
+        """A slot of this device for one more record, evicting up to `wanted` where it is full; None: no room."""
+        slot = member.take(namespace.record_bytes)
+        if slot is not None:
+            return slot
+        residency = self._residency
+        policy = residency.nvme_policy(member, namespace)
+        goes = partial(self._may_leave, member)
+        victim = next(filter(goes, policy.victims()), None)
+        if victim is None:
+            return None
+        run = list(takewhile(goes, policy.together(victim, wanted)))
+        residency.counters.evicted_nvme += len(run)
+        residency.left_nvme(*run)
+        return member.take(namespace.record_bytes)
+
+    def empty_slab(
+        self, member: Member, namespace: Namespace, slots: Sequence[int], rows: Sequence[Row | None]
+    ) -> bool:
+        """Evict everything that is in a slab of another size class; False if some of it is in use. `rows`:
+        what its table says."""
+        residency = self._residency
+        blocks: list[Block] = []
+        for slot, row in zip(slots, rows, strict=True):
+            block = residency.block_of(row.key) if row is not None else None
+            if (
+                block is None
+                or not block.where & IN_NVME
+                or block.place != (member.number, slot)
+                or block.pins
+            ):
+                return False
+            blocks.append(block)
+        if self._must_spare(IN_NVME, blocks, namespace, member.device.stats().classes):
+            return False
+        for block in blocks:
+            residency.counters.evicted_nvme += 1
+            residency.counters.evicted_pinned += residency.guards.guards(block, IN_NVME)
+            residency.left_nvme(block)
+        return True
+
+    def _may_leave(self, member: Member, block: Block) -> bool:
+        return block.device == member.number and not self._residency.guards.guards(block, IN_NVME)
+
+    # -- quotas --
+
+    def admit_to_nvme(self, namespace: Namespace, parent: Block | None) -> bool:
+        """Whether the quotas of a namespace let one more record in to NVMe; it counts as held from now on."""
+        self._spared = parent
+        if self._residency.quotas and not self._displace_own(namespace, IN_NVME):
+            return False
+        self._residency.quotas.used(namespace, IN_NVME, 1)
+        return True
+
+    def trim(self, holder: Holder, bit: int) -> None:
+        """Bring a holder whose quota was lowered nearer to it."""
+        self._spared = None
+        self._displace(holder, bit, 0, QUOTA_TRIM_BLOCKS)
+
+    def _spare(self, namespace: Namespace, parent: bytes) -> None:
+        """What comes next hangs on this one. Where that is being written, on what it hangs on itself."""
+        above = namespace.blocks.get(parent)
+        if above is not None or parent not in namespace.writing:
+            self._spared = above
+
+    def _displace_own(self, namespace: Namespace, bit: int) -> bool:
+        """Make room for one more record in the quotas of a namespace; False if they do not allow it."""
+        size = self._residency.slot_bytes(namespace, bit)
+        holders = self._residency.quotas.holders(namespace)
+        return all(self._displace(holder, bit, size, QUOTA_LOOKS_MAX) for holder in holders)
+
+    def _displace(self, holder: Holder, bit: int, size_bytes: int, looks: int) -> bool:
+        """Let a holder's coldest blocks leave a level until so many bytes more are within its quota."""
+        coldest, residency = holder.coldest[bit], self._residency
+        if not holder.excess(bit, size_bytes) or coldest is None:
+            return True
+        spared = False
+        for block in islice(coldest.victims(), looks):
+            if block is self._spared:
+                spared = True
+            elif not residency.guards.guards(block, bit) and not (
+                bit == IN_DRAM and residency.writes.keeps(block)
+            ):
+                residency.counters.displaced += 1
+                leave = residency.left_dram if bit == IN_DRAM else residency.left_nvme
+                leave(block, why=outcomes.OVER_QUOTA)
+            if not holder.excess(bit, size_bytes):
+                break
+        if spared and self._spared is not None:
+            residency.settle(self._spared)
+        return not holder.excess(bit, size_bytes)

@@ -1,0 +1,209 @@
+"""Levels: the places on the ladder that this daemon owns, and the members they are made of.
+
+    DRAM   one arena
+    NVMe   device 0 │ device 1 │ …     each with its own threads, breakers, speed and policies
+
+A block in an owned level is an entry of the index, which knows its slot. A member hands out
+slots on the engine's thread and never blocks there; it moves bytes in threads of its own. So
+one device that hangs takes nothing of the others with it: neither their slots, nor their
+threads, nor their health.
+
+Slots of dropped blocks are cleared before they are used again: whoever drops a block for good
+(its time is over, it is corrupt, it was erased) must not find it again after a restart. A
+block that is evicted needs no such write: its slot is simply used again.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from kvstore.health.breaker import Breaker
+from kvstore.health.speed import TierSpeed
+from kvstore.index.block import DEVICES_MAX, Namespace
+from kvstore.io_pool import Io
+from kvstore.policies.base import Policy
+from tiers.base import Get, Put, Record, SizeClass, TierStats
+from tiers.slots import SlotPool
+
+
+class Row(Protocol):
+    """What a device's table says of one slot."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def parent(self) -> bytes: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def stored_s(self) -> int: ...
+
+
+class Device(Protocol):
+    """What the engine asks of `tiers.device.Device`, which says what each means. Properties, `set_aside` and `stats`
+    are for the engine's thread; the others run in the device's own I/O threads, and may hang there."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its rows were read: only then it is known which slots are free."""
+
+    @property
+    def slot_bytes_min(self) -> int: ...
+    @property
+    def pool(self) -> SlotPool: ...
+    def slot_bytes(self, size_bytes: int) -> int: ...
+    def set_aside(self, slot: int) -> None: ...
+    @property
+    def aside(self) -> int: ...
+    def stats(self) -> TierStats: ...
+    def open(self) -> None: ...
+    def scan(self) -> Iterator[Sequence[Row]]: ...
+    def write(self, items: Sequence[tuple[int, Record, int, memoryview]]) -> list[Put]: ...
+    def read(self, items: Sequence[tuple[int, bytes, memoryview]]) -> list[tuple[Get, bytes]]: ...
+    def rows(self, slots: Sequence[int]) -> Sequence[Row | None]: ...
+    def clear(self, slots: Sequence[int]) -> bool: ...
+    @property
+    def has_growth_due(self) -> bool: ...
+    def grow(self) -> None: ...
+    def check(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+
+class Member:
+    """One device, and what concerns it alone."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        device: Device,
+        io: Io,
+        clock: Callable[[], float],
+        stall_s: float,
+        changed: Callable[[], None],
+        chance: random.Random | None = None,
+    ) -> None:
+        """stall_s: how long one read or write may take; `changed` is called when a breaker changes its state."""
+        assert number < DEVICES_MAX, "more devices than the index can name"
+        self.number = number
+        self.name = name
+        self.device = device
+        self.io = io
+        chance = chance or random.Random()
+        self.loads = Breaker(f"{name} loads", stall_s, clock, changed, chance)
+        self.stores = Breaker(f"{name} stores", stall_s, clock, changed, chance)
+        self.speed = TierSpeed(clock)
+        self.policies: dict[int, Policy] = {}  # by slot size
+        self.store_jobs = 0  # writes under way
+        self._clearing: Sequence[int] | None = None  # by the job under way
+        self._to_clear = array("Q")
+        self._given_early: list[int] = []
+
+    @property
+    def writable(self) -> bool:
+        """Whether blocks may be written to it: its slots are known, and neither breaker is open."""
+        return self.device.ready and self.loads.closed and self.stores.closed
+
+    @property
+    def dropped(self) -> int:
+        """Slots that wait to be cleared."""
+        return len(self._to_clear) + len(self._clearing or ())
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a record of this size finds a free slot."""
+        return self.device.pool.has_room(self.device.slot_bytes(size_bytes))
+
+    def take(self, size_bytes: int) -> int | None:
+        """A free slot for a record of this size."""
+        return self.device.pool.take(self.device.slot_bytes(size_bytes))
+
+    def reclaim(self, size_bytes: int) -> list[int]:
+        """Used slots of the cheapest slab of another size class; [] where there is room, or no such slab."""
+        pool, wanted = self.device.pool, self.device.slot_bytes(size_bytes)
+        if not pool.can_hold(wanted) or pool.has_room(wanted):
+            return []
+        slab = pool.smallest_slab(wanted)
+        return [] if slab is None else list(pool.slots_in(slab))
+
+    def give(self, slot: int) -> None:
+        """Nothing is in this slot any more. While rows are still read, it is given back when they all are."""
+        if self.device.ready:
+            self.device.pool.give(slot)
+        else:
+            self._given_early.append(slot)
+
+    def became_ready(self) -> None:
+        """All rows were read: slots may be taken."""
+        for slot in self._given_early:
+            self.device.pool.give(slot)
+        self._given_early.clear()
+
+    def drop(self, slot: int) -> None:
+        """The block in this slot is dropped for good: the slot is free once its row is cleared."""
+        self._to_clear.append(slot)
+
+    def tend(self, count: int) -> None:
+        """In the background, one job at a time: clear up to so many dropped slots, make room for more."""
+        has_work = self._to_clear or self.device.has_growth_due
+        if self._clearing is not None or not self.writable or not has_work:
+            return
+        slots = self._clearing = list(self._to_clear[-count:])
+        del self._to_clear[-count:]
+
+        def work() -> bool:
+            self.device.grow()
+            return self.device.clear(slots)
+
+        self.io.submit(work, lambda cleared: self._cleared(slots, cleared), failed=False)
+
+    def _cleared(self, slots: Sequence[int], cleared: bool) -> None:
+        self._clearing = None
+        if not cleared:
+            self._to_clear.extend(slots)
+            return
+        for slot in slots:
+            self.give(slot)
+
+
+class Nvme:
+    """The NVMe level: its members, in the order of their numbers. Empty where none is configured."""
+
+    def __init__(self, members: Sequence[Member] = ()) -> None:
+        self.members = list(members)
+        self.slot_bytes_min = max((m.device.slot_bytes_min for m in members), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def writable(self) -> bool:
+        return any(member.writable for member in self.members)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all rows that can be read are in the index."""
+        return all(member.device.ready for member in self.members)
+
+    def slot_bytes(self, namespace: Namespace) -> int:
+        return max(namespace.slot_bytes, self.slot_bytes_min)
+
+    def stats(self) -> TierStats:
+        """Of all members together."""
+        stats = [member.device.stats() for member in self.members]
+        totals: dict[int, int] = {}
+        used: dict[int, int] = {}
+        for size_class in (c for s in stats for c in s.classes):
+            totals[size_class.slot_bytes] = totals.get(size_class.slot_bytes, 0) + size_class.total
+            used[size_class.slot_bytes] = used.get(size_class.slot_bytes, 0) + size_class.used
+        return TierStats(
+            "nvme",
+            sum(s.capacity_bytes for s in stats),
+            sum(s.used_bytes for s in stats),
+            sum(s.records for s in stats),
+            tuple(SizeClass(size, totals[size], used[size]) for size in sorted(totals)),
+        )

@@ -1,0 +1,168 @@
+"""The write queue: blocks that are in DRAM only and are to be written to NVMe, oldest first.
+
+    committed ─▶ within the write budget? ─▶ waiting ─▶ being written ─▶ on NVMe too
+                                               ▲  ╰ no device takes it ─▶ refused ─╮
+                                               ╰───────── offered again ◀──────────╯
+
+A block that waits is not evicted from DRAM while a device can take it: refusing a new block
+costs a recompute later, dropping this one costs the same and the write besides. A refused
+block may be evicted. The arena bounds both queues, and each has a limit of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvstore.constants import DEMOTING_MAX, QUOTA_REQUEUE_BLOCKS, UNDEMOTED_MAX
+from kvstore.health.write_budget import Endurance
+from kvstore.index.block import Block, Namespace
+from kvstore.ledger.counters import Counters
+from kvstore.policies.base import Policies
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from kvstore.residency.levels import Nvme
+from kvstore.retention.quotas import Quotas
+
+
+class Books(Protocol):
+    """What the queue asks of `Residency`."""
+
+    nvme: Nvme
+    counters: Counters
+    family: Policies
+    quotas: Quotas
+    unverified: OrderedDict[Block, None]
+
+    def settle(self, *run: Block) -> None: ...
+
+
+class WriteQueue:
+    """Blocks on their way to NVMe."""
+
+    def __init__(self, books: Books, endurance: Endurance) -> None:
+        self.endurance = endurance
+        self.waiting: OrderedDict[Block, None] = OrderedDict()
+        self.refused: OrderedDict[Block, None] = OrderedDict()
+        self.accepting = bool(books.nvme)  # some device can be written to
+        self._books = books
+        self._promised: set[Block] = set()  # of the write budget: to be written, or given back
+
+    def offer(self, *run: Block) -> None:
+        """Queue those of these blocks that are in DRAM only, known to be true, and within the write budget."""
+        books = self._books
+        if not books.nvme:
+            return
+        queue = self.waiting if self.accepting else self.refused
+        for block in run:
+            if block.where & IN_ANY != IN_DRAM or block in books.unverified:
+                continue
+            if block in self.waiting or block in self.refused:
+                continue
+            if self.endurance.admits(books.family.worth(block), block.namespace.slot_bytes):
+                queue[block] = None
+                if self.endurance.limited:
+                    self._promised.add(block)
+            else:
+                books.counters.demote_not_admitted += 1
+        self._shorten()
+
+    def offer_again(self, run: Sequence[Block]) -> None:
+        """These blocks were used: those that the write budget kept out may be let in now."""
+        if self.endurance.limited:
+            self.offer(*run)
+
+    def keeps(self, block: Block) -> bool:
+        """Whether only DRAM has the block and it will be written as soon as it can be."""
+        if block.where & IN_NVME or not self._books.nvme:
+            return False
+        return block in self.waiting or block in self._books.unverified
+
+    def put_off(self, blocks: Sequence[Block]) -> None:
+        """No device takes these blocks now: they may leave DRAM, and are offered again later."""
+        for block in blocks:
+            self.waiting.pop(block, None)
+            self.refused[block] = None
+        self._shorten()
+        for block in blocks:
+            self._books.settle(block)
+
+    def over_quota(self, block: Block) -> None:
+        """Its quotas do not let it in to NVMe. Where writes have a budget, which others can use now, it is
+        offered again when it is used again."""
+        self.waiting.pop(block, None)
+        if self.endurance.limited:
+            self._waive(block)
+            self._books.settle(block)
+        else:
+            self.put_off([block])
+
+    def pause(self, being_written: set[Block]) -> None:
+        """No device can be written to: whatever waits may leave DRAM."""
+        self.accepting = False
+        self.put_off([block for block in self.waiting if block not in being_written])
+
+    def resume(self) -> None:
+        """Queue again what was refused; of namespaces whose quota may refuse them all, only some."""
+        self.accepting = True
+        if not self._books.quotas:
+            self.waiting.update(self.refused)
+            self.refused.clear()
+        else:
+            self._requeue_under_quotas()
+        self._shorten()
+
+    def wrote(self, block: Block) -> None:
+        """The block is on NVMe: it waits in no queue, and what was promised of the budget is spent."""
+        self.waiting.pop(block, None)
+        self.refused.pop(block, None)  # dropped from the other one during its write, and offered again
+        self.endurance.wrote(block.namespace.slot_bytes, block in self._promised)
+        self._promised.discard(block)
+
+    def forget(self, run: Sequence[Block]) -> None:
+        """These blocks leave DRAM."""
+        for queue in (self.waiting, self.refused):
+            if queue:
+                for block in run:
+                    queue.pop(block, None)
+        if self._promised:
+            for block in run:
+                self._waive(block)
+
+    def forget_written(self) -> None:
+        """Rows came into the index: what they show to be on NVMe need not be written there."""
+        for queue in (self.waiting, self.refused):
+            for block in [block for block in queue if block.where & IN_NVME]:
+                del queue[block]
+                self._waive(block)
+                self._books.settle(block)
+
+    def _requeue_under_quotas(self) -> None:
+        left = QUOTA_REQUEUE_BLOCKS
+        limited: dict[Namespace, bool] = {}
+        for block in list(self.refused):
+            space = block.namespace
+            if space not in limited:
+                holders = self._books.quotas.holders(space)
+                limited[space] = any(h.limits[IN_NVME] is not None for h in holders)
+            left -= limited[space]
+            if left >= 0 or not limited[space]:
+                del self.refused[block]
+                self.waiting[block] = None
+
+    def _shorten(self) -> None:
+        """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""
+        while len(self.waiting) > DEMOTING_MAX:
+            block, _ = self.waiting.popitem(last=False)
+            self._waive(block)
+            self._books.counters.demotions_dropped += 1
+            self._books.settle(block)
+        while len(self.refused) > UNDEMOTED_MAX:
+            block, _ = self.refused.popitem(last=False)
+            self._waive(block)
+            self._books.counters.demotions_dropped += 1
+
+    def _waive(self, block: Block) -> None:
+        if block in self._promised:
+            self._promised.discard(block)
+            self.endurance.waive(block.namespace.slot_bytes)

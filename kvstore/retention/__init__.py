@@ -1,0 +1,1 @@
+"""What must stay, what must go, and what is limited."""

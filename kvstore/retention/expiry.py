@@ -1,0 +1,359 @@
+"""Expiry: blocks under a TTL are misses as soon as their time is over, and dropped by the next sweep.
+
+    stored ──── ttl ────▶ over: a miss at once ── next sweep ──▶ dropped from all tiers
+
+A block's TTL is that of the nearest prefix at or above it that has one, else that of its namespace,
+else that of its tenant. It counts from when the block was stored. Using a block does not prolong its
+time; storing it again when it is over makes it new.
+
+When a block was stored is written in its row, in the arena and on NVMe, and read when the row is
+adopted. In memory a time is kept only in namespaces with a TTL: about 50 bytes a block. When a namespace
+with blocks gets its first TTL, their times are read from the rows in the background (`rows`). Until then they
+count as stored when the TTL was set: too young perhaps, but none lives longer than its TTL from then on.
+
+Lookups: the blocks of a prefix are mostly stored in order, so that the first one is over first. The first
+block that is over is one of these: the first of all; one that is older than its parent; one where the TTL
+of a prefix begins. `newer` has the parents of the second kind, `prefixes` the third, and where both are
+empty a lookup looks at one block only.
+
+Sweeps: all blocks of a namespace are looked at now and then, in slices. The pause between two sweeps is a
+tenth of the shortest TTL, within 10 s and 10 min, or 20 times what the sweep itself takes if that is more.
+
+Invariants (proven by `check`): only held blocks have a time; where a held block is older than its held parent,
+the parent is in `newer`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+from kvstore.constants import (
+    EXPIRY_CHILDREN_COMPARED,
+    EXPIRY_FIND_BLOCKS,
+    EXPIRY_LOOKS,
+    EXPIRY_REST_S_PER_LOOK,
+    EXPIRY_SECONDS_SHARED,
+    EXPIRY_SWEEP_S_MAX,
+    EXPIRY_SWEEP_S_MIN,
+    EXPIRY_SWEEP_SHARE,
+)
+from kvstore.index.block import Block, Namespace
+from kvstore.index.forest import split_hashes
+from kvstore.index.table import BlockTable
+from kvstore.protocol.residency_bits import IN_ANY
+from kvstore.retention.clock import Clock
+
+NEVER = float("inf")
+
+Rows = Callable[[Sequence[Block], Callable[[Sequence[int]], None]], None]
+
+
+class _Space:
+    """The TTLs of one namespace and the times of its blocks."""
+
+    __slots__ = ("assumed_s", "least_s", "newer", "prefixes", "sweep_s", "times", "ttl_s")
+
+    def __init__(self, assumed_s: int) -> None:
+        self.ttl_s = NEVER  # of blocks that no prefix of `prefixes` covers
+        self.prefixes: dict[bytes, float] = {}
+        self.least_s = NEVER  # the shortest of these
+        self.times: BlockTable[int] = BlockTable()  # its growth stops nobody, unlike that of a large dict
+        self.assumed_s = assumed_s  # the time of blocks that have none in `times`
+        self.newer: set[bytes] = set()  # blocks that may have a child older than they are
+        self.sweep_s = 0.0  # when the next sweep begins
+
+    def time(self, block_hash: bytes) -> int:
+        stored_s = self.times.get(block_hash)
+        return self.assumed_s if stored_s is None else stored_s
+
+    def note(self, block: Block, stored_s: int) -> None:
+        """The block has this time from now on."""
+        block_hash, times = block.hash, self.times
+        if times.setdefault(block_hash, stored_s) != stored_s:
+            del times[block_hash]
+            times.setdefault(block_hash, stored_s)
+        if block.children is not None and self._has_older_child(block, stored_s):
+            self.newer.add(block_hash)
+        else:
+            self.newer.discard(block_hash)
+        parent = block.parent
+        if parent is not None and parent.where & IN_ANY and stored_s < self.time(parent.hash):
+            self.newer.add(parent.hash)
+
+    def _has_older_child(self, block: Block, stored_s: int) -> bool:
+        """Whether a child is older than that; True as well where there are too many to compare."""
+        children = list(islice(block.each_child(), EXPIRY_CHILDREN_COMPARED + 1))
+        return len(children) > EXPIRY_CHILDREN_COMPARED or any(
+            child.where & IN_ANY and self.time(child.hash) < stored_s for child in children
+        )
+
+    def ttl_of(self, block: Block, known: dict[bytes, float]) -> float:
+        """The TTL of a block. `known`: TTLs of blocks passed on the way up, which neighbours share."""
+        passed: list[bytes] = []
+        above: Block | None = block
+        ttl_s = self.ttl_s
+        while above is not None:
+            found = self.prefixes.get(above.hash, known.get(above.hash))
+            if found is not None:
+                ttl_s = found
+                break
+            passed.append(above.hash)
+            above = above.parent
+        known.update(dict.fromkeys(passed, ttl_s))
+        return ttl_s
+
+
+class Expiry:
+    """TTLs in effect. Called from the engine's thread only."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.rows: Rows = (
+            _no_rows  # asks the rows of these blocks for their times, 0 for unknown; answers later
+        )
+        self._spaces: dict[bytes, _Space] = {}
+        self._work: deque[Callable[[], None]] = deque()  # each does a little, and appends what is left of it
+        self._seconds: dict[int, int] = {}  # one object for each second: most blocks share theirs
+        self._known: Callable[[bytes], Namespace | None] = lambda digest: None
+        self._drop: Callable[[Block], bool] = lambda block: False
+
+    def __bool__(self) -> bool:
+        return bool(self._spaces)
+
+    def start(
+        self, clock: Clock, known: Callable[[bytes], Namespace | None], drop: Callable[[Block], bool]
+    ) -> None:
+        """known: the namespace of a digest. drop: forget a block that is over, in all tiers."""
+        self.clock, self._known, self._drop = clock, known, drop
+
+    def now_s(self) -> float:
+        """Unix seconds that do not go back. Rows are to be written with the whole seconds of it."""
+        return self.clock.now_s()
+
+    # -- rules --
+
+    def set_ttl(self, digest: bytes, ttl_s: float | None, since_s: float) -> None:
+        """The TTL of a namespace, None for none. since_s: what blocks without a time count from."""
+        ttl_s = NEVER if ttl_s is None else ttl_s
+        space = self._spaces.get(digest)
+        if space is None and ttl_s == NEVER:
+            return
+        space = space or self._govern(digest, since_s)
+        space.ttl_s = ttl_s
+        self._changed(digest, space)
+
+    def set_prefix(
+        self, digest: bytes, block_hash: bytes, ttl_s: float | None, since_s: float, is_set: bool
+    ) -> None:
+        """The TTL of a prefix and everything below it. ttl_s None: it never expires."""
+        space = self._spaces.get(digest)
+        if is_set:
+            space = space or self._govern(digest, since_s)
+            space.prefixes[block_hash] = NEVER if ttl_s is None else ttl_s
+        elif space is not None:
+            space.prefixes.pop(block_hash, None)
+        if space is not None:
+            self._changed(digest, space)
+
+    def _govern(self, digest: bytes, since_s: float) -> _Space:
+        """A namespace gets its first rule: the times of what it holds are to be found."""
+        space = self._spaces[digest] = _Space(int(since_s))
+        namespace = self._known(digest)
+        if namespace is not None and namespace.blocks:
+            self._work.append(partial(self._find, digest, space, namespace.blocks.walk()))
+        return space
+
+    def _changed(self, digest: bytes, space: _Space) -> None:
+        space.least_s = min(space.ttl_s, *space.prefixes.values(), NEVER)
+        space.sweep_s = 0.0
+        if space.ttl_s == NEVER and not space.prefixes:
+            del self._spaces[digest]
+            self._work.append(partial(self._free, space.times.dicts()))
+
+    # -- blocks --
+
+    def stored(self, block: Block, stored_s: int | None = None) -> None:
+        """The block was stored at that time, None for now; or it was over and is offered again."""
+        space = self._spaces.get(block.namespace.digest)
+        if space is not None:
+            space.note(block, self._shared(int(self.now_s()) if stored_s is None else stored_s))
+
+    def adopted(self, block: Block, stored_s: int) -> None:
+        """A row says that the block was stored at that time; 0 if it does not say."""
+        space = self._spaces.get(block.namespace.digest)
+        if space is not None:
+            space.note(block, self._of_row(space, stored_s))
+
+    def stored_s(self, block: Block) -> int:
+        """When it was stored, for its row; 0 where no rule governs it."""
+        space = self._spaces.get(block.namespace.digest)
+        return space.time(block.hash) if space is not None else 0
+
+    def _of_row(self, space: _Space, stored_s: int) -> int:
+        """The time that a row says. One in the future was written before the clock went back, over a reboot:
+        nobody knows how old the block is, so it is over; and it is at least as late as the row says."""
+        if stored_s > self.now_s():
+            self.clock.move_to(stored_s)
+            return 0
+        return self._shared(stored_s or space.assumed_s)
+
+    def _shared(self, stored_s: int) -> int:
+        if len(self._seconds) >= EXPIRY_SECONDS_SHARED:
+            self._seconds.clear()
+        return self._seconds.setdefault(stored_s, stored_s)
+
+    def gone(self, block: Block) -> None:
+        """No tier has the block any more."""
+        space = self._spaces.get(block.namespace.digest)
+        if space is not None:
+            space.newer.discard(block.hash)
+            if block.hash in space.times:
+                del space.times[block.hash]
+
+    # -- what is over --
+
+    def live(self, namespace: Namespace, hashes: bytes, count: int) -> int:
+        """How many of the first `count` blocks of a prompt, all of them held, come before the first that is over."""
+        space = self._spaces.get(namespace.digest)
+        if space is None or not count:
+            return count
+        now_s, size = self.now_s(), namespace.hash_bytes
+        time, newer, prefixes, ttl_s = space.time, space.newer, space.prefixes, space.ttl_s
+        if not newer and not prefixes:
+            return 0 if time(hashes[:size]) + ttl_s <= now_s else count
+        may_be_over = True
+        for at, block_hash in enumerate(split_hashes(hashes[: count * size], size)):
+            if block_hash in prefixes:
+                ttl_s, may_be_over = prefixes[block_hash], True
+            if may_be_over and time(block_hash) + ttl_s <= now_s:
+                return at
+            may_be_over = block_hash in newer
+        return count
+
+    def over(self, run: Sequence[Block]) -> set[Block]:
+        """Those of these blocks of one namespace whose time is over."""
+        space = self._spaces.get(run[0].namespace.digest) if run else None
+        if space is None or space.least_s == NEVER:
+            return set()
+        now_s, least_s, time, known = self.now_s(), space.least_s, space.time, dict[bytes, float]()
+        past = [(block, stored_s) for block in run if (stored_s := time(block.hash)) + least_s <= now_s]
+        if not space.prefixes:
+            return {block for block, _ in past}
+        return {block for block, stored_s in past if stored_s + space.ttl_of(block, known) <= now_s}
+
+    # -- work in slices --
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._work)
+
+    def tick(self) -> None:
+        """Once a second: begin the sweeps that are due."""
+        now_s = self.now_s()
+        for digest, space in self._spaces.items():
+            if space.sweep_s <= now_s and space.least_s != NEVER:
+                namespace = self._known(digest)
+                if namespace is not None:
+                    space.sweep_s = NEVER
+                    self._work.append(partial(self._sweep, digest, space, _leaves_first(namespace), 0))
+
+    def step(self, may_go_on: Callable[[], bool]) -> None:
+        """Do what is to be done, a millisecond at a time, as long as `may_go_on` says so."""
+        while self._work and may_go_on():
+            self._work.popleft()()
+
+    def _sweep(self, digest: bytes, space: _Space, walk: Iterator[Block | None], looks: int) -> None:
+        """Drop what is over of the next few blocks of a namespace. What is in use stays until the next sweep."""
+        if self._spaces.get(digest) is not space:
+            return
+        batch = list(islice(walk, EXPIRY_LOOKS))
+        if batch:
+            held = [block for block in batch if block is not None and block.where & IN_ANY]
+            over = self.over(held)
+            for block in held:
+                if block in over:
+                    self._drop(block)
+            self._work.append(partial(self._sweep, digest, space, walk, looks + len(batch)))
+            return
+        pause_s = min(max(space.least_s * EXPIRY_SWEEP_SHARE, EXPIRY_SWEEP_S_MIN), EXPIRY_SWEEP_S_MAX)
+        next_s = self.now_s() + max(pause_s, looks * EXPIRY_REST_S_PER_LOOK)
+        space.sweep_s = min(space.sweep_s, next_s)  # 0 if a rule has changed meanwhile
+
+    def _find(self, digest: bytes, space: _Space, walk: Iterator[Block]) -> None:
+        """Have the rows asked for the times of the next few blocks of a namespace that have none."""
+        batch = list(islice(walk, EXPIRY_FIND_BLOCKS))
+        if not batch:
+            space.sweep_s = 0.0  # much may turn out to be over
+        if not batch or self._spaces.get(digest) is not space:
+            return
+        times = space.times
+        blocks = [block for block in batch if block.where & IN_ANY and block.hash not in times]
+
+        def found(rows: Sequence[int]) -> None:
+            for block, stored_s in zip(blocks, rows, strict=True):
+                if block.where & IN_ANY and block.hash not in times:  # not stored anew meanwhile
+                    space.note(block, self._of_row(space, stored_s))
+            self._work.append(partial(self._find, digest, space, walk))
+
+        if blocks:
+            self.rows(blocks, found)
+        else:
+            found(())
+
+    def _free(self, dicts: Iterator[dict[bytes, int]]) -> None:
+        """Let go of the times of a namespace that has no rule any more: millions at once would take a while."""
+        part = next(dicts, None)
+        if part is not None:
+            part.clear()
+            self._work.append(partial(self._free, dicts))
+
+    def check_slices(self, namespaces: dict[bytes, Namespace]) -> Iterator[list[str]]:
+        """One line per violated invariant, in slices."""
+        for digest, space in list(self._spaces.items()):
+            known = namespaces[digest].blocks if digest in namespaces else BlockTable[Block]()
+            times = space.times.walk_items()
+            while piece := list(islice(times, EXPIRY_LOOKS)):
+                gone = [h for h, _ in piece if h in space.times and not _is_held(known.get(h))]
+                yield [f"ttl: block {h[:8].hex()}: a time of a block that is not held" for h in gone]
+            walk = known.walk()
+            while blocks := list(islice(walk, EXPIRY_LOOKS)):
+                yield [
+                    f"ttl: block {block.hash[:8].hex()} is older than its parent"
+                    for block in blocks
+                    if _is_held(block)
+                    and (parent := block.parent) is not None
+                    and _is_held(parent)
+                    and parent.hash not in space.newer
+                    and space.time(block.hash) < space.time(parent.hash)
+                ]
+
+
+def _is_held(block: Block | None) -> bool:
+    return block is not None and bool(block.where & IN_ANY)
+
+
+def _no_rows(blocks: Sequence[Block], found: Callable[[Sequence[int]], None]) -> None:
+    found([0] * len(blocks))
+
+
+def _leaves_first(namespace: Namespace) -> Iterator[Block | None]:
+    """Every block of a namespace after all that hangs on it, while blocks come and go; now and then None, so that
+    nobody waits long for the next one. Blocks that get another place meanwhile may be missed."""
+    steps = 0
+    for top in namespace.blocks.walk():
+        stack, tree = [top] if top.parent is None else [], []
+        while True:
+            steps += 1
+            if steps % EXPIRY_LOOKS == 0:
+                yield None
+            if not stack:
+                break
+            block = stack.pop()
+            tree.append(block)
+            stack.extend(block.each_child())
+        while tree:
+            yield tree.pop()

@@ -1,0 +1,217 @@
+"""Rules of retention, and the one small file that keeps them: `retention.json` in the data directory.
+
+    pin      namespace + block hash      that block and all before it are not evicted
+    ttl      prefix, namespace or tenant blocks are dropped so many seconds after they were stored
+    quota    namespace or tenant         bytes it may hold in each tier
+
+A `Book` is immutable: a command makes a new one, `write` puts it on disk (write to temp,
+sync, rename, sync the directory), and only then it takes effect and the command is answered.
+So what was acknowledged survives `kill -9`, and a command that could not be saved changed
+nothing. A file that cannot be read is put aside, with a warning; the daemon starts without rules.
+
+No book is larger than what can be read back, and told in one answer: `Book.require_fitting`, before a
+book is written and after it was read.
+
+What the rules do is in `kvstore.retention.pins` (pins), `kvstore.retention.expiry` (TTLs), `kvstore.retention.quotas`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kvstore.constants import (
+    RULE_BYTES,
+    RULES_BYTES_MAX,
+    RULES_FILE_BYTES_MAX,
+    RULES_OF_A_KIND_MAX,
+    TENANT_CHARS_MAX,
+)
+from kvstore.errors import LimitExceeded, NotFound
+from kvstore.files import replace_file
+from tiers.base import NAMESPACE_BYTES
+
+log = logging.getLogger("kvstore.retention.rules")
+
+FORMAT = 1  # bumped when the meaning of a field changes
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """namespace and block_hash are hex, as everywhere in this file; since_s: unix seconds."""
+
+    namespace: str
+    block_hash: str
+    since_s: float
+
+    @property
+    def about(self) -> tuple[str, str]:
+        return self.namespace, self.block_hash
+
+
+class Ttl(msgspec.Struct, frozen=True):
+    """For a prefix (namespace and block_hash), a namespace, or a tenant (not None). ttl_s None: for ever."""
+
+    ttl_s: float | None
+    since_s: float
+    namespace: str = ""
+    block_hash: str = ""
+    tenant: str | None = None
+
+    @property
+    def about(self) -> tuple[str, str, str | None]:
+        return self.namespace, self.block_hash, self.tenant
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """For a namespace or a tenant (not None). None: no limit in that tier."""
+
+    dram_bytes: int | None
+    nvme_bytes: int | None
+    since_s: float
+    namespace: str = ""
+    tenant: str | None = None
+
+    @property
+    def about(self) -> tuple[str, str | None]:
+        return self.namespace, self.tenant
+
+
+Rule = Pin | Ttl | Quota
+
+
+class Book(msgspec.Struct, frozen=True):
+    """All rules, in the order in which they were given. clock_ahead_s: the clock of TTLs in that boot of the
+    machine; see `kvstore.retention.clock`."""
+
+    format: int = FORMAT
+    pins: tuple[Pin, ...] = ()
+    ttls: tuple[Ttl, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    boot_id: str = ""
+    clock_ahead_s: float = 0.0
+
+    def rules(self) -> list[Rule]:
+        """All of them: pins, TTLs, quotas."""
+        return [*self.pins, *self.ttls, *self.quotas]
+
+    def require_fitting(self) -> None:
+        """Raises LimitExceeded when all rules together could not be read back, or not be told."""
+        size = sum(map(rule_bytes, self.rules()))
+        if size > RULES_BYTES_MAX:
+            raise LimitExceeded(
+                f"all rules together would take {size} bytes: at most {RULES_BYTES_MAX} are allowed, "
+                f"{RULE_BYTES} for each and its names; remove some, or use shorter names of tenants"
+            )
+
+    def with_rule(self, rule: Rule) -> Book:
+        """This rule instead of the one about the same thing, if there is one. Raises LimitExceeded."""
+        shelf = _shelf_of(rule)
+        others = tuple(known for known in getattr(self, shelf) if known.about != rule.about)
+        if len(others) >= RULES_OF_A_KIND_MAX:
+            raise LimitExceeded(
+                f"{len(others)} {shelf} are set already: at most {RULES_OF_A_KIND_MAX} are allowed"
+            )
+        return msgspec.structs.replace(self, **{shelf: (*others, rule)})
+
+    def with_clock(self, boot_id: str, ahead_s: float) -> Book:
+        """The same rules, kept at another time."""
+        return msgspec.structs.replace(self, boot_id=boot_id, clock_ahead_s=ahead_s)
+
+    def without(self, rule: Rule) -> Book:
+        """No rule about this any more. Raises NotFound."""
+        shelf = _shelf_of(rule)
+        known = getattr(self, shelf)
+        others = tuple(other for other in known if other.about != rule.about)
+        if len(others) == len(known):
+            raise NotFound(f"no {shelf[:-1]} is set for {told(rule)}; `kvstore retention` lists all")
+        return msgspec.structs.replace(self, **{shelf: others})
+
+
+def rule_bytes(rule: Rule) -> int:
+    """The most that a rule takes in the file, or in an answer."""
+    return RULE_BYTES + len(getattr(rule, "block_hash", "")) + name_bytes(getattr(rule, "tenant", None))
+
+
+def name_bytes(name: str | None) -> int:
+    """The most that a name takes in a file of JSON, or in an answer."""
+    return len(msgspec.json.encode(name)) + 3 if name is not None else 0
+
+
+def _shelf_of(rule: Rule) -> str:
+    return {Pin: "pins", Ttl: "ttls", Quota: "quotas"}[type(rule)]
+
+
+def told(rule: Rule) -> str:
+    """What a rule is about, in words."""
+    if isinstance(rule, (Ttl, Quota)) and rule.tenant is not None:
+        return f"tenant {rule.tenant!r}"
+    block_hash = getattr(rule, "block_hash", "")
+    return (
+        f"prefix {block_hash} of namespace {rule.namespace}" if block_hash else f"namespace {rule.namespace}"
+    )
+
+
+class RuleFile:
+    """Where the book lies. `path` None keeps nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    def read(self) -> Book:
+        """The book of an earlier daemon; an empty one if there is none, or it cannot be read."""
+        if self._path is None or not self._path.exists():
+            return Book()
+        try:
+            with open(self._path, "rb") as file:
+                book = msgspec.json.decode(file.read(RULES_FILE_BYTES_MAX), type=Book)
+            _require_sound(book)
+            return book
+        except (OSError, msgspec.MsgspecError, ValueError, LimitExceeded) as error:
+            aside = self._path.with_suffix(".unreadable")
+            log.warning(
+                "pins, TTLs and quotas are lost: %s: %s; the file is kept as %s", self._path, error, aside
+            )
+            with suppress(OSError):
+                os.replace(self._path, aside)
+            return Book()
+
+    def write(self, book: Book) -> str:
+        """Put the book on disk; blocks, so from an I/O thread. "" when it is there, else why not."""
+        if self._path is None:
+            return ""
+        content = msgspec.json.format(msgspec.json.encode(book), indent=1)
+        if len(content) > RULES_FILE_BYTES_MAX:  # it could not be read at the next start
+            return f"{self._path}: {len(content)} bytes, at most {RULES_FILE_BYTES_MAX} are allowed"
+        try:
+            replace_file(self._path, content)
+        except OSError as error:
+            return f"{self._path}: {error.strerror or error}"
+        return ""
+
+
+def _require_sound(book: Book) -> None:
+    """Raises ValueError, LimitExceeded: types are right by then, values may not be."""
+    if book.format != FORMAT:
+        raise ValueError(f"format {book.format}, allowed is {FORMAT}")
+    for shelf in (book.pins, book.ttls, book.quotas):
+        if len(shelf) > RULES_OF_A_KIND_MAX:
+            raise ValueError(f"{len(shelf)} rules of a kind, allowed are {RULES_OF_A_KIND_MAX}")
+    for rule in book.rules():
+        bytes.fromhex(rule.namespace), bytes.fromhex(getattr(rule, "block_hash", ""))
+        if (
+            len(rule.namespace) > 2 * NAMESPACE_BYTES
+            or len(getattr(rule, "tenant", None) or "") > TENANT_CHARS_MAX
+        ):
+            raise ValueError("a name that is too long")
+    if any(not 0 <= (size or 0) < 1 << 63 for q in book.quotas for size in (q.dram_bytes, q.nvme_bytes)):
+        raise ValueError("a quota of bytes that cannot be")
+    if any(ttl.ttl_s is not None and not ttl.ttl_s > 0 for ttl in book.ttls):
+        raise ValueError("a ttl_s that is not positive")
+    times_s = (book.clock_ahead_s, *(rule.since_s for rule in book.rules()))
+    if not all(0 <= time_s < 1 << 32 for time_s in times_s):
+        raise ValueError("a time that cannot be")
+    book.require_fitting()

@@ -1,0 +1,214 @@
+"""What one process may have of connections, leases and namespaces, and how they are given back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import constants
+from kvstore.client import Client, Refused
+from kvstore.daemon.config import Config
+from kvstore.daemon.service import Service
+from kvstore.index.block import NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.protocol import frames
+from tests.door.conftest import HASH_BYTES, RECORD_BYTES, hashes_of, records_of, space_of
+from tests.door.daemon import MIB, Daemon
+from tests.door.peer import REGISTER, Peer
+
+AS_ANOTHER_PROCESS = """
+import sys
+from kvstore.client import Client
+Client(sys.argv[1], timeout_s=30).ping()
+"""
+
+
+def test_connections_of_one_process(daemon: Daemon) -> None:
+    """A process that leaks connections is refused further ones; what it closes, it may open again."""
+    daemon.door.api.limits = daemon.door.api.limits._replace(process_connections_max=3)
+    peers = [Peer(daemon.socket_path) for _ in range(3)]
+    refused = Peer(daemon.socket_path, hello=False)
+    assert refused.error() == "too_many_connections"
+    command = [sys.executable, "-c", AS_ANOTHER_PROCESS, str(daemon.socket_path)]
+    subprocess.run(command, check=True, timeout=60)
+    peers.pop().socket.close()
+    until = time.monotonic() + 10
+    while daemon.door.counters["connections"] > 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    peers.append(Peer(daemon.socket_path))
+    for peer in [*peers, refused]:
+        peer.socket.close()
+
+
+def test_leases_of_one_process(daemon: Daemon) -> None:
+    """Two connections of one process that reserve and sit leave a quarter of the arena to others."""
+    peers = [Peer(daemon.socket_path) for _ in range(3)]
+    slots = 0
+    for number, peer in enumerate(peers):
+        space = peer.register()
+        answer = peer.ask(frames.Reserve(space, b"".join(hashes_of(300, f"peer {number}")), b""))
+        slots += sum(answer.granted)
+    assert slots == 12 * MIB // RECORD_BYTES
+    peers[0].socket.close()
+    until = time.monotonic() + 10
+    while len(daemon.door.connections) > 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert peers[2].ask(frames.Reserve(peers[2].register(), hashes_of(1, "more")[0], b"")).lease
+    for peer in peers:
+        peer.socket.close()
+
+
+def test_a_lease_that_is_held_for_too_long(daemon: Daemon) -> None:
+    """Who sits on a lease loses its connection, and is told why; its slots go back."""
+    daemon.door.api.limits = daemon.door.api.limits._replace(lease_s_max=0.05)
+    peer = Peer(daemon.socket_path)
+    space = peer.register()
+    assert peer.ask(frames.Reserve(space, b"".join(hashes_of(3)), b"")).lease
+    assert peer.error() == "lease_expired"
+    assert peer.is_hung_up()
+    assert daemon.call(lambda: daemon.engine.sessions) == []
+    peer.socket.close()
+
+
+def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
+    """A process may have so many namespaces at a time, and any number one after another."""
+    monkeypatch.setattr(constants, "DOOR_NAMESPACES_MAX", 2)
+    with Client(daemon.socket_path, timeout_s=10) as client:
+        spaces = [space_of(client, f"epoch {number}") for number in range(6)]
+        for space in spaces[:2]:
+            assert client.lookup([space], hashes_of(1)) == 0
+        with pytest.raises(Refused, match="limit_exceeded"):
+            client.lookup([spaces[2]], hashes_of(1))
+        for before, space in zip(spaces, spaces[2:], strict=False):
+            client.unregister(before)
+            assert client.lookup([space], hashes_of(1)) == 0
+        assert client.lookup([spaces[-1]], hashes_of(1)) == 0
+        with (
+            Client(daemon.socket_path, timeout_s=10) as other,
+            pytest.raises(Refused, match="limit_exceeded"),
+        ):
+            other.lookup([spaces[0]], hashes_of(1))
+
+
+def test_a_namespace_that_is_ended(daemon: Daemon) -> None:
+    """Nobody finds its blocks from that moment on; they are dropped in slices, those in use later."""
+    count = constants.NAMESPACE_DROP_BLOCKS + 40
+    with (
+        Client(daemon.socket_path, timeout_s=10) as client,
+        Client(daemon.socket_path, timeout_s=10) as other,
+    ):
+        space = space_of(client, record_bytes=4096)
+        hashes = hashes_of(count)
+        assert client.put(space, hashes, b"", records_of(count, 4096)) == count
+        assert other.lookup([space], hashes) == count
+        lease = other.acquire(space, hashes[-1:])
+        client.unregister(space, end=True)
+        with pytest.raises(Refused, match="was ended"):
+            other.lookup([space], hashes)
+        engine = daemon.engine
+        assert not daemon.call(engine.drop_ended), "the last block is a leaf, and in use"
+        lease.release()
+        other.ping()
+        assert daemon.call(engine.drop_ended)
+        assert daemon.call(engine.drop_ended)
+        assert not daemon.call(engine.drop_ended)
+        assert daemon.call(engine.check) == []
+        assert daemon.call(lambda: engine.arena.stats().records) == 0
+        assert other.lookup([space], hashes) == 0, "the client registered it again, by itself"
+        assert client.lookup([space], hashes) == 0
+
+
+def test_what_is_written_while_its_namespace_ends(daemon: Daemon) -> None:
+    """A commit of a lease from before is taken, seen by nobody, and dropped as well."""
+    peer, other = Peer(daemon.socket_path), Peer(daemon.socket_path)
+    space = peer.register()
+    assert other.register() == space
+    lease = peer.ask(frames.Reserve(space, hashes_of(1)[0], b"")).lease
+    assert other.ask(frames.Unregister(space, True)) == frames.Done()
+    assert other.code_of(frames.Lookup([space], hashes_of(1)[0])) == "unknown_namespace"
+    assert peer.ask(frames.Commit(lease, [0], bytes(16))) == frames.Count(1)
+    assert peer.code_of(frames.Lookup([space], hashes_of(1)[0])) == "unknown_namespace"
+    assert daemon.call(daemon.engine.drop_ended)
+    assert not daemon.call(daemon.engine.drop_ended)
+    assert daemon.call(lambda: len(daemon.engine.namespaces)) == 0
+    assert peer.register() != space
+    for connection in (peer, other):
+        connection.socket.close()
+
+
+def test_a_namespace_in_use_is_not_pushed_out(daemon: Daemon, monkeypatch: Any) -> None:
+    """Namespaces without blocks make room for others, but not those that a connection has registered."""
+    monkeypatch.setattr("kvstore.index.namespaces.NAMESPACES_MAX", 3)
+    keeper, passer = Peer(daemon.socket_path), Peer(daemon.socket_path)
+    space = keeper.register()
+    for number in range(10):
+        answer = passer.ask(frames.Register(f"{number:016d}".encode(), 4096, HASH_BYTES, 16, {}))
+        assert passer.ask(frames.Unregister(answer.namespace)) == frames.Done()
+    assert keeper.ask(frames.Lookup([space], hashes_of(1)[0])) == frames.Count(0)
+    for connection in (keeper, passer):
+        connection.socket.close()
+
+
+def test_ended_namespaces_are_not_kept(tmp_path: Path) -> None:
+    """What was ended is not in the file of names any more, whether or not its blocks are gone."""
+    registry = NamespaceRegistry(tmp_path / "names")
+    namespace = registry.register(NamespaceSpec(b"e" * 16, 4096, HASH_BYTES))
+    registry.end(namespace.id)
+    assert registry.snapshot() == b"[]"
+    assert registry.ended() is None
+    assert len(registry) == 0
+
+
+@pytest.mark.parametrize("skip", [0, 1, 1 << 62, (1 << 63) - 1])
+def test_pages_beyond_the_last(daemon: Daemon, skip: int, caplog: Any) -> None:
+    """Any `skip` is answered, with nothing where there is nothing, and nothing is logged."""
+    peer = Peer(daemon.socket_path)
+    peer.register()
+    listed = peer.ask(frames.Namespaces(skip)).report["namespaces"]
+    assert [space["digest"] for space in listed] == [REGISTER.digest.hex()][skip:]
+    assert isinstance(peer.ask(frames.Report(0.0, skip)), frames.StatusReport)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    peer.socket.close()
+
+
+def test_a_part_of_the_daemon_that_fails_ends_it() -> None:
+    """An exception in a background part stops the daemon, which says why; no half of one goes on serving."""
+
+    async def broken() -> None:
+        raise ZeroDivisionError("planted")
+
+    async def run() -> Service:
+        service = Service(Config(), None)  # type: ignore[arg-type]  # nothing of the storage is used
+        service._in_background(broken())
+        await asyncio.wait_for(service._stop.wait(), 10)
+        return service
+
+    failure = asyncio.run(run()).failure
+    assert failure is not None
+    assert "ZeroDivisionError: planted" in failure
+
+
+def test_a_connection_that_ended_is_no_garbage(daemon: Daemon) -> None:
+    """What a connection was made of goes with it: a daemon never looks through all of its objects for circles."""
+    gc.disable()
+    try:
+        with Client(daemon.socket_path, timeout_s=10) as client:
+            space = space_of(client)
+            client.put(space, hashes_of(2), b"", records_of(2))
+            client.acquire(space, hashes_of(2)).release()
+            ended = daemon.call(lambda: [weakref.ref(each) for each in daemon.door.connections])
+        until = time.monotonic() + 10
+        while any(each() is not None for each in ended) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert len(ended) == 1 and ended[0]() is None
+    finally:
+        gc.enable()

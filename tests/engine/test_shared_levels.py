@@ -1,0 +1,281 @@
+"""Shared levels: what every one of them must do, and what an engine does with one that is slow, loses or lies."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.engine.engine import Engine
+from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger.accounts import Asking
+from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
+from kvstore.protocol.frames import Acquired
+from kvstore.protocol.residency_bits import IN_DRAM, IN_SHARED
+from kvstore.steps import finish
+from tests.engine.fakes import SteppedIo, held
+from tests.engine.shared_memory import SharedMemoryLevel
+from tiers.arena import open_arena
+from tiers.base import Get, Record
+from tiers.checksum import digest
+
+MIB = 1 << 20
+SIZE = 8192
+SPACE = NamespaceSpec(b"s" * 16, SIZE, 8, 16)
+
+
+class Timers:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._calls, (self.now_s + delay_s, self._number, call))
+
+    def run(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self._calls and self._calls[0][0] <= end_s:
+            self.now_s, _, call = heapq.heappop(self._calls)
+            call()
+        self.now_s = end_s
+
+
+def name(number: int) -> bytes:
+    return f"{number:08d}".encode()
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE)
+
+
+def hashes(first: int, end: int) -> bytes:
+    return b"".join(map(name, range(first, end)))
+
+
+def fill(level: SharedMemoryLevel, count: int) -> None:
+    """A chain of so many blocks, stored by another daemon."""
+    for number in range(count):
+        parent = SPACE.digest + name(number - 1) if number else b""
+        data = content(number)
+        level.put(Record(SPACE.digest + name(number), parent, SIZE, digest(data)), data)
+
+
+# -- every shared level --
+
+
+@pytest.fixture(params=["memory"])
+def level(request: pytest.FixtureRequest) -> tuple[SharedLevel, Timers]:
+    """A level that holds a chain of 40 blocks."""
+    timers = Timers()
+    made = SharedMemoryLevel(timers.later, latency_s=0.1)
+    fill(made, 40)
+    return made, timers
+
+
+def fetched(level: SharedLevel, timers: Timers, *wanted: Wanted) -> list[Fetched]:
+    answers: list[list[Fetched]] = []
+    level.fetch(wanted, lambda told: answers.append(list(told)))
+    timers.run(10.0)
+    assert len(answers) == 1, "done is called exactly once"
+    return answers[0]
+
+
+def test_the_catalogue_names_the_longest_prefix(level: tuple[SharedLevel, Timers]) -> None:
+    """From any start, up to the first block that is not there; never before the start."""
+    shared, space = level[0], Namespace(0, SPACE)
+    assert shared.held(space, hashes(0, 60), 0) == 40
+    assert shared.held(space, hashes(0, 60), 17) == 40
+    assert shared.held(space, hashes(0, 12), 3) == 12
+    assert shared.held(space, hashes(50, 60), 0) == 0
+    assert shared.held(space, hashes(0, 60), 45) == 45
+
+
+def test_what_is_fetched_is_what_was_stored(level: tuple[SharedLevel, Timers]) -> None:
+    """Bytes, checksum and parent of each record, in the order of the request; a miss says so."""
+    numbers = [7, 0, 39, 41]
+    views = [memoryview(bytearray(SIZE)) for _ in numbers]
+    keys = [SPACE.digest + name(number) for number in numbers]
+    answers = fetched(*level, *map(Wanted, keys, views))
+    assert [result for result, _ in answers] == [Get.HIT, Get.HIT, Get.HIT, Get.MISS]
+    for number, view, (_, record) in zip(numbers[:3], views, answers, strict=False):
+        assert record is not None and bytes(view) == content(number)
+        assert record.checksum == digest(view) and record.key == SPACE.digest + name(number)
+        assert record.parent == (SPACE.digest + name(number - 1) if number else b"")
+
+
+def test_a_view_of_another_size_is_a_miss(level: tuple[SharedLevel, Timers]) -> None:
+    """A namespace whose records have another size cannot have stored this one."""
+    view = memoryview(bytearray(SIZE - 1))
+    assert fetched(*level, Wanted(SPACE.digest + name(1), view))[0][0] is Get.MISS
+
+
+def test_more_takes_no_less_time(level: tuple[SharedLevel, Timers]) -> None:
+    """Predicted load times grow with what is to be loaded, and are never negative."""
+    times = [level[0].load_s(count, count * SIZE) for count in (1, 2, 100, 10_000)]
+    assert times == sorted(times) and times[0] >= 0.0
+
+
+# -- an engine over one --
+
+
+class Node:
+    """An engine whose only slower level is a shared one that has a chain of 600 blocks."""
+
+    def __init__(self, path: Path, latency_s: float = 0.1, limits: SharedLimits | None = None) -> None:
+        self.timers = Timers()
+        self.level = SharedMemoryLevel(self.timers.later, latency_s, limits=limits)
+        fill(self.level, 600)
+        self.arena = open_arena(path, 16 * MIB, 2 * MIB, SIZE)
+        self.io = SteppedIo()
+        self.engine = Engine(
+            self.arena,
+            [],
+            NamespaceRegistry(),
+            self.io,
+            clock=lambda: self.timers.now_s,
+            shared=[self.level],
+        )
+        self.engine.adopt()
+        self.session = self.engine.open_session(0)
+        self.space = self.engine.register(SPACE)
+        self.answers: list[Acquired] = []
+
+    def acquire(self, first: int, end: int, wait_s: float = 5.0) -> Acquired:
+        parent = name(first - 1) if first else b""
+        lease = self.engine.acquire(self.session, self.space, hashes(first, end), self.answers.append, parent)
+        self.timers.run(wait_s)
+        lease.expire()
+        answer = self.answers.pop()
+        for number, slot in zip(range(first, end), held(answer), strict=True):
+            if slot is not None:
+                data = self.arena.mapping[slot.offset : slot.offset + SIZE]
+                assert data == content(number), "wrong bytes"
+        return answer
+
+    def held(self, end: int) -> int:
+        return self.engine.find([self.space], hashes(0, end)).usable
+
+    def close(self) -> None:
+        self.engine.close_session(self.session)
+        self.timers.run(1000.0)
+        assert self.engine.check() == []
+        self.arena.close(unlink=True)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "arena")
+    yield made
+    made.close()
+
+
+def test_a_lookup_goes_on_where_the_owned_prefix_ends(node: Node) -> None:
+    """Nothing is owned: 600 blocks are found, and 20 of them loaded with the right bytes; then DRAM has them."""
+    assert node.held(700) == 600
+    answer = node.acquire(0, 20)
+    assert [slot.tier for slot in held(answer) if slot is not None] == [IN_SHARED] * 20
+    node.engine.release(node.session, answer.lease)
+    again = node.acquire(0, 30)
+    tiers = [slot.tier for slot in held(again) if slot is not None]
+    assert tiers == [IN_DRAM] * 20 + [IN_SHARED] * 10
+    assert node.held(700) == 600
+
+
+def test_a_run_from_the_middle_hangs_where_it_belongs(node: Node) -> None:
+    """Blocks fetched behind a gap are no prefix of their own until the gap is filled."""
+    node.acquire(10, 20)
+    blocks = node.engine.namespaces.get(node.space).blocks
+    assert blocks[name(10)].parent is blocks[name(9)]
+    assert set(finish(node.engine.residency_steps(node.space, hashes(10, 20)))) == {IN_DRAM | 128}
+    node.acquire(0, 10)
+    assert set(finish(node.engine.residency_steps(node.space, hashes(0, 20)))) == {IN_DRAM}
+
+
+def test_hundreds_of_records_are_in_flight(tmp_path: Path) -> None:
+    """At 100 ms a request, 512 records are there in little more than one round trip."""
+    node = Node(tmp_path / "arena", 0.1, SharedLimits(jobs_max=64, batch_records=8))
+    answer = node.acquire(0, 512, wait_s=0.2)
+    assert all(held(answer)) and not answer.pending
+    assert node.level.under_way_most == 64
+    node.engine.release(node.session, answer.lease)
+    node.close()
+
+
+def test_what_two_want_is_fetched_once(node: Node) -> None:
+    """A second request for blocks on their way waits for the same fetch."""
+    first = node.engine.acquire(node.session, node.space, hashes(0, 8), node.answers.append)
+    fetches = node.level.under_way_most
+    node.engine.acquire(node.session, node.space, hashes(0, 8), node.answers.append)
+    assert node.level.under_way_most == fetches
+    node.timers.run(1.0)
+    assert first.finished and len(node.answers) == 2
+    assert all(slot is not None for answer in node.answers for slot in held(answer))
+
+
+def test_a_level_that_loses_requests_is_left_alone_and_tried_again(node: Node) -> None:
+    """Nobody waits longer than a stall; then the prefix ends where the owned one does, until it works again."""
+    node.level.faults.lost = 1.0
+    node.engine.acquire(node.session, node.space, hashes(0, 8), node.answers.append)
+    node.timers.run(1.5)
+    node.engine.look()
+    assert held(node.answers.pop()) == [None] * 8
+    assert node.held(700) == 0
+    node.level.faults.lost = 0.0
+    assert node.engine.loader.underway == 8, "lost requests keep their slots: they might still come"
+
+
+def test_a_catalogue_that_lies_costs_misses_only(node: Node) -> None:
+    """Whatever it promises: what comes is right, and what does not come is a miss."""
+    node.level.faults.lies = 0.5
+    chance = random.Random(1)
+    for _ in range(30):
+        first = chance.randint(0, 650)
+        answer = node.acquire(first, first + chance.randint(1, 16))
+        if answer.lease:
+            node.engine.release(node.session, answer.lease)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_missing_and_failed_records_are_misses(tmp_path: Path, seed: int) -> None:
+    """Of thousands of records fetched with faults, none is handed out with a wrong byte."""
+    node = Node(tmp_path / "arena")
+    chance = random.Random(seed)
+    came = asked = 0
+    for _ in range(60):
+        faults = node.level.faults
+        faults.flipped, faults.missing, faults.failed = (chance.choice([0.0, 0.0, 0.3]) for _ in range(3))
+        first = chance.randint(0, 550)
+        answer = node.acquire(first, first + 40)
+        came += sum(slot is not None for slot in held(answer))
+        asked += len(held(answer))
+        if answer.lease:
+            node.engine.release(node.session, answer.lease)
+        node.timers.run(120.0)
+        node.engine.look()
+        assert node.engine.check() == []
+    assert 0 < came < asked
+    node.close()
+
+
+def test_a_record_under_another_parent_is_not_what_was_asked_for(node: Node) -> None:
+    """A request that names a wrong parent gets a miss: the index hangs no block where it does not belong."""
+    node.engine.acquire(node.session, node.space, hashes(5, 6), node.answers.append, parent=name(2))
+    node.timers.run(1.0)
+    assert held(node.answers.pop()) == [None]
+
+
+def test_every_looked_up_token_is_accounted_for(node: Node) -> None:
+    """Hits of a shared level are told as such; the sums stay what was asked for."""
+    found = node.engine.find([node.space], hashes(0, 700), Asking(ticket=1, tokens=700 * 16))
+    node.engine.book([node.space], hashes(0, 700), found, Asking(ticket=1, tokens=700 * 16))
+    (total,) = node.engine.accounts.totals.since(0.0)
+    assert found.usable == 600 and sum(total.tokens) == total.tokens_asked == 700 * 16
+    assert not any(node.engine.accounts.check_slices())

@@ -1,0 +1,196 @@
+"""Whose directory is it? The marker file and the lock of one NVMe device.
+
+    DIR/kvstore.json      magic, version, instance, slab_bytes, slot_bytes_min
+    DIR/lock              flock'd by the process that has it open
+    DIR/slots.table       which record lies in which slot
+    DIR/slab-000000.kvs   slabs
+
+A directory is taken only when it is empty or carries our marker, and everything is asked
+before anything is written: somebody else's files, a newer format and a directory that
+another process holds are left exactly as they were. A directory of the older format, or made
+with other settings, starts cold: a new instance, so that none of its rows is believed.
+
+Others must not be able to write into the directory, so nobody can plant a link in it; no
+link inside is followed all the same. Everything here blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tiers.constants import DEVICE_VERSION, NVME_MAGIC
+from tiers.device_table import NAME as TABLE
+from tiers.errors import BusyError, NotOursError, OpenError, VersionError
+
+_log = logging.getLogger(__name__)
+
+MARKER = "kvstore.json"
+LOCK = "lock"
+_TEMPORARY = MARKER + ".tmp"
+_MARKER_BYTES_MAX = 4096
+_HARMLESS = frozenset({LOCK, _TEMPORARY, "lost+found"})  # a claim cut short; a fresh ext4
+
+
+@dataclass(slots=True, frozen=True)
+class Marker:
+    """What a directory was made for. instance: a new one for each life that starts cold."""
+
+    version: int
+    instance: str
+    slab_bytes: int
+    slot_bytes_min: int
+
+
+class Home:
+    """A claimed directory: marked as ours and locked until `release` or the process ends."""
+
+    def __init__(self, path: Path, slab_bytes: int, slot_bytes_min: int) -> None:
+        """Claim `path`, making it if needed. Raises an OpenError; then nothing was changed."""
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_access(path)
+            read_marker(path)  # a directory that is not ours gets no lock file
+            self._lock_fd = _lock(path)
+            try:
+                self.marker = self._claim(path, slab_bytes, slot_bytes_min)
+            except BaseException:
+                self.release()
+                raise
+        except OSError as error:
+            raise OpenError(f"nvme directory {path}: {error.strerror or error}") from error
+
+    def release(self) -> None:
+        os.close(self._lock_fd)
+
+    @staticmethod
+    def _claim(path: Path, slab_bytes: int, slot_bytes_min: int) -> Marker:
+        found = read_marker(path)
+        wanted = Marker(DEVICE_VERSION, str(uuid.uuid4()), slab_bytes, slot_bytes_min)
+        changed = _difference(found, wanted) if found is not None else ""
+        if found is not None and not changed:
+            return found
+        if changed:
+            _log.warning("nvme directory %s: %s: it starts cold", path, changed)
+        _remove_records(path)
+        _write(path, wanted)
+        return wanted
+
+
+def require_place(path: Path) -> None:
+    """Refuse a directory that cannot be made or holds somebody else's files: a mistyped path, most likely.
+
+    What is damaged in a directory of ours is no reason. Blocks on the disk. Raises OpenError.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_access(path)
+        if not (path / MARKER).exists():
+            read_marker(path)
+    except OSError as error:
+        raise OpenError(f"nvme directory {path}: {error.strerror or error}") from error
+
+
+def read_marker(path: Path) -> Marker | None:
+    """The marker of a directory, or None in an empty one. Raises NotOursError, VersionError, OSError."""
+    try:
+        text = _read(path / MARKER)
+    except FileNotFoundError:
+        foreign = sorted(set(os.listdir(path)) - _HARMLESS)
+        if foreign:
+            raise NotOursError(
+                f"nvme directory {path}: holds {foreign[0]!r} but no {MARKER}; name an empty one"
+            ) from None
+        return None
+    try:
+        found = json.loads(text)
+        if found["magic"] != NVME_MAGIC:
+            raise ValueError(f"magic {found['magic']!r}")
+        names = ("slab_bytes", "slot_bytes_min")
+        marker = Marker(int(found["version"]), str(found["instance"]), *(int(found[name]) for name in names))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error}") from error
+    if marker.version > DEVICE_VERSION:
+        raise VersionError(
+            f"nvme directory {path}: format version {marker.version}; this program reads {DEVICE_VERSION}"
+        )
+    return marker
+
+
+def _difference(found: Marker, wanted: Marker) -> str:
+    """What differs between two markers, for people; "" where nothing that matters does."""
+    if found.version != wanted.version:
+        return f"has format version {found.version}, not {wanted.version}"
+    for name in ("slab_bytes", "slot_bytes_min"):
+        made, asked = getattr(found, name), getattr(wanted, name)
+        if made != asked:
+            return f"was made with {name} = {made}, not {asked}"
+    return ""
+
+
+def _check_access(path: Path) -> None:
+    """Raises OpenError where somebody else may write into the directory, and so plant links there."""
+    found = os.stat(path)
+    if found.st_uid not in (0, os.geteuid()):
+        raise OpenError(f"nvme directory {path}: belongs to user {found.st_uid}; it must be ours")
+    if found.st_mode & 0o022:
+        mode = found.st_mode & 0o777
+        raise OpenError(f"nvme directory {path}: others may write into it (mode {mode:o}); chmod go-w")
+
+
+def _remove_records(path: Path) -> None:
+    """Remove what says which records there are. Slabs are used again."""
+    for name in os.listdir(path):
+        if name == TABLE:
+            os.unlink(path / name)
+        elif name == "rows" or name.startswith("rows."):  # RocksDB of version 1: flat directories
+            with contextlib.suppress(OSError):  # whatever stays there is never read
+                for file in os.listdir(path / name):
+                    os.unlink(path / name / file)
+                os.rmdir(path / name)
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.read(fd, _MARKER_BYTES_MAX)
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, marker: Marker) -> None:
+    """Write the marker durably: it is there as a whole or not at all."""
+    temporary = path / _TEMPORARY
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, 0o600)
+    try:
+        os.write(fd, (json.dumps({"magic": NVME_MAGIC, **asdict(marker)}, indent=1) + "\n").encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path / MARKER)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            raise BusyError(f"nvme directory {path}: another process has it open") from error
+        raise
+    return fd
