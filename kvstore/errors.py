@@ -98,10 +98,6 @@ class NotSaved(RequestError):
     """A rule could not be put on disk; nothing was changed."""
 
 
-class NotAttached(RequestError):
-    """The request needs the arena, but the session said Hello without attaching."""
-
-
 class Internal(RequestError):
     """The daemon failed while answering; its log has the cause."""
 

@@ -32,6 +32,7 @@ ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not
 # Owners are the clients that may write into the arena. Number 0 is the daemon itself.
 # While it writes, each locks one byte (OFD lock) at LOCK_BASE + owner, far beyond any file's end.
 OWNER_DAEMON: Final = 0
+OWNER_ANY: Final = -1  # slots that any client may write into: their lease names no one
 OWNER_MAX: Final = 1023
 LOCK_BASE: Final = 1 << 62
 

@@ -12,6 +12,9 @@ Each client has a number, and holds the OFD lock of its number for as long as it
     client   lock ──▶ is the generation still the one of my lease? ──▶ write ──▶ unlock
     daemon   raise the generation ──▶ is the lock held? ──▶ hand the slot out
 
+Slots of OWNER_ANY are reserved by one process for others to fill: once they are given up, every
+client that holds its lock is waited for.
+
 Whichever of the two comes first, the other one sees it: a client that was cut off and wakes
 up later writes nothing, and one that is in the middle of a copy is waited for. The kernel
 drops the lock of a process that dies. Readers hold no lock: they compare generations after
@@ -25,10 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tiers.constants import OWNER_DAEMON, OWNER_MAX
+from tiers.constants import OWNER_ANY, OWNER_DAEMON, OWNER_MAX
 from tiers.errors import TierError
 from tiers.locks import is_locked
 from tiers.slots import SLAB_SLOTS_MAX
+
+_EVERYBODY = frozenset(range(1, OWNER_MAX + 1))
 
 
 class Owners:
@@ -71,12 +76,14 @@ class Owners:
     def abandon(self, slots: Sequence[int]) -> list[int]:
         """The writer of these slots is lost, and their generations were raised. Returns those that nobody
         writes into; the others are in quarantine."""
-        return self._free_of({slot: frozenset((self._writers[slot],)) for slot in slots})
+        suspects = {owner: frozenset((owner,)) for owner in {self._writers[slot] for slot in slots}}
+        suspects[OWNER_ANY] = _EVERYBODY
+        return self._free_of({slot: suspects[self._writers[slot]] for slot in slots})
 
     def adopt(self, slots: Sequence[int]) -> list[int]:
         """The same for slots that an earlier daemon left being written; it does not say by whom."""
-        self.begin(OWNER_DAEMON, slots)
-        return self._free_of(dict.fromkeys(slots, frozenset(range(1, OWNER_MAX + 1))))
+        self.begin(OWNER_ANY, slots)
+        return self.abandon(slots)
 
     def expired(self) -> list[int]:
         """Takes the slots out of quarantine that nobody can be writing into any more, and returns them."""

@@ -289,10 +289,10 @@ class SchedulerHalf:
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after `local_tokens` can be loaded, and whether between steps. None: ask again."""
         self._note_start(request, local_tokens)
+        if self._awaits_ranks():
+            return None, False  # also where nothing is loaded: what is computed meanwhile would not be saved
         if not self._loads or request.skip_reading_prefix_cache:
             return 0, False
-        if self._awaits_ranks():
-            return None, False
         plan, tracked = self._plan, self._track(request)
         if plan is None or not self._ready() or tracked.failed or tracked.tainted:
             self._count(tracked, "declined")

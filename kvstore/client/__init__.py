@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.client import copying
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.leases import ReadLease, ReadSlot, WriteLease, WriteSlot
+from kvstore.client.leases import Grant, GrantedSlots, ReadLease, ReadSlot, SlotLease, WriteLease, WriteSlot
 from kvstore.errors import ClientError, Refused, Unavailable
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -50,10 +50,13 @@ __all__ = [
     "ArenaView",
     "Client",
     "ClientError",
+    "Grant",
+    "GrantedSlots",
     "Namespace",
     "ReadLease",
     "ReadSlot",
     "Refused",
+    "SlotLease",
     "Unavailable",
     "WriteLease",
     "WriteSlot",
@@ -98,7 +101,7 @@ class Client:
         """Does not connect: the first call does.
 
         timeout_s: deadline of every call. label: who we are, in the daemon's status. attach:
-        False for tools that need no arena (reserve, acquire, put, get are refused). writable:
+        False where no bytes are copied (reserve, acquire, put, get are refused). writable:
         False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
         """
         self._path = os.fspath(socket_path)
@@ -291,17 +294,12 @@ class Client:
         arena answers at once, with fewer slots (a leading run) and `full`. Raises Unavailable,
         Refused.
         """
-        if not self._writable:
-            raise Refused("read_only", "this client was made with writable=False")
+        self._require_arena(writable=True)
         if not hashes:
             return WriteLease(self, None, 0, [], False)
-        joined = _join(namespace, hashes)
         deadline = self._deadline()
         with self._locked(deadline):
-            connection = self._connect(deadline)
-            answer = self._ask(
-                connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent, ticket), deadline
-            )
+            connection, answer = self._reserved(namespace, hashes, parent, ticket, deadline)
             slots = self._write_slots(connection, answer, namespace.record_bytes)
             return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
 
@@ -316,19 +314,51 @@ class Client:
         held, the rest is None. At least one block is granted where no other lease is open; with
         others open it may be none, at once. At most 512 hashes. Raises Unavailable, Refused.
         """
+        self._require_arena()
         if not hashes:
             return ReadLease(self, None, 0, [], False, None)
-        joined = _join(namespace, hashes)
-        wait_ms = max(0, int(wait_s * 1000))
         deadline = self._deadline(wait_s)
         with self._locked(deadline):
-            connection = self._connect(deadline)
-            answer = self._ask(
-                connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket), deadline
-            )
+            connection, answer = self._acquired(namespace, hashes, wait_s, ticket, deadline)
             slots = self._read_slots(connection, answer, namespace.record_bytes)
         held = connection if answer.lease else None
         return ReadLease(self, held, answer.lease, slots, answer.pending, answer.extents)
+
+    def reserve_slots(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
+    ) -> SlotLease:
+        """As `reserve`, for other processes that fill the slots; needs no arena."""
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection, answer = self._reserved(namespace, hashes, parent, ticket, deadline)
+        return SlotLease(self, connection, answer.lease, answer.granted, answer.extents, answer.full)
+
+    def acquire_slots(
+        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
+    ) -> SlotLease:
+        """As `acquire`, for other processes that read the slots; needs no arena."""
+        deadline = self._deadline(wait_s)
+        with self._locked(deadline):
+            connection, answer = self._acquired(namespace, hashes, wait_s, ticket, deadline)
+        return SlotLease(self, connection, answer.lease, answer.tiers, answer.extents, answer.pending)
+
+    def open_grant(
+        self, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
+    ) -> GrantedSlots:
+        """These bytes of each slot that another process leased. Makes no call where it is connected to the daemon
+        that the grant is of. Raises Unavailable, Refused."""
+        self._require_arena(writing)
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if connection.life != grant.life:  # one of them is gone: asking tells whether it is ours
+                self._ask(connection, (), lambda w, _: w.Ping(), deadline)
+                raise Unavailable("the slots of this grant are in the arena of another daemon")
+            lock = connection.lock_for_writing() if writing else None
+            try:
+                return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
+            except ValueError as error:
+                raise self._nonsense(connection, error) from error
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """Start promoting blocks to DRAM; answers how many are on their way. Raises Unavailable, Refused."""
@@ -614,6 +644,29 @@ class Client:
         self._reason = str(error)
         self._retry_at = self._clock() + min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, 16))
         self._failures += 1
+
+    def _require_arena(self, writable: bool = False) -> None:
+        if not self._attach:
+            raise Refused("not_attached", "this client was made with attach=False")
+        if writable and not self._writable:
+            raise Refused("read_only", "this client was made with writable=False")
+
+    def _reserved(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int, deadline: float
+    ) -> tuple[Connection, Any]:
+        joined, connection = _join(namespace, hashes), self._connect(deadline)
+        return connection, self._ask(
+            connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent, ticket), deadline
+        )
+
+    def _acquired(
+        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, deadline: float
+    ) -> tuple[Connection, Any]:
+        joined, connection = _join(namespace, hashes), self._connect(deadline)
+        wait_ms = max(0, int(wait_s * 1000))
+        return connection, self._ask(
+            connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket), deadline
+        )
 
     def _write_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[WriteSlot]:
         """Slots that may be written until the owner lock is left: see `arena_view`."""

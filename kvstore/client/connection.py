@@ -47,7 +47,7 @@ class Connection:
         Raises Unavailable (nobody answers in time), Refused (the daemon said no).
         """
         self.namespace_ids: dict[object, int] = {}
-        self.instance = ""
+        self.instance, self.life = "", 0
         self.lost = False
         self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
         self._unanswered = 0  # releases that were sent, and their answers not read yet
@@ -220,7 +220,7 @@ class Connection:
                     "wrong_protocol",
                     f"the daemon speaks protocol {welcome.protocol}, this client {frames.PROTOCOL_VERSION}",
                 )
-            self.instance = welcome.instance
+            self.instance, self.life = welcome.instance, welcome.life
             if attach:
                 if len(fds) != 2:
                     raise ConnectionError("the daemon sent no arena")

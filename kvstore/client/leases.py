@@ -10,7 +10,12 @@ abort or the end of its `with`): until then the daemon does not hand its slots o
 that is dropped instead keeps its slots until the connection ends, because somebody may still
 hold their views; a dropped read lease is given back with the client's next call.
 
-A lease is used by one thread at a time, and by the process that made it.
+A lease is used by one thread at a time, and by the process that made it. What several
+processes of a node fill or read, an engine's ranks, is leased by one of them, which needs no
+arena for it; it hands the others a Grant:
+
+    one       reserve_slots ─▶ SlotLease ──────────── all are done ─▶ commit
+    others                       └─ grant ─▶ open_grant ─▶ GrantedSlots: fill a column each
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ TYPE_CHECKING = False  # not from typing: importing that costs more than all of 
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from kvstore.client.arena_view import ArenaView, OwnerLock
     from kvstore.client.connection import Connection
     from kvstore.protocol.frames import Extents
 
@@ -59,6 +65,97 @@ class ReadSlot:
         self.view = view
         self.offset = offset
         self.tier = tier
+
+
+class Grant:
+    """Slots that a SlotLease holds, as its process passes them on; may be pickled. life: of the daemon
+    in whose arena they are (see frames.Welcome)."""
+
+    __slots__ = ("extents", "life")
+
+    def __init__(self, life: int, extents: Extents) -> None:
+        self.life = life
+        self.extents = extents
+
+
+class SlotLease:
+    """Slots for other processes to fill or to read. grant: what they open. positions: of the hashes that have a
+    slot, ascending. tiers: where each block to be read was when asked for. partial: no room for the rest of the
+    blocks to be written; or, of those to be read, some are on their way (see ReadLease)."""
+
+    __slots__ = ("_client", "_connection", "_number", "grant", "partial", "positions", "tiers")
+
+    def __init__(
+        self, client: Home, connection: Connection, number: int, tiers: bytes, extents: Extents, partial: bool
+    ) -> None:
+        self._client = client
+        self._connection: Connection | None = connection if number else None  # None once closed
+        self._number = number
+        self.grant = Grant(connection.life, extents)
+        self.positions = [position for position, tier in enumerate(tiers) if tier]
+        self.tiers = tiers
+        self.partial = partial
+
+    def leading(self) -> int:
+        """How many slots there are before the first position that has none."""
+        return next((n for n, position in enumerate(self.positions) if position != n), len(self.positions))
+
+    def commit(self, checksums: Sequence[bytes]) -> int:
+        """Make the records in the first slots visible, one for each checksum, and give up the others; returns how
+        many the daemon took. Raises Unavailable (nothing is stored), Refused."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return 0
+        stored = dict(zip(self.positions, checksums, strict=False))
+        return self._client.commit_lease(connection, self._number, stored)
+
+    def release(self) -> None:
+        """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._client.release_lease(connection, self._number)
+
+
+class GrantedSlots:
+    """The same bytes of each slot of a grant, to copy to (writing) or from. Context manager: what is written
+    outside of it may hit somebody else's slot."""
+
+    __slots__ = ("_arena", "_extents", "_lock", "_size_bytes", "_start_bytes", "views")
+
+    def __init__(
+        self, arena: ArenaView, lock: OwnerLock | None, extents: Extents, start_bytes: int, size_bytes: int
+    ) -> None:
+        """lock: to write. Raises ValueError for a grant that is not of this arena."""
+        self._arena = arena
+        self._lock = lock
+        self._extents = extents
+        self._start_bytes, self._size_bytes = start_bytes, size_bytes
+        views = [arena.view(offset + start_bytes, size_bytes) for offset in extents.offsets()]
+        self.views = views if lock is not None else [view.toreadonly() for view in views]
+
+    def touch(self, count: int) -> None:
+        """Map the pages of the first slots before copying; see ArenaView.touch."""
+        for offset, _ in zip(self._extents.offsets(), range(count), strict=False):
+            self._arena.touch(offset + self._start_bytes, self._size_bytes)
+
+    def valid_count(self) -> int:
+        """How many of the first slots have been the lease's from the grant until now. Costs no call."""
+        return self._arena.intact(self._extents)
+
+    def __enter__(self) -> GrantedSlots:
+        """Raises Refused where the slots to write are not the lease's any more."""
+        if self._lock is not None:
+            self._lock.enter()
+            if self.valid_count() < len(self.views):
+                self._lock.leave()
+                raise Refused("unknown_lease", "the slots of this grant were taken back")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.leave()
 
 
 class WriteLease:

@@ -28,7 +28,6 @@ from kvstore.errors import (
     BadRequest,
     Internal,
     LimitExceeded,
-    NotAttached,
     RequestError,
     TooManyConnections,
     UnknownNamespace,
@@ -37,6 +36,7 @@ from kvstore.index.block import Namespace, NamespaceSpec
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
+from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 
 log = logging.getLogger("kvstore.door")
@@ -184,7 +184,8 @@ class Caller:
         self._api = api
         self._engine = api.engine
         self._process = process
-        self._session = session  # None: did not attach, has no leases
+        self.attached = session is not None
+        self._session = session  # None: did not attach, and never had a lease
         self._reply = reply
         self._resume = resume
         self._namespaces: dict[int, Namespace] = {}
@@ -195,10 +196,6 @@ class Caller:
         self._timer: Timer | None = None
         self._has_complained = False
         self._has_ended = False
-
-    @property
-    def attached(self) -> bool:
-        return self._session is not None
 
     @property
     def has_steps(self) -> bool:
@@ -484,7 +481,7 @@ class Caller:
         return frames.StatusReport(self._api.totals(request.since_s, request.skip))
 
     def _check(self, _: frames.Check) -> Later:
-        if self._session is not None:
+        if self.attached:
             raise BadRequest("check: only for a connection without the arena, as that of `kvstore fsck`")
         return self._api.check()
 
@@ -511,7 +508,7 @@ class Caller:
 
     def _session_for_lease(self, new: bool = True) -> Session:
         if self._session is None:
-            raise NotAttached("this connection did not attach to the arena")
+            self._session = self._engine.open_session(OWNER_ANY, self.name)
         if new and len(self._leases) >= self._api.limits.leases_max:
             raise LimitExceeded(f"{self._api.limits.leases_max} open leases on one connection are allowed")
         return self._session

@@ -114,7 +114,7 @@ class Door:
         )
         self._arena = arena
         self._path = Path(socket_path)
-        self._instance = instance
+        self._instance, self._life = instance, int.from_bytes(os.urandom(6), "little")
         self._connections_max = connections_max
         self._hello_timeout_s = hello_timeout_s
         self._on_failure = on_failure
@@ -258,7 +258,8 @@ class Door:
     def _send_welcome(self, peer: socket.socket, owner: int, read_only: bool) -> None:
         """With descriptors that carry no locks of the daemon: they would travel along."""
         if not owner:
-            peer.send(frames.encode_frame(frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0)))
+            welcome = frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0, life=self._life)
+            peer.send(frames.encode_frame(welcome))
             return
         arena = self._arena
         welcome = frames.Welcome(
@@ -268,6 +269,7 @@ class Door:
             owner,
             LOCK_BASE,
             arena.layout.generations_end,
+            self._life,
         )
         fds = array.array("i", [arena.read_only_fd if read_only else arena.fd, arena.generations_fd])
         peer.sendmsg([frames.encode_frame(welcome)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])

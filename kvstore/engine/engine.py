@@ -75,7 +75,7 @@ from kvstore.residency.residency import Residency
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
-from tiers.constants import OWNER_DAEMON
+from tiers.constants import OWNER_ANY, OWNER_DAEMON
 from tiers.slots import neighbours
 
 log = logging.getLogger("kvstore.engine")
@@ -151,7 +151,7 @@ class Engine(Parts):
     # -- sessions --
 
     def open_session(self, owner: int, label: str = "") -> Session:
-        """A client attached; owner is its number in the arena, 0 if it has none."""
+        """A client attached; owner: its number in the arena, OWNER_ANY for one that leases slots for others."""
         session = Session(owner, label)
         self.sessions.append(session)
         return session
@@ -170,7 +170,7 @@ class Engine(Parts):
             else:
                 self._let_go(lease)
         session.leases.clear()
-        if session.owner != OWNER_DAEMON:
+        if session.owner > OWNER_DAEMON:
             self.arena.let_go_owner(session.owner)
         self.loader.feed()
 
@@ -630,10 +630,10 @@ class Engine(Parts):
 
     def _drop_write_lease(self, session: Session, lease: WriteLease) -> None:
         session.leases.pop(lease.number, None)
-        self._abort(lease)
+        self._abort(lease, is_lost=session.owner == OWNER_ANY)
 
     def _abort(self, lease: WriteLease, is_lost: bool = False) -> None:
-        """Give up what the lease did not commit. is_lost: its process may be writing still."""
+        """Give up what the lease did not commit. is_lost: somebody may be writing still."""
         lease.namespace.writing.difference_update(lease.hashes[position] for position in lease.slots)
         self.counters.reservations_aborted += len(lease.slots)
         self.blocks.give_up(lease.namespace, list(lease.slots.values()), is_lost)

@@ -19,7 +19,7 @@ from kvstore.index.prompts import Prompt
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One attached client; `owner` is its number in the arena (0: attached without arena)."""
+    """One client; `owner` is its number in the arena, OWNER_ANY where others copy for it."""
 
     owner: int
     label: str

@@ -237,10 +237,10 @@ class Retention(msgspec.Struct, array_like=True, tag=35):
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=64):
-    """instance: who answers. owner, lock_base: the client locks byte lock_base + owner of the arena file
+    """instance: who answers; life: a number of its own since its last start. owner, lock_base: the client locks byte lock_base + owner of the arena file
     (OFD write lock) while it writes, and looks at the generations once it has the lock. generations_bytes: how
     much of the table file it maps, to read the generations at the offsets that Reserved and Acquired name.
-    Without attach all these numbers are 0."""
+    Without attach all but life are 0."""
 
     protocol: int
     instance: str
@@ -248,6 +248,7 @@ class Welcome(msgspec.Struct, array_like=True, tag=64):
     owner: int
     lock_base: int
     generations_bytes: int = 0
+    life: int = 0
 
 
 class Registered(msgspec.Struct, array_like=True, tag=65):

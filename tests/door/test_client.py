@@ -174,13 +174,14 @@ def test_wrong_buffers_are_refused_before_sending(daemon: Daemon, client: Client
 
 
 def test_without_the_arena(daemon: Daemon) -> None:
-    """A client that did not attach can ask, but not hold anything; it uses up no owner."""
+    """A client that did not attach can ask, and lease slots for others, but not copy; it uses up no owner."""
     with Client(daemon.socket_path, attach=False) as tool:
         space = space_of(tool)
         assert tool.status()["door"]["attached"] == 0
         assert tool.lookup([space], hashes_of(3)) == 0
-        with pytest.raises(Refused, match="not_attached"):
-            tool.reserve(space, hashes_of(1))
+        for call in (tool.reserve, tool.acquire):
+            with pytest.raises(Refused, match="not_attached"):
+                call(space, hashes_of(1))
         assert daemon.call(lambda: daemon.engine.sessions) == []
 
 

@@ -104,13 +104,13 @@ class Host:
         """Loads stop at this block of a request from now on."""
         from connectors.vllm import worker
 
-        true_part = worker.WorkerHalf._load_part
+        true_part = worker.Loads._load_part
 
-        def load_part(half: Any, line: Any, task: Any, part: Any) -> int:
-            return min(order["at"], true_part(half, line, task, part))
+        def load_part(loads: Any, line: Any, task: Any, part: Any) -> int:
+            return min(order["at"], true_part(loads, line, task, part))
 
-        worker.WorkerHalf._load_part = load_part  # type: ignore[method-assign]
-        self._undo = lambda: setattr(worker.WorkerHalf, "_load_part", true_part)
+        worker.Loads._load_part = load_part  # type: ignore[method-assign]
+        self._undo = lambda: setattr(worker.Loads, "_load_part", true_part)
         return {}
 
     def mend(self, order: dict[str, Any]) -> dict[str, Any]:
