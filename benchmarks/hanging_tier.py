@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 _say("starting an engine")
                 engine = Engine(
-                    "connected", scratch, miss_overhead._connector(daemon.socket_path), args.threads
+                    "connected", scratch, miss_overhead.connector(daemon.socket_path), args.threads
                 )
                 found = _measure(args, engine, daemon, switch)
             finally:

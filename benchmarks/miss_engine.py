@@ -1,11 +1,13 @@
 """One vLLM engine in a process of its own, asked over stdin. Started by miss_overhead.
 
     argv[1]  {"model": …, "kv_transfer_config": {…} or null, …}
-    stdin    {"prompts": [[token, …], …], "output_tokens": n, "connected": true}, one object a line
-    stdout   {"ready": true}, then {"seconds": …, "cpu_seconds": …} for each request, the latter of the engine's thread
+    stdin    {"prompts": [[token, …], …], "output_tokens": n, "connected": true}, one object a line; "reset": true
+             empties vLLM's own prefix cache before
+    stdout   {"ready": true}, then {"seconds": …, "cpu_seconds": …, "cached": […]} for each request: the second of the
+             engine's thread, the third the prompt tokens that were not computed
 
-An engine that was started with a connector can do without it for a request ("connected":
-false): scheduler and worker then find none, as in an engine that never had one, and the memory,
+An engine that was started with a connector can do without it for a request ("switches": true when
+started, and "connected": false): scheduler and worker then find none, as in an engine that never had one, and the memory,
 the weights and the layout of the KV stay the same. It is switched between requests only. That
 reaches into vLLM's internals, and stops with an AttributeError where they are other ones.
 
@@ -29,7 +31,7 @@ def main() -> int:
 
     job = json.loads(sys.argv[1])
     engine = _make(vllm, job)
-    switch = Switch(engine) if job["kv_transfer_config"] else None
+    switch = Switch(engine) if job["switches"] else None
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -39,9 +41,15 @@ def main() -> int:
         if switch is not None:
             switch.turn(request["connected"])
         prompts = [{"prompt_token_ids": tokens} for tokens in request["prompts"]]
+        if request.get("reset") and not engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache: blocks are in use")
         started, cpu_started = time.perf_counter(), time.thread_time()
-        engine.generate(prompts, sampling, use_tqdm=False)
-        answer = {"seconds": time.perf_counter() - started, "cpu_seconds": time.thread_time() - cpu_started}
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        answer = {
+            "seconds": time.perf_counter() - started,
+            "cpu_seconds": time.thread_time() - cpu_started,
+            "cached": [output.num_cached_tokens for output in outputs],
+        }
         print(json.dumps(answer), file=answers, flush=True)
     if switch is not None:
         switch.turn(True)  # so that it is shut down

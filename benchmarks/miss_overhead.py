@@ -87,8 +87,18 @@ class BenchError(Exception):
 class Engine:
     """A child process with one engine."""
 
-    def __init__(self, name: str, model: Path, connector: dict[str, Any] | None, threads: int) -> None:
-        """Starts it and waits until it can be asked. Raises BenchError."""
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        connector: dict[str, Any] | None,
+        threads: int,
+        *,
+        switches: bool = True,
+        core_apart: bool = False,
+    ) -> None:
+        """Starts it and waits until it can be asked. switches: it can do without its connector for a request.
+        core_apart: vLLM's engine core is in a process of its own. Raises BenchError."""
         self._name = name
         self._log = model / f"{name}.log"
         job = {
@@ -98,6 +108,7 @@ class Engine:
             "positions_max": 4096,
             "kv_bytes": ENGINE_KV_BYTES,
             "concurrency": CONCURRENCY,
+            "switches": switches and connector is not None,
         }
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -105,20 +116,21 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(threads),
+                env={**_environment(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(core_apart))},
             )
         self._answer(START_S_MAX)
 
     def run(self, prompts: list[list[int]], output_tokens: int, connected: bool) -> tuple[float, float]:
         """Until all are answered: seconds that passed, and CPU seconds of the engine's thread. Raises BenchError."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(
-            json.dumps({"prompts": prompts, "output_tokens": output_tokens, "connected": connected}).encode()
-            + b"\n"
-        )
-        self._process.stdin.flush()
-        answer = self._answer(ANSWER_S_MAX)
+        answer = self.ask({"prompts": prompts, "output_tokens": output_tokens, "connected": connected})
         return answer["seconds"], answer["cpu_seconds"]
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request as `miss_engine` takes it, and its answer. Raises BenchError."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._answer(ANSWER_S_MAX)
 
     def stop(self) -> None:
         """End it; its last saves are finished first. Idempotent."""
@@ -202,7 +214,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         daemon.wait_until_prefaulted(ARENA_BYTES)
         try:
             _say("starting " + ("two engines" if args.two_processes else "an engine"))
-            engines.append(Engine("connected", scratch, _connector(daemon.socket_path), args.threads))
+            engines.append(Engine("connected", scratch, connector(daemon.socket_path), args.threads))
             if args.two_processes:
                 engines.append(Engine("plain", scratch, None, args.threads))
             others = Others()
@@ -269,7 +281,7 @@ def _require_misses_and_saves(status: dict[str, Any], args: argparse.Namespace) 
         raise BenchError(f"{counters['lookup_hit_blocks']} blocks were hits: prompts were not unique")
 
 
-def _connector(socket_path: Path) -> dict[str, Any]:
+def connector(socket_path: Path) -> dict[str, Any]:
     return {
         "kv_connector": "KVStoreConnector",
         "kv_connector_module_path": "connectors.vllm",
@@ -294,7 +306,6 @@ def _parameters() -> int:
 def _environment(threads: int) -> dict[str, str]:
     return {
         **os.environ,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",  # an idle engine's threads must not spin on the other's cores

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-CONNECTOR_FORMAT = 1  # part of every namespace: raise it when the bytes of a record change their meaning
+CONNECTOR_FORMAT = 2  # part of every namespace: raise it when the bytes of a record change their meaning
 
 # ---- calls to the daemon ---------------------------------------------------------------
 LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
@@ -22,7 +22,10 @@ SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
 LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
 LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire
-LEASE_BYTES_MAX = 64 * MIB  # bytes of one reserve or acquire (at least one block)
+ACQUIRE_AT_ONCE_S = 0.005  # for which the scheduler leases slots of a load itself; threads go on then
+LEASE_BYTES_MAX = 64 * MIB  # of one reserve or acquire, that one rank copies (at least one block)
+RESERVES_AT_ONCE_MAX = 16  # saves of one step for which the scheduler leases slots itself: 50 to 100 us each
+FILLS_MAX = 16  # saves that are told in one call
 LOOKUP_HASHES_MAX = 65536  # blocks of one lookup; what lies behind them is computed
 LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
 TICKETS_OWED_MAX = 64  # lookups that were not answered in time, and not yet settled
@@ -37,13 +40,13 @@ STEPS_AHEAD_MAX = 64  # steps planned and not seen to end; pipelines have a few
 LOAD_THREADS = 2
 LOAD_THREADS_MAX = 16
 SAVE_QUEUE_BYTES = 1 * GIB  # saves waiting for their copy; beyond it blocks are skipped and counted
-SAVE_DELAY_S = 0.003  # a save lets the step that filled its blocks be sampled first: that is the first token
 SAVE_QUEUE_BYTES_MIN = 1 * MIB
 THREAD_JOIN_S = 2.0  # at shutdown
 
+IDLE_LOAD_BYTES_MAX = 256 * MIB  # copied by the engine's own thread in a step that computes nothing
+
 # ---- device copies ---------------------------------------------------------------------
-COPY_THREADS = 2
-PARALLEL_COPY_BYTES_MIN = 4 * MIB  # below it one thread is as fast
+COPY_SHARES = 4  # of a load: the thread that copies it and its helper take one after the other
 HASH_GROUP_BYTES = 8 * MIB  # what is hashed while the next group is copied from the device
 PIN_PIECE_BYTES = 64 * GIB  # registered in one call: drivers limit it, and a stop waits for one
 ARENA_REFRESH_S = 5.0  # an idle connection sees within this time that the arena was replaced

@@ -145,10 +145,9 @@ PREFIXES_TOLD = 50  # … and told in a report
 # ---- admission to NVMe (kvstore/health/write_budget.py) ---------------------------------------------
 ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
 ENDURANCE_STRETCH_SHARE = 0.5  # of that: so much is on disk as spent before it is
-ENDURANCE_MEMORY_S = 1800.0  # worths offered longer ago than this hardly count
-ENDURANCE_CATCH_UP = 2.0  # how much faster than it fills a full allowance is spent; 1 at half of it
-ENDURANCE_WORTHS = 40  # steps of the histogram: from 1 hit down to …
-ENDURANCE_WORTH_STEPS = 4  # … 2 ** -(40 / 4), about a thousandth
+ENDURANCE_LINE_POWER = (
+    4  # of the used share of the allowance: half of it used, a sixteenth of a hit is enough
+)
 
 # ---- retention (kvstore/retention, kvstore/engine/retention_commands.py) ------------
 RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
@@ -180,8 +179,6 @@ QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
 QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
 QUOTA_TRIM_BLOCKS = 1000  # blocks that leave in one tick after a quota was lowered
 QUOTA_SLICE_BLOCKS = 20_000  # blocks put in order in one tick after a quota was set
-QUOTA_STALE_LOOKS_MAX = 1000  # outdated entries thrown away before one displacement finds nobody
-QUOTA_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
 
 # ---- what our policy learns (kvstore/policies/learned/hazard.py, leaves.py) ----------------
 REUSE_AGE_MIN = 16  # blocks asked for since the last use; ages below are one; from here on there are …
@@ -192,12 +189,12 @@ REUSE_GHOSTS_SHARE = 16  # … and one for this many that are held
 REUSE_GHOSTS_TRIMMED = 4096  # more than that, before the oldest are forgotten
 REUSE_USES_FADE = 24.0  # uses count half when the whole cache was asked for so many times since …
 REUSE_USES_HELD_MIN = 20  # … or as if so many blocks were held, if that is more
-REUSE_PRIOR_STRETCHES = 30.0  # a kind's own experience outweighs that of its relatives from here on
+REUSE_PRIOR_STRETCHES = 30.0  # a kind's own experience outweighs that of all from here on
 REUSE_PRIOR_CHANCE = 0.03  # before anything is known: of reuse within one age
 REUSE_PRIOR_FIRST_AGE = 5  # … and so many times that within the first age, which is so much wider
 REUSE_EVIDENCE_BLOCKS_MAX = 65_536.0  # a kind's counts are halved here, so that new habits replace old ones
 REUSE_COUNT_ALL_MAX = 131_072  # blocks held; while it is more, one request of two, four, … is counted
-REUSE_COUNTED_MAX = 1e6  # relatives are compared when all counts have doubled, or grew by so many
+REUSE_COUNTED_MAX = 1e6  # what all have in common is learned when all counts have doubled, or grew by so many
 REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
 REUSE_GROWN_SHARE = 4  # a kind's counts are looked at when they grew by one in so many
 REUSE_AGE_EVERY = 4  # requests between two looks at what grew older
@@ -208,13 +205,6 @@ REUSE_SWEEP_SEEN_MAX = 4096  # items of one use that are told apart meanwhile
 REUSE_FRONT_MAX = 64  # entries at the front of a queue that are older than all others
 REUSE_STALE_LOOKS = 256  # outdated entries thrown away at the front of a queue before the next one is asked …
 REUSE_STALE_ROUNDS = 16  # … and how often all queues are asked when none has an answer
-
-# ---- whose experience is its own (kvstore/policies/learned/applications.py) --------------------
-APPLICATIONS_MAX = 8  # at most 0.4 MiB each
-APPLICATIONS_COUNTED_MAX = 64  # first blocks whose requests are counted
-APPLICATIONS_FADE_REQUESTS = 4096  # requests after which all counts are halved
-APPLICATION_REQUESTS_MIN = 16  # before an application gets a place …
-APPLICATION_SHARE_MAX = 0.95  # … and of all requests at most: the experience of nearly all is everybody's
 
 # ---- which judge decides (kvstore/policies/learned/selection.py) ---------------------------------
 CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks …
@@ -263,7 +253,6 @@ DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
 DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
 DOOR_TURN_S = 0.002  # of work between two looks at the sockets
 DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections
-DOOR_FRAME_START_BYTES = 128 * KIB  # memory for a frame larger than one read; grows as its bytes come
 DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections together
 DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that nobody reads, all connections together
 

@@ -27,7 +27,7 @@ PACKAGES = (
     "engine", "door", "daemon", "replay", "pages", "bench", "demo", "cli",
 )  # fmt: skip
 ROOT_FILES_MAX = 10
-LINES_MAX = 28232  # of kvstore, tiers and connectors
+LINES_MAX = 28219  # of kvstore, tiers and connectors
 GENERATED = ROOT / "kvstore" / "v1"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
@@ -56,10 +56,13 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "os._exit": ("sys.exit in the main thread", ()),
     "sys.exit": (
         "raise, and let cli/__init__.py choose the exit code",
-        ("kvstore/__main__.py", "kvstore/demo/"),
+        ("kvstore/__main__.py",),
     ),
     "tempfile.mktemp": ("tempfile.mkdtemp", ()),
-    "time.time": ("time.monotonic: wall clocks jump", ("kvstore/daemon/service.py",)),  # hours of reports
+    "time.time": (
+        "time.monotonic: wall clocks jump",
+        ("kvstore/daemon/service.py", "kvstore/cli/report.py"),
+    ),  # hours of reports
     "datetime.now": ("datetime.now(UTC), for people only", ()),
     "datetime.utcnow": ("datetime.now(UTC), for people only", ()),
     "asyncio.get_event_loop": ("asyncio.get_running_loop", ()),
@@ -92,7 +95,7 @@ WITH_THE_ENGINE = {
 }
 
 LIGHT_IMPORTS = {
-    "kvstore.client": {"kvstore", "msgspec", "xxhash"},
+    "kvstore.client": {"kvstore", "msgspec", "tiers", "xxhash"},
     "kvstore.cli": {"kvstore"},
     "connectors": {"connectors"},
     "connectors.vllm_plugin": {"connectors", "kvstore"},

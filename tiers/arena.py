@@ -44,6 +44,7 @@ import xxhash
 from tiers import pages
 from tiers.arena_files import ArenaFiles, open_files
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record, TierStats
+from tiers.checksum import column_sizes, joined
 from tiers.constants import (
     ARENA_OPEN_BYTES,
     ARENA_RETRY_S,
@@ -125,23 +126,28 @@ class Arena:
         return self._pool.has_room(max(size_bytes, self._slot_bytes_min))
 
     def reserve_run(
-        self, keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int, owner: int
+        self,
+        keys: Sequence[bytes],
+        parents: Sequence[bytes],
+        size_bytes: int,
+        owner: int,
+        columns: bytes = b"",
     ) -> list[int]:
         """Slots to write these records into, ascending; fewer than keys where room ends.
 
-        owner: whose lock is held while they are written. Raises RecordSizeError.
+        owner: whose lock is held while they are written. columns: as in Record. Raises RecordSizeError.
         """
         assert keys and min(map(len, keys)) and max(map(len, [*keys, *parents])) <= KEY_BYTES_MAX, "bad key"
         slots = self._take(size_bytes, len(keys))
         if slots:
-            self._table.begin(slots, keys, parents, size_bytes)
+            self._table.begin(slots, keys, parents, size_bytes, columns)
             self._owners.begin(owner, slots)
         return slots
 
     def commit_run(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:
         """The bytes are written and have these checksums (joined): the records may be served.
 
-        stored_s: a time that `stored_s` returns, also after an adoption; below 2**32.
+        stored_s: a time that the record says, also after an adoption; below 2**32.
         """
         assert len(checksums) == CHECKSUM_BYTES * len(slots), f"{len(slots)} slots, {len(checksums)} bytes"
         assert 0 <= stored_s < 1 << 32, f"stored_s {stored_s}"
@@ -194,25 +200,23 @@ class Arena:
     def record(self, slot: int) -> Record:
         return self._table.record(slot)
 
-    def stored_s(self, slot: int) -> int:
-        """When the record was stored, as its commit said; 0: it did not say."""
-        return self._table.stored_s(slot)
-
     def verify(self, slot: int) -> bool:
         """Whether the bytes of a READY slot have the committed checksum. About 0.2 ms per MiB, without the GIL.
 
         Reads through the file: a client may have cut it off, and touching memory that is gone kills.
         """
-        at, left = self.offset(slot), self._table.size_bytes(slot)
-        piece = memoryview(bytearray(min(left, VERIFY_PIECE_BYTES)))
-        hasher = xxhash.xxh3_128()
-        while left:
-            count = os.preadv(self._files.data_fd, [piece[:left]], at)
-            if not count:
-                return False
-            hasher.update(piece[:count])
-            at, left = at + count, left - count
-        return hasher.digest() == self._table.checksum(slot)
+        at, record, digests = self.offset(slot), self._table.record(slot), []
+        piece = memoryview(bytearray(min(record.size_bytes, VERIFY_PIECE_BYTES)))
+        for size_bytes in column_sizes(record.columns, record.size_bytes):
+            hasher, end = xxhash.xxh3_128(), at + size_bytes
+            while at < end:
+                count = os.preadv(self._files.data_fd, [piece[: end - at]], at)
+                if not count:
+                    return False
+                hasher.update(piece[:count])
+                at += count
+            digests.append(hasher.digest())
+        return joined(digests) == record.checksum
 
     # -- the table -----------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ class Record:
     """What a tier knows of one record, apart from its bytes.
 
     key: namespace digest + block hash. parent: the key before it in its prefix, b"" for
-    the first block. checksum: xxh3_128 of exactly `size_bytes` bytes. stored_s: when its
-    bytes were stored first, unix seconds below 2**32; 0: not known.
+    the first block. checksum: of exactly `size_bytes` bytes, see tiers/checksum.py. stored_s:
+    when they were stored first, unix seconds below 2**32; 0: not known. columns: how they are
+    laid out, as described there; b"": in one piece.
     """
 
     key: bytes
@@ -28,6 +29,7 @@ class Record:
     size_bytes: int
     checksum: bytes
     stored_s: int = 0
+    columns: bytes = b""
 
 
 class Put(enum.Enum):

@@ -23,7 +23,7 @@ SLOT_BYTES_MIN: Final = 16 * KIB  # smaller records use a slot of this size; bou
 
 # The arena: a file of slabs, and a table file with header, generations and one row per slot.
 ARENA_MAGIC: Final = b"KVSARENA"
-ARENA_VERSION: Final = 3  # 2 had the owners in each row
+ARENA_VERSION: Final = 4  # 3 had no columns in its rows
 ARENA_HEADER_BYTES: Final = 4096
 ROW_BYTES: Final = 256  # one row per slot number in the slot table
 ARENA_OPEN_BYTES: Final = 256 * MIB  # has its memory when an open returns; 30 to 50 ms
@@ -45,7 +45,7 @@ NVME_MAGIC: Final = "kvstore nvme directory"
 NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system for everybody else; no slab takes it
 NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
 NVME_RETRY_S: Final = 10.0  # pause before asking a full or failing medium again
-DEVICE_VERSION: Final = 2  # 1 had its rows in RocksDB
+DEVICE_VERSION: Final = 3  # 2 had no columns in its rows, 1 had them in RocksDB
 DEVICE_PIECE_ROWS: Final = 512  # rows read and checked at a time: what stays in the processor's cache
 DEVICE_SPARE_SLABS: Final = 32  # backed ahead of need: more than all writes under way can use up
 DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then the oldest is tried again

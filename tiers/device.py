@@ -220,16 +220,16 @@ class Device:
 
     # -- the device's I/O threads: records -----------------------------------------
 
-    def write(self, items: Sequence[tuple[int, Record, int, memoryview]]) -> list[Put]:
-        """Write (slot, record, stored_s, bytes): all bytes, then the rows. One answer per item, in order.
+    def write(self, items: Sequence[tuple[int, Record, memoryview]]) -> list[Put]:
+        """Write (slot, record, bytes): all bytes, then the rows. One answer per item, in order.
 
         The slots were taken from the pool for the records' class. NO_ROOM: the slab lost its
         blocks, and the disk is full. After anything but STORED the slot holds nothing.
         """
-        answers = [self._write(slot, record, view) for slot, record, _stored_s, view in items]
+        answers = [self._write(*item) for item in items]
         rows = {
-            slot: Row(slot, record.key, record.parent, record.size_bytes, record.checksum, stored_s)
-            for (slot, record, stored_s, _view), answer in zip(items, answers, strict=True)
+            slot: Row(slot, r.key, r.parent, r.size_bytes, r.checksum, r.stored_s, r.columns)
+            for (slot, r, _view), answer in zip(items, answers, strict=True)
             if answer is Put.STORED
         }
         failed: set[int] = set()
@@ -361,7 +361,7 @@ class Device:
         slab, position = divmod(row.slot, SLAB_SLOTS_MAX)
         try:
             if self._slabs.read(slab, position * self.slot_bytes(row.size_bytes), view):
-                if checksum.digest(view) == row.checksum:
+                if checksum.digest(view, row.columns) == row.checksum:
                     return Get.HIT
             self._drop(row)
         except OSError as error:

@@ -7,7 +7,7 @@
 
 A directory is taken only when it is empty or carries our marker, and everything is asked
 before anything is written: somebody else's files, a newer format and a directory that
-another process holds are left exactly as they were. A directory of the older format, or made
+another process holds are left exactly as they were. A directory of an older format, or made
 with other settings, starts cold: a new instance, so that none of its rows is believed.
 
 Others must not be able to write into the directory, so nobody can plant a link in it; no

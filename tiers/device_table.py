@@ -3,9 +3,9 @@
     slots.table   │ rows of slab 0 │ rows of slab 1 │ …          row number =
                   ╰ row 0, row 1, … (256 bytes each)             slab * rows_per_slab + position
 
-    row   0        8      12         16         32    113      194
-          │ hash   │ size │ stored_s │ checksum │ key │ parent │ spare … 256
-                   ╰────────── covered by the hash ────────────╯
+    row   0        8      12         16         32    113      194       243
+          │ hash   │ size │ stored_s │ checksum │ key │ parent │ columns │ spare … 256
+                   ╰─────────────── covered by the hash ─────────────────╯
 
 A row of zeros is no row. The hash is seeded with the row's number and the instance of the
 directory: a torn row, a row copied elsewhere and a row of an earlier life are not believed.
@@ -36,13 +36,14 @@ from typing import NamedTuple
 import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX
+from tiers.checksum import COLUMNS_BYTES_MAX
 from tiers.constants import DEVICE_PIECE_ROWS, ROW_BYTES
 from tiers.direct import DiskIO
 from tiers.slots import SLAB_SLOTS_MAX
 
 NAME = "slots.table"
 
-_ROW = struct.Struct(f"<QII{CHECKSUM_BYTES}s{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p")
+_ROW = struct.Struct(f"<QII{CHECKSUM_BYTES}s{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p{COLUMNS_BYTES_MAX + 1}p")
 _BODY_AT = 8
 _PADDING = bytes(ROW_BYTES - _ROW.size)
 _ROWS = struct.Struct(f"{_ROW.format}{len(_PADDING)}x")
@@ -51,7 +52,7 @@ _digest = xxhash.xxh3_64_intdigest
 
 
 class Row(NamedTuple):
-    """What the table says of one slot. stored_s: when the record was stored, seconds since 1970."""
+    """What the table says of one slot. The rest is as in `tiers.base.Record`."""
 
     slot: int
     key: bytes
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     size_bytes: int
     checksum: bytes
     stored_s: int
+    columns: bytes = b""
 
 
 _row = partial(tuple.__new__, Row)  # half the time of Row(…), which counts a million times at the start
@@ -101,9 +103,9 @@ class RowTable:
         """Write the rows of neighbouring slots of one slab, in ascending order, at once."""
         number = self._number(rows[0].slot)
         packed = bytearray()
-        for at, row in enumerate(rows):
-            assert 0 < len(row.key) <= KEY_BYTES_MAX and len(row.parent) <= KEY_BYTES_MAX
-            body = _ROW.pack(0, row.size_bytes, row.stored_s, row.checksum, row.key, row.parent)[_BODY_AT:]
+        for at, (_, key, parent, size_bytes, checksum, stored_s, columns) in enumerate(rows):
+            assert 0 < len(key) <= KEY_BYTES_MAX and len(parent) <= KEY_BYTES_MAX
+            body = _ROW.pack(0, size_bytes, stored_s, checksum, key, parent, columns)[_BODY_AT:]
             packed += _digest(body, self._seed + number + at).to_bytes(_BODY_AT, "little") + body + _PADDING
         with self._changing:
             self._store(number, packed)
@@ -176,9 +178,9 @@ class RowTable:
         damaged = 0
         seed = self._seed + self._number(slot)
         at = _BODY_AT
-        for stored, size_bytes, stored_s, checksum, key, parent in _ROWS.iter_unpack(raw):
+        for stored, size_bytes, stored_s, checksum, key, parent, columns in _ROWS.iter_unpack(raw):
             if stored and key and stored == _digest(raw[at : at + _HASHED_BYTES], seed):
-                rows.append(_row((slot, key, parent, size_bytes, checksum, stored_s)))
+                rows.append(_row((slot, key, parent, size_bytes, checksum, stored_s, columns)))
             elif stored or key or size_bytes:
                 damaged += 1
             slot += 1

@@ -5,9 +5,9 @@
     │ header │ generations … │ row 0 │ row 1 │ … │         │ slab 0 │ slab 1 │ … │
 
     row, 256 bytes
-    0       1    8          16         32         40     44    125      206
-    │ state │ 0… │ row hash │ checksum │ stored_s │ size │ key │ parent │ 0…
-                                                  ╰ covered by the row hash
+    0       1    8          16         32         40     44    125      206       255
+    │ state │ 0… │ row hash │ checksum │ stored_s │ size │ key │ parent │ columns │ 0
+                                                  ╰── covered by the row hash ────╯
 
 Slot (slab, position) has number `slab * rows_per_slab + position`, where rows_per_slab is
 the number of the smallest slots in a slab; row and generation are found by that number.
@@ -19,7 +19,7 @@ client can write.
 
 Why a row may be believed after `kill -9` (stores of one process land in program order):
 
-* taking: size, key, parent and row hash are stored before the state becomes WRITING, and
+* taking: size, key, parent, columns and row hash are stored before the state becomes WRITING, and
   do not change until it is FREE again;
 * committing: checksum and time are stored before the state becomes READY;
 * giving back: the generation is raised before the state becomes FREE, so whoever copied
@@ -44,6 +44,7 @@ from typing import Final
 import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record
+from tiers.checksum import COLUMNS_BYTES_MAX
 from tiers.constants import (
     ARENA_HEADER_BYTES,
     ROW_BYTES,
@@ -64,7 +65,8 @@ _CHECKSUM_WORD: Final = 2
 _STORED_WORD: Final = 4
 _CHECKSUM_AT: Final = 8 * _CHECKSUM_WORD
 _BODY_AT: Final = 40
-_BODY = struct.Struct(f"<I{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p")
+_BODY = struct.Struct(f"<I{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p{COLUMNS_BYTES_MAX + 1}p")
+_RECORD = struct.Struct(f"<{CHECKSUM_BYTES}sQ{_BODY.format[1:]}")
 _SIZE = struct.Struct("<I")
 _END: Final = _BODY_AT + _BODY.size
 _USED = re.compile(rb"[^\x00]")
@@ -163,18 +165,12 @@ class SlotTable:
     def generation(self, slot: int) -> int:
         return self._generations[self._number(slot)]
 
-    def checksum(self, slot: int) -> bytes:
-        at = self._row(slot) + _CHECKSUM_AT
-        return self._map[at : at + CHECKSUM_BYTES]
-
-    def stored_s(self, slot: int) -> int:
-        """When the record was stored, as the commit said; 0: it did not say."""
-        return self._words[(self._row(slot) >> 3) + _STORED_WORD]
-
     def record(self, slot: int) -> Record:
-        """The row as a record; its checksum means something once the slot is READY."""
-        size, key, parent = _BODY.unpack_from(self._map, self._row(slot) + _BODY_AT)
-        return Record(key, parent, size, self.checksum(slot))
+        """The row as a record; its checksum and time mean something once the slot is READY."""
+        checksum, stored_s, size, key, parent, columns = _RECORD.unpack_from(
+            self._map, self._row(slot) + _CHECKSUM_AT
+        )
+        return Record(key, parent, size, checksum, stored_s, columns)
 
     def extents(self, slots: Sequence[int], slot_bytes: Sequence[int]) -> Extents:
         """Runs of neighbours, and the generations of all.
@@ -191,7 +187,12 @@ class SlotTable:
         return runs, b"".join(generations)
 
     def begin(
-        self, slots: Sequence[int], keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int
+        self,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        parents: Sequence[bytes],
+        size_bytes: int,
+        columns: bytes = b"",
     ) -> None:
         """FREE becomes WRITING. Slots beyond the keys, or keys beyond the slots, are left alone."""
         table, states, words = self._map, self._bytes, self._words
@@ -199,7 +200,7 @@ class SlotTable:
         store, digest = _BODY.pack_into, xxhash.xxh64_intdigest
         for slot, key, parent in zip(slots, keys, parents, strict=False):
             row = rows_at + ((slot >> 16) * rows_per_slab + (slot & 0xFFFF)) * ROW_BYTES
-            store(table, row + _BODY_AT, size_bytes, key, parent)
+            store(table, row + _BODY_AT, size_bytes, key, parent, columns)
             words[(row >> 3) + _HASH_WORD] = digest(states[row + _BODY_AT : row + _END], row)
             states[row] = WRITING
 

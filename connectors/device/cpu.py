@@ -12,13 +12,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from connectors.constants import COPY_THREADS, PARALLEL_COPY_BYTES_MIN
-from connectors.device import BlockMover, Blocks, Buffer, address_of
+from connectors.constants import COPY_SHARES
+from connectors.device import BlockMover, Buffer, address_of
 from connectors.device.driver import Numbers
 from kvstore.client import copying
 
@@ -37,11 +36,7 @@ _copy_pieces.argtypes = (
 
 
 class CpuMover(BlockMover):
-    """Copies on the calling thread, and on one more where there is much to load."""
-
-    def __init__(self, blocks: Blocks) -> None:
-        super().__init__(blocks)
-        self._pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-copy")
+    """Copies on the calling thread, which another one helps where there is much to copy."""
 
     def mark(self) -> None:
         return None  # the CPU has computed all it was given when a call returns
@@ -59,14 +54,12 @@ class CpuMover(BlockMover):
         starts = np.array([address_of(record) for record in records], dtype=np.int64)
         sources, targets = (starts[:, None] + within).ravel(), blocks.ravel()
         sizes = np.tile(lengths, len(records))
-        if len(records) * self.record_bytes < PARALLEL_COPY_BYTES_MIN:
-            copy_pieces(sources, targets, sizes)
-            return
-        shares = [slice(part, None, COPY_THREADS) for part in range(COPY_THREADS)]
-        list(self._pool.map(lambda share: copy_pieces(sources[share], targets[share], sizes[share]), shares))
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        def work(number: int) -> None:
+            part = slice(number, None, COPY_SHARES)
+            copy_pieces(sources[part], targets[part], sizes[part])
+
+        copying.share(work, COPY_SHARES, len(records) * self.record_bytes)
 
 
 def copy_pieces(sources: Numbers, targets: Numbers, sizes: Numbers) -> None:

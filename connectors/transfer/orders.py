@@ -1,8 +1,32 @@
-"""What an engine's scheduler orders of its workers: blocks to load and blocks to save."""
+"""What an engine's scheduler decides, and what it orders of its ranks.
+
+Part: blocks and their hashes        decided in the scheduler, asked of the daemon there
+  └─▶ Load, Save: blocks and slots   ordered of every rank, which copies its own column
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.client import Grant, Namespace
+
+
+class Column(NamedTuple):
+    """The part of a record that one shard fills: its number, and where it begins."""
+
+    number: int
+    start_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class Columns:
+    """How the records of one KV group are laid out: shard -> its column. lease_blocks: how many one lease may hold."""
+
+    index: int
+    space: Namespace
+    of_shard: dict[int, Column]
+    lease_blocks: int
 
 
 @dataclass(slots=True)
@@ -10,7 +34,7 @@ class Part:
     """Blocks of one group of a request, in prefix order. parent: the hash before the first, b"" at the
     root. first: position in the prompt of the first of a load."""
 
-    group: int
+    group: Columns
     block_ids: list[int]
     hashes: list[bytes]
     parent: bytes = b""
@@ -19,37 +43,30 @@ class Part:
 
 @dataclass(slots=True)
 class Load:
-    """Fill these blocks. sync: inside the step that asks. ticket: of the lookup that found them. on_disk:
-    some are not in DRAM. A part without hashes fails: it was promised to the engine and could not be
-    ordered."""
+    """Fill these blocks from the first slots of the grant, and report `number`. sync: inside the step that asks."""
+
+    number: int
+    request_id: str
+    group: int
+    block_ids: list[int]
+    grant: Grant
+    sync: bool
+
+
+@dataclass(slots=True)
+class LoadEnd:
+    """No further loads of this request. missing: blocks that were promised to the engine and will not come."""
 
     request_id: str
-    parts: list[Part]
     sync: bool
-    ticket: int = 0
-    on_disk: bool = False
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Save:
-    """Offer these blocks; every rank reports `number` when it is through with it, whatever came of it. ticket:
-    of the request's lookup, 0 if there was none."""
+    """Copy these blocks into the slots of the grant, fill their column, and report `number`."""
 
     number: int
-    request_id: str
-    parts: list[Part]
-    ticket: int = 0
-
-
-@dataclass(slots=True, frozen=True)
-class SpaceSpec:
-    """A namespace, complete enough to be registered with the daemon."""
-
-    digest: bytes
-    record_bytes: int
-    hash_bytes: int
-    block_tokens: int
-    fields: dict[str, str]
-
-
-Specs = dict[int, SpaceSpec]  # group -> this rank's namespace
+    group: int
+    block_ids: list[int]
+    grant: Grant

@@ -1,19 +1,19 @@
-"""Saves: from the engine's blocks to the daemon's arena, behind the engine's back.
+"""Saves of one rank: from its blocks to its column in the daemon's arena, behind the engine's back.
 
-    engine thread   submit ─▶ queue ───────────────────────────────▶ take_finished, cancel
-                                │                                          ▲
-    save thread                 └─▶ reserve ─▶ copy out, hash ─▶ commit ───┘
+    engine thread   submit ─▶ queue ────────────────────────────────────────▶ take_reports, cancel
+                                │                                                  ▲
+    save thread                 └─▶ open grant ─▶ copy out, hash ─▶ fill ──────────┘
 
-Best effort: what does not fit into the queue is not saved. Every save is handed out as
-finished, whatever came of it. The engine waits in one place, for a memory copy and never for
-a call: `cancel`, while a copy is just reading a block that its next step overwrites.
+What is to be saved, and into which slots, the scheduler has decided (see `connectors.transfer.storing`). The
+daemon stores a block when the last rank has filled its column. Every save is reported, whatever came of
+it. The engine waits in one place, for a memory copy and never for a call: `cancel`, while a copy
+is just reading a block that its next step overwrites.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,70 +21,48 @@ from typing import Any
 from connectors import constants as limits
 from connectors.device import BlockMover
 from connectors.transfer.link import Line
-from connectors.transfer.loads import Count, Note, blocks_per_lease
-from connectors.transfer.orders import Part, Save, Specs
+from connectors.transfer.loads import Note
+from connectors.transfer.orders import Column, Save
 
 
 @dataclass(slots=True)
 class SaveTask:
-    """A save on its way. size_bytes: its share of the queue's bound. not_before: see SAVE_DELAY_S."""
+    """One order on its way. mark: what the device must have done first."""
 
     save: Save
-    specs: Specs
-    marks: dict[int, Any]
-    size_bytes: int
-    not_before: float
+    column: Column
+    mark: Any
     cancelled: bool = False
     copying: bool = False
 
 
 class Saves:
-    """movers: by group; may be filled until the first save. count, note: statistics and errors."""
+    """movers: by group; may be filled until the first save. note: what to do with an error."""
 
-    def __init__(
-        self, movers: Mapping[int, BlockMover], queue_bytes_max: int, count: Count, note: Note
-    ) -> None:
-        self._movers, self._queue_bytes_max = movers, queue_bytes_max
-        self._count, self._note = count, note
+    def __init__(self, movers: Mapping[int, BlockMover], note: Note) -> None:
+        self._movers, self._note = movers, note
         self._queue: queue.SimpleQueue[SaveTask | None] = queue.SimpleQueue()
         self._lock = threading.Condition()
         self._saving: dict[int, SaveTask] = {}
-        self._queued_bytes = 0
-        self._finished: list[int] = []
+        self._reports: dict[int, tuple[int, bool]] = {}
 
     # ---- on the engine's thread ----
 
-    def admit(self, save: Save, specs: Specs) -> SaveTask | None:
-        """The save as a task for `submit` or `run`; None, and finished, if it cannot be made: too much
-        waits already, or the device is in no state for it."""
-        size_bytes = sum(
-            self._movers[part.group].record_bytes * len(part.block_ids)
-            for part in save.parts
-            if part.group in self._movers
-        )
-        if self._queued_bytes and self._queued_bytes + size_bytes > self._queue_bytes_max:
-            self._count("skipped_queue_full", sum(len(part.block_ids) for part in save.parts))
-            self.skip(save)
-            return None
+    def begin(self, save: Save, column: Column) -> SaveTask | None:
+        """The save as a task for `submit` or `run`; None, and through, if the device is in no state for it."""
         try:
-            marks = {part.group: self._movers[part.group].mark() for part in save.parts}
+            task = SaveTask(save, column, self._movers[save.group].mark())
         except Exception as error:  # noqa: BLE001 - a save that fails is a save that was not made
             self._note("save", error)
-            self.skip(save)
+            with self._lock:
+                self._reports[save.number] = 0, False
             return None
-        task = SaveTask(save, specs, marks, size_bytes, time.monotonic() + limits.SAVE_DELAY_S)
         with self._lock:
             self._saving[save.number] = task
-            self._queued_bytes += size_bytes
         return task
 
     def submit(self, task: SaveTask) -> None:
         self._queue.put(task)
-
-    def skip(self, save: Save) -> None:
-        """This rank does not store it."""
-        with self._lock:
-            self._finished.append(save.number)
 
     def cancel(self, numbers: Collection[int]) -> None:
         """When this returns, none of these saves reads its blocks any more."""
@@ -95,16 +73,12 @@ class Saves:
             while any(task.copying for task in tasks):
                 self._lock.wait()
 
-    def take_finished(self) -> list[int]:
-        """Numbers of the saves that are through, since the last call."""
+    def take_reports(self) -> dict[int, tuple[int, bool]]:
+        """Saves that are through since the last call: number -> (blocks committed with our column, whether the daemon
+        knows what became of the column)."""
         with self._lock:
-            finished, self._finished = self._finished, []
-        return finished
-
-    def busy_requests(self) -> set[str]:
-        """Requests that have a save which is not through."""
-        with self._lock:
-            return {task.save.request_id for task in self._saving.values()}
+            reports, self._reports = self._reports, {}
+        return reports
 
     def stop(self) -> None:
         """Cancel everything, without waiting, and end the thread that serves."""
@@ -116,68 +90,55 @@ class Saves:
     # ---- on the save thread ----
 
     def serve(self, line: Line) -> None:
-        """Run saves until `stop`: the body of a thread."""
-        while (task := self._queue.get()) is not None:
-            time.sleep(max(0.0, task.not_before - time.monotonic()))
-            self.run(line, task)
+        """Run saves until `stop`: the body of a thread. What waits goes to the daemon in one call."""
+        task = self._queue.get()
+        while task is not None:
+            tasks, blocks = [task], len(task.save.block_ids)
+            while (
+                blocks < limits.LEASE_BLOCKS_MAX and len(tasks) < limits.FILLS_MAX and not self._queue.empty()
+            ):
+                task = self._queue.get()
+                if task is None:
+                    break
+                tasks.append(task)
+                blocks += len(task.save.block_ids)
+            self.run(line, tasks)
+            task = task and self._queue.get()
 
-    def run(self, line: Line, task: SaveTask) -> None:
-        """Never raises; the save is finished in every case."""
-        begun = time.monotonic()
-        offered = sum(len(part.block_ids) for part in task.save.parts)
-        saved = 0
+    def run(self, line: Line, tasks: Sequence[SaveTask]) -> None:
+        """Never raises; the saves are through in every case."""
+        fills = [(task.save.grant, task.column.number, self._copy(line, task)) for task in tasks]
+        committed, is_told = [0] * len(tasks), False
         try:
-            for part in task.save.parts:
-                saved += self._save_part(line, task, part)
-            self._count("skipped_overwritten" if task.cancelled else "held_blocks", offered - saved)
+            committed, is_told = line.client.fill(fills), True
         except Exception as error:  # noqa: BLE001 - a save that fails is a save that was not made
             self._note("save", error)
-            self._count("skipped_unavailable", offered - saved)
-        self._count("saves", 1)
-        self._count("save_seconds", time.monotonic() - begun)
         with self._lock:
-            del self._saving[task.save.number]
-            self._queued_bytes -= task.size_bytes
-            self._finished.append(task.save.number)
+            for task, blocks in zip(tasks, committed, strict=True):
+                del self._saving[task.save.number]
+                self._reports[task.save.number] = blocks, is_told
 
-    def _save_part(self, line: Line, task: SaveTask, part: Part) -> int:
-        mover, spec = self._movers[part.group], task.specs[part.group]
-        batch, parent, start, saved = blocks_per_lease(mover), part.parent, 0, 0
-        while start < len(part.hashes) and not task.cancelled:
-            hashes = part.hashes[start : start + batch]
-            with line.reserve(spec, hashes, parent, task.save.ticket) as lease:
-                slots = lease.slots
-                if (
-                    lease.full
-                ):  # what a connection may hold at once, or no room: go on behind what was granted
-                    hashes = hashes[: slots[-1].index + 1] if slots else []
-                if not hashes:
-                    break
-                block_ids = [part.block_ids[start + slot.index] for slot in slots]
-                for position in range(len(slots)):
-                    lease.touch(position)
-                digests = self._copy_out(task, mover, block_ids, slots, part.group)
-                if digests:
-                    stored = lease.commit(
-                        {slot.index: digest for slot, digest in zip(slots, digests, strict=True)}
-                    )
-                    saved += stored
-                    self._count("saved_blocks", stored)
-                    self._count("saved_bytes", stored * mover.record_bytes)
-            parent = hashes[-1]
-            start += len(hashes)
-        return saved
+    def _copy(self, line: Line, task: SaveTask) -> list[bytes] | None:
+        """The digests of the column in each slot; None if nothing was copied. Never raises."""
+        save, size_bytes = task.save, self._movers[task.save.group].record_bytes
+        try:
+            with line.client.open_grant(
+                save.grant, task.column.start_bytes, size_bytes, writing=True
+            ) as slots:
+                slots.touch(len(save.block_ids))
+                return self._copy_out(task, slots.views)
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            self._note("save", error)
+            return None
 
-    def _copy_out(
-        self, task: SaveTask, mover: BlockMover, block_ids: Sequence[int], slots: Sequence[Any], group: int
-    ) -> list[bytes]:
+    def _copy_out(self, task: SaveTask, views: Sequence[memoryview]) -> list[bytes] | None:
         """Copy and hash, unless the engine wants the blocks back; it waits while `copying` is set."""
         with self._lock:
-            if task.cancelled or not slots:
-                return []
+            if task.cancelled:
+                return None
             task.copying = True
         try:
-            return mover.save(block_ids, [slot.view for slot in slots], task.marks[group])
+            return self._movers[task.save.group].save(task.save.block_ids, views, task.mark)
         finally:
             with self._lock:
                 task.copying = False

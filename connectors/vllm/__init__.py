@@ -200,7 +200,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> Report | None:
         if self._worker is None:
             return None
-        report = self._worker.take_report() or Report()
+        report = self._worker.take_report()
         if isinstance(self._connector_metadata, Orders):
             report.sync_step = self._connector_metadata.sync_step
             if self._connector_metadata.introduce:

@@ -9,72 +9,86 @@ vLLM's handshake is not used for that: MultiConnector hands the metadata of one 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from connectors.transfer.orders import Load, Part, Save, SpaceSpec
+from connectors.transfer.orders import Column, Load, LoadEnd, Save
 
-__all__ = ["GroupFacts", "Load", "Orders", "Part", "Rank", "Report", "Save", "SpaceSpec"]
+Digests = dict[
+    int, list[bytes] | None
+]  # of the blocks of one save: shard -> one each, None: nothing was copied
 
 
 @dataclass
 class Orders(KVConnectorMetadata):
-    """One step's work. cancel: saves whose blocks are about to be overwritten. draining:
-    finished requests whose blocks wait for their saves. spaces: (shard, group) -> namespace, until
-    every rank knows them. sync_step: number of this step if a connector, ours or another, loads inside
-    it; otherwise 0. introduce: every rank is to report its Rank.
+    """One step's work. columns: group -> shard -> its part of a record. cancel: saves whose
+    blocks are about to be overwritten. draining: finished requests whose blocks no save reads any more.
+    version: of the namespaces: loads of an older one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours or
+    another, loads inside it; otherwise 0. introduce: every rank is to report its Rank.
     """
 
     loads: list[Load] = field(default_factory=list)
+    load_ends: list[LoadEnd] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    columns: dict[int, dict[int, Column]] = field(default_factory=dict)
     cancel: list[int] = field(default_factory=list)
     draining: list[str] = field(default_factory=list)
-    spaces: dict[tuple[int, int], SpaceSpec] | None = None
-    spaces_version: int = 0
+    version: int = 0
+    idle: bool = False
     sync_step: int = 0
     introduce: bool = False
 
 
 @dataclass(slots=True)
 class GroupFacts:
-    """One KV group as a rank has it: what its records hold, in words and numbers."""
+    """One KV group as a rank has it: what its column of a record holds, in words and numbers."""
 
     record_bytes: int
     fields: dict[str, str]
 
 
+def this_node() -> str:
+    """What tells this machine from others since its last boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 @dataclass(slots=True)
 class Rank:
     """One rank's blocks. shard: ranks of one shard hold the same bytes. groups: by group
-    index. trouble: why this rank cannot store its blocks, or empty."""
+    index. trouble: why this rank cannot store its blocks, or empty. node: the machine it runs on."""
 
     shard: int
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     trouble: str = ""
+    node: str = field(default_factory=this_node)
 
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """saves: number of ranks that are through with each save. failed: requests whose load failed on
-    some rank. versions: number of ranks that know each version of the namespaces. sync_step: of the
-    orders that this report answers. ranks: one for each rank that was asked to introduce itself."""
+    """saves: (number of shards that are through with it, blocks committed, whether the daemon knows of all). loads: (number of ranks that are through with it, leading blocks that are there
+    and true on all of them). failed: requests whose load failed on some rank. sync_step: of the orders that
+    this report answers. ranks: one for each rank that was asked to introduce itself."""
 
-    saves: Counter[int] = field(default_factory=Counter)
+    saves: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
+    loads: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
-    versions: Counter[int] = field(default_factory=Counter)
     sync_step: int = 0
     ranks: list[Rank] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         if isinstance(other, Report):
-            self.saves.update(other.saves)
+            for number, (shards, committed, told) in other.saves.items():
+                known = self.saves.get(number, (0, 0, True))
+                self.saves[number] = known[0] + shards, known[1] + committed, known[2] and told
+            for number, (ranks, valid) in other.loads.items():
+                known_ranks, known_valid = self.loads.get(number, (0, valid))
+                self.loads[number] = known_ranks + ranks, min(known_valid, valid)
             self.failed |= other.failed
-            self.versions.update(other.versions)
             self.sync_step = max(self.sync_step, other.sync_step)
             self.ranks += other.ranks
         return self
 
     def is_empty(self) -> bool:
-        return not (self.saves or self.failed or self.versions or self.sync_step or self.ranks)
+        return not (self.saves or self.loads or self.failed or self.sync_step or self.ranks)

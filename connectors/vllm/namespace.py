@@ -6,8 +6,8 @@ nothing of the model or of how KV lies in memory, so all of that is here:
     identity (scheduler)   format, vLLM release, model name + revision + weights digest, config
                            digest, dtypes, quantisation, hash algorithm and seed, parallel
                            sizes, tenant, draft model, epoch
-    facts (each rank)      shard and pipeline rank, attention backends, KV layout, block bytes,
-                           the pieces of a record, layer names and specs of the group
+    facts (each shard)     attention backends, KV layout, block bytes, the pieces of a column,
+                           layer names and specs of the group
 
     digest = first 16 bytes of SHA-256 over the sorted fields
 
@@ -16,8 +16,9 @@ order K and V inside a block as they like, and no field shows when one changes i
 minor release therefore starts cold; patch releases share. Why not the version alone: two
 backends of one release differ.
 
-The rank in it is the *shard*: ranks that hold the same bytes (MLA, or fewer KV heads than
-ranks) have the same shard number, one of them stores, and all load the same records.
+A namespace is that of a whole engine: its records have a column for each *shard*. Ranks that hold
+the same bytes (MLA, or fewer KV heads than ranks) have the same shard number, one of them
+stores, and all load the same column.
 """
 
 from __future__ import annotations
@@ -26,23 +27,45 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from connectors.constants import CONNECTOR_FORMAT
 from connectors.device import Blocks
-from connectors.vllm.messages import GroupFacts, SpaceSpec
+from connectors.vllm.messages import GroupFacts
 
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 
 
-def space_spec(fields: Mapping[str, str], record_bytes: int, hash_bytes: int, block_tokens: int) -> SpaceSpec:
+@dataclass(slots=True, frozen=True)
+class SpaceSpec:
+    """What names a namespace, and what people are told of it."""
+
+    digest: bytes
+    record_bytes: int
+    fields: dict[str, str]
+
+
+def space_spec(fields: Mapping[str, str], column_bytes: Sequence[int], block_tokens: int) -> SpaceSpec:
     """The namespace of these fields; equal fields, in any order, give equal digests."""
-    exact = {**fields, "record bytes": str(record_bytes), "block tokens": str(block_tokens)}
+    sizes = {"column bytes": _short(str(list(column_bytes))), "record bytes": str(sum(column_bytes))}
+    exact = {**fields, **sizes, "block tokens": str(block_tokens)}
     text = json.dumps(exact, sort_keys=True, ensure_ascii=True)
     digest = hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES]
-    return SpaceSpec(digest, record_bytes, hash_bytes, block_tokens, exact)
+    return SpaceSpec(digest, sum(column_bytes), exact)
+
+
+def joined_facts(facts: Mapping[int, GroupFacts]) -> dict[str, str]:
+    """Which shards a group has, in the order of its columns, and what they say of it: what all say, or a digest
+    of all."""
+    names = next(iter(facts.values())).fields
+    joined = {"shards": _short(str(list(facts)))}
+    for name in names:
+        said = [shard.fields[name] for shard in facts.values()]
+        joined[name] = said[0] if len(set(said)) == 1 else _digest(json.dumps(said))
+    return joined
 
 
 def identity_fields(
@@ -82,16 +105,12 @@ def rank_facts(
     spec: Any,
     layers: Sequence[str],
     blocks: Blocks,
-    place: tuple[int, int],
     backends: Sequence[str],
 ) -> GroupFacts:
-    """What one rank knows of KV group `index`. layers: names in the order they have in a record.
-    place: (pipeline rank, shard)."""
+    """What one rank knows of KV group `index`. layers: names in the order they have in a record."""
     layout = str(vllm_config.cache_config.kv_cache_layout)
     pieces = [[run.storage, run.length] for run in blocks.runs]
     fields = {
-        "pipeline rank": str(place[0]),
-        "shard": str(place[1]),
         "group": str(index),
         "attention": ", ".join(sorted(backends)),
         "layout": layout,

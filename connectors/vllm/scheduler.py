@@ -5,14 +5,17 @@ A request's blocks, by what the connector knows of them:
     [ held by the daemon: not offered again ][ computed or local: offered when full ][ not full ]
     0                                    offered                                 tokens / block
 
-    lookup ─▶ remember the hit ─▶ blocks are allocated ─▶ Load ─▶ reported received (or failed)
-    every step: blocks that this step fills ─▶ Save ─▶ reported by every rank ─▶ forgotten
+    lookup ─▶ remember the hit ─▶ blocks are allocated ─▶ Fetching: Load ─▶ reported received (or failed)
+    every step: blocks that this step fills ─▶ Storing: Save ─▶ reported by every rank ─▶ committed
+
+All ranks of an engine fill and read columns of one record: what to load and to save is decided here,
+once, and slots are leased here. Ranks copy, hash and report; they make no call.
 
 What keeps the source of an asynchronous save alive:
 
 * a running request keeps its blocks;
-* a finished request with saves under way keeps them until every rank has reported
-  (`draining`);
+* a finished request with saves under way keeps them until every rank has reported, and is
+  told so (`draining`);
 * a sliding window moves on while its blocks are copied: these are held in vLLM's block pool
   (one more reference) until every rank has reported;
 * a preempted request gives its blocks back at once: before each step the block tables are
@@ -39,6 +42,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -48,19 +52,19 @@ from typing import Any
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from connectors import constants as limits
-from connectors.transfer import link
+from connectors.transfer.fetching import Fetching
+from connectors.transfer.link import Line
+from connectors.transfer.orders import Column, Columns, Part
 from connectors.transfer.prefill import PrefillSpeed
 from connectors.transfer.settings import Settings
-from connectors.transfer.settlements import Debts
+from connectors.transfer.storing import Store, Storing
 from connectors.transfer.weights import DigestInBackground, default_cache_dir, weight_files, weights_digest
 from connectors.vllm.geometry import Group, Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard
-from connectors.vllm.messages import Load, Orders, Part, Rank, Report, Save, SpaceSpec
-from connectors.vllm.namespace import identity_fields, space_spec
+from connectors.vllm.messages import Orders, Rank, Report, this_node
+from connectors.vllm.namespace import identity_fields, joined_facts, space_spec
 from connectors.vllm.stats import Tally
-from kvstore.client import ClientError
-
-IN_DRAM, IN_NVME = 1, 2  # bits of a residency byte
+from kvstore.client import IN_ANY, ClientError, Namespace
 
 
 @dataclass(slots=True)
@@ -93,31 +97,20 @@ class Tracked:
     counted: bool = False
 
 
-@dataclass(slots=True)
-class Pending:
-    """A save under way. places: (group, position, block id) of blocks that only the request keeps
-    alive. held: blocks that we keep alive. ranks: how many are not through with it."""
-
-    request_id: str
-    places: list[tuple[int, int, int]]
-    held: list[Any]
-    ranks: int
-    draining: bool = False
-    cancelled: bool = False
-
-
 class SchedulerHalf:
-    """Called by vLLM's scheduler thread only; makes no call to the daemon but lookups and hints."""
+    """Called by vLLM's scheduler thread only. It asks the daemon for lookups and for what is in DRAM; threads
+    of Fetching and Storing do what may take longer."""
 
     def __init__(
         self, settings: Settings, vllm_config: Any, kv_cache_config: Any, guard: Guard, tally: Tally
     ) -> None:
         self.guard, self._tally, self._settings = guard, tally, settings
         self._config = vllm_config
+        self._lines: list[Line] = []
         role = vllm_config.kv_transfer_config
         self._loads, self._saves = role.is_kv_consumer, role.is_kv_producer
         self._world = int(vllm_config.parallel_config.world_size)
-        self._client = link.open_client(settings.kvstore_socket, settings.lookup_timeout_s, "vllm scheduler")
+        self._line = self._open_line(settings.lookup_timeout_s, "scheduler")
         self._plan: Plan | None = None
         try:
             self._plan = plan_for(kv_cache_config, vllm_config)
@@ -129,25 +122,46 @@ class SchedulerHalf:
         self._ranks: list[Rank] = []
         self._ranks_due_s, self._epoch = 0.0, ""
         self._pool: Any = None
-        self._specs: dict[tuple[int, int], SpaceSpec] | None = None
-        self._version, self._told = 0, 0
-        self._spaces: dict[int, list[Any]] = {}  # group -> its namespaces, one for each shard
-        # To be ended: the number of the first save that is not theirs, and the namespaces of one epoch.
-        self._old_spaces: deque[tuple[int, list[Any]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
+        self._version = 0  # of the namespaces
+        self._columns: dict[int, Columns] = {}  # by group; empty while the namespaces are not known
+        # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
+        self._old_spaces: deque[tuple[int, list[Namespace]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
         self._requests: dict[str, Tracked] = {}
-        self._pending: dict[int, Pending] = {}
-        self._next_save = 0
-        self._debts = Debts(self._client)
+        self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
+        is_sync = settings.save == "sync"
+        save_timeout_s = min(settings.save_timeout_s, limits.SYNC_WAIT_S_MAX if is_sync else float("inf"))
+        line = self._open_line(save_timeout_s, "saves")
+        lines = line if is_sync else self._line, line
+        self._storing = Storing(lines, settings.save_queue_bytes, tally.add, guard.note, self._through)
+        self._threads: list[threading.Thread] = []
+        self._start_threads()
+        self._next_store = 0
+        self._debts = self._line.debts
         self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
-        self._new_loads: list[Load] = []
         self._new_draining: list[str] = []
         self._new_cancels: list[int] = []
         self._stale_local = False  # vLLM's own prefix cache may hold blocks of older weights
-        self._last_saves: list[Save] = []  # of requests that finished since the last step
+        self._unsent: list[Store] = []  # of requests that finished since the last step, and of this step
         self._prefill = PrefillSpeed()
         self._sync_step = self._proven_step = 0  # the last step with synchronous loads, and the last reported
         self._resolve: Callable[[str], Sequence[Sequence[int]]] = lambda _: ()  # a request's blocks, by group
         self._ended: list[Sequence[Sequence[int]]] = []  # blocks of requests that ended meanwhile
+
+    def _open_line(self, timeout_s: float, name: str) -> Line:
+        line = Line(self._settings.kvstore_socket, timeout_s, f"vllm {name}")
+        self._lines.append(line)
+        return line
+
+    def _start_threads(self) -> None:
+        timeout_s = min(self._settings.load_timeout_s, limits.CALL_TIMEOUT_S)
+        if self._loads:
+            for number in range(self._settings.load_threads):
+                line = self._open_line(timeout_s, f"loads {number}")
+                self._threads.append(threading.Thread(target=self._fetching.serve, args=(line,), daemon=True))
+        if self._saves:
+            self._threads.append(threading.Thread(target=self._storing.serve, daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def _may_load_synchronously(self) -> bool:
         """A synchronous load can fail inside its step. vLLM copes with that for one KV group, and
@@ -169,6 +183,8 @@ class SchedulerHalf:
             return
         self._ranks = ranks
         troubles = {rank.trouble for rank in ranks if rank.trouble}
+        if {rank.node for rank in ranks} - {this_node()}:
+            troubles.add("its ranks are on several nodes, which one daemon cannot serve")
         if troubles:
             self._plan = None
             self.guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
@@ -192,18 +208,15 @@ class SchedulerHalf:
         have under way as soon as they hear of the new namespaces. A namespace that a reset made is ours
         alone and is ended; the one before the first reset is that of all engines with these weights.
         """
-        if self._epoch and self._specs is not None:  # the first namespaces are not only ours
-            self._old_spaces.append(
-                (self._next_save, [space for row in self._spaces.values() for space in row])
-            )
+        if self._epoch and self._columns:  # the first namespaces are not only ours
+            self._old_spaces.append((self._next_store, [group.space for group in self._columns.values()]))
             self._end_old_spaces()
         self._epoch = os.urandom(8).hex()
-        self._specs = None
+        self._columns = {}
         for tracked in self._requests.values():
             tracked.tainted, tracked.hit = True, None
-        self._drop_last_saves()
-        for load in self._new_loads:
-            load.parts = [Part(part.group, part.block_ids, []) for part in load.parts]
+        self._drop_unsent()
+        self._fetching.drop_all()
         self._stale_local = self._pool is None or bool(
             len(self._pool.cached_block_hash_to_block)
             or self._pool.get_num_free_blocks() < self._pool.num_gpu_blocks - 1  # the null block
@@ -214,14 +227,14 @@ class SchedulerHalf:
             )
 
     def _end_old_spaces(self) -> None:
-        """Tell the daemon which namespaces nobody will read again, when no save writes to them any more."""
+        """Tell the daemon which namespaces nobody will read again, when nothing is saved to them any more."""
         while self._old_spaces:
-            next_save, spaces = self._old_spaces[0]
-            if any(number < next_save for number in self._pending):
+            next_store, spaces = self._old_spaces[0]
+            if any(number < next_store for number in self._storing.stores):
                 return
             try:
                 for space in spaces:
-                    self._client.unregister(space, end=True)
+                    self._line.client.unregister(space, end=True)
             except ClientError as error:
                 self.guard.note("end_namespace", error)
                 return
@@ -245,7 +258,7 @@ class SchedulerHalf:
 
     def _ready(self) -> bool:
         """Whether namespaces are known; makes them as soon as all that names them is."""
-        if self._specs is not None:
+        if self._columns:
             return True
         weights = self._weights.result
         if self._plan is None or weights is None or not self._ranks:
@@ -262,27 +275,34 @@ class SchedulerHalf:
                 "block hashes differ from process to process: set PYTHONHASHSEED, or use sha256"
             )
         identity = identity_fields(self._config, self._settings.tenant, weights, bytes(seed), self._epoch)
-        self._make_spaces(self._plan, identity, len(seed))
+        try:
+            self._columns = self._make_columns(self._plan, identity, len(seed))
+        except ClientError as reason:
+            self._plan = None
+            self.guard.say_once(f"this model's KV is not stored: {reason}")
+            return False
+        self._version += 1
         return True
 
-    def _make_spaces(self, plan: Plan, identity: dict[str, str], hash_bytes: int) -> None:
-        specs: dict[tuple[int, int], SpaceSpec] = {}
-        for rank in self._ranks:
-            for group in plan.groups:
-                facts = rank.groups[group.index]
-                fields = {**identity, **facts.fields}
-                specs[rank.shard, group.index] = space_spec(
-                    fields, facts.record_bytes, hash_bytes, group.block_tokens
-                )
-        self._spaces = {group.index: [] for group in plan.groups}
-        for (_, index), spec in sorted(specs.items()):
-            handle = self._client.namespace(
-                spec.digest, spec.record_bytes, spec.hash_bytes, spec.block_tokens, spec.fields
+    def _make_columns(self, plan: Plan, identity: dict[str, str], hash_bytes: int) -> dict[int, Columns]:
+        """One namespace for each group: its records have a column for each shard, in the order of shards. Raises
+        Refused where there are more columns than a record may have."""
+        made: dict[int, Columns] = {}
+        for group in plan.groups:
+            facts = {
+                rank.shard: rank.groups[group.index] for rank in self._ranks if group.index in rank.groups
+            }
+            facts = dict(sorted(facts.items()))
+            sizes = [shard.record_bytes for shard in facts.values()]
+            spec = space_spec({**identity, **joined_facts(facts)}, sizes, group.block_tokens)
+            space = self._line.client.namespace(
+                spec.digest, spec.record_bytes, hash_bytes, group.block_tokens, spec.fields, columns=sizes
             )
-            self._spaces[index].append(handle)
-        self._specs = specs
-        self._version += 1
-        self._told = 0
+            starts = enumerate(itertools.accumulate(sizes, initial=0))
+            of_shard = {shard: Column(*start) for shard, start in zip(facts, starts, strict=False)}
+            lease_blocks = max(1, min(limits.LEASE_BLOCKS_MAX, limits.LEASE_BYTES_MAX // max(sizes)))
+            made[group.index] = Columns(group.index, space, of_shard, lease_blocks)
+        return made
 
     # ---- looking up ----------------------------------------------------------------------
 
@@ -347,7 +367,7 @@ class SchedulerHalf:
         first = local_tokens // group.block_tokens
         hashes = plan.hashes(group, block_hashes, first, first + 1)
         if hashes:
-            self._debts.owe(ticket, local_tokens, self._spaces[group.index][0], hashes[0])
+            self._debts.owe(ticket, local_tokens, self._columns[group.index].space, hashes[0])
 
     def _note_start(self, request: Any, local_tokens: int) -> None:
         """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""
@@ -358,10 +378,9 @@ class SchedulerHalf:
         elif tracked is not None and tracked.tainted and not local_tokens:
             tracked.tainted = False
             tracked.offered = [0] * len(tracked.offered)
-            for number, pending in self._pending.items():  # it may get the same blocks, for other bytes
-                if pending.request_id == request.request_id and not pending.cancelled:
-                    pending.cancelled = True
-                    self._new_cancels.append(number)
+            for store in self._storing.stores.values():  # it may get the same blocks, for other bytes
+                if store.request_id == request.request_id and not store.cancelled:
+                    self._new_cancels += self._storing.cancel(store)
 
     def _held_tokens(
         self, plan: Plan, block_hashes: Sequence[bytes], usable: int, asking: dict[str, Any]
@@ -373,7 +392,7 @@ class SchedulerHalf:
         if tokens and plan.windowed:
             tokens = self._windowed_tokens(plan, block_hashes, tokens)
         if tokens < found and plan.full:
-            self._client.settle(asking["ticket"], tokens)
+            self._line.client.settle(asking["ticket"], tokens)
         return tokens
 
     def _full_tokens(
@@ -385,11 +404,11 @@ class SchedulerHalf:
             groups = [group for group in plan.full if group.block_tokens == block_tokens]
             count = min(tokens // block_tokens, limits.LOOKUP_HASHES_MAX)
             hashes = plan.hashes(groups[0], block_hashes, 0, count)
-            spaces = [space for group in groups for space in self._spaces[group.index]]
+            spaces = [self._columns[group.index].space for group in groups]
             for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
                 if not hashes:
                     return 0
-                found = self._client.lookup(
+                found = self._line.client.lookup(
                     spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes, **asking, more=more
                 )
                 hashes, more = hashes[:found], True
@@ -402,16 +421,8 @@ class SchedulerHalf:
         for group in plan.windowed:
             count = min(group.blocks_in(tokens), limits.LOOKUP_HASHES_MAX)
             hashes = plan.hashes(group, block_hashes, 0, count)
-            places = [self._client.residency(space, hashes) for space in self._spaces[group.index]]
-            missing.append(
-                (
-                    group,
-                    [
-                        not all(byte & (IN_DRAM | IN_NVME) for byte in column)
-                        for column in zip(*places, strict=True)
-                    ],
-                )
-            )
+            places = self._line.client.residency(self._columns[group.index].space, hashes)
+            missing.append((group, [not place & IN_ANY for place in places]))
             tokens = min(tokens, count * group.block_tokens)
         tokens -= tokens % plan.align_tokens
         while tokens:
@@ -445,28 +456,26 @@ class SchedulerHalf:
         end = local + external_tokens
         tables = blocks.get_block_ids()
         parts = [
-            self._load_part(self._plan, group, request, tables[group.index], local, end)
-            for group in self._plan.groups
+            self._load_part(self._plan, g, request, tables[g.index], local, end) for g in self._plan.groups
         ]
-        load = Load(request.request_id, [part for part in parts if part.block_ids], self._sync, ticket)
-        self._order(tracked, load)
+        wait_s = min(self._settings.load_timeout_s, limits.SYNC_WAIT_S_MAX if self._sync else float("inf"))
+        wanted = [part for part in parts if part.block_ids]
+        fetch = self._fetching.begin(request.request_id, wanted, ticket, self._sync, wait_s)
+        tracked.loading = not self._sync
         self._tally.add("hit_tokens", external_tokens)
-        tracked.sources = {CacheHitSource.EXTERNAL_UNSPECIFIED: external_tokens}
-        try:
-            self._hint(tracked, self._new_loads[-1], external_tokens)
-        except Exception as error:  # noqa: BLE001 - a hint only: the load is ordered already
-            self.guard.note("hint", error)
+        blocks_wanted = sum(len(part.block_ids) for part in wanted)
+        disk = external_tokens * (blocks_wanted - fetch.in_dram) // max(1, blocks_wanted)
+        split = {CacheHitSource.HOST: external_tokens - disk, CacheHitSource.DISK: disk}
+        tracked.sources = {source: tokens for source, tokens in split.items() if tokens}
 
     def lose(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """A promised load cannot be made: order one that fails, so that vLLM computes the tokens."""
-        if external_tokens > 0 and not any(load.request_id == request.request_id for load in self._new_loads):
+        if external_tokens > 0:
             tables = blocks.get_block_ids()
-            parts = [Part(group, list(table), []) for group, table in enumerate(tables)]
-            self._order(self._track(request), Load(request.request_id, parts, self._sync))
-
-    def _order(self, tracked: Tracked, load: Load) -> None:
-        self._new_loads.append(load)
-        tracked.loading = not load.sync
+            self._fetching.fail(
+                request.request_id, {block for table in tables for block in table}, self._sync
+            )
+            self._track(request).loading = not self._sync
 
     def _load_part(
         self, plan: Plan, group: Group, request: Any, table: Sequence[int], local: int, end: int
@@ -477,18 +486,8 @@ class SchedulerHalf:
         pairs = [
             pair for pair in zip(table[first:last], hashes, strict=True) if pair[0] != 0
         ]  # 0: the null block
-        return Part(group.index, [block for block, _ in pairs], [digest for _, digest in pairs], first=first)
-
-    def _hint(self, tracked: Tracked, load: Load, external_tokens: int) -> None:
-        """Where the blocks are, for vLLM's statistics, and for workers that fetch from NVMe ahead."""
-        if not load.parts:
-            return
-        sample = load.parts[0]
-        places = self._client.residency(self._spaces[sample.group][0], sample.hashes)
-        disk = external_tokens * sum(not place & IN_DRAM for place in places) // len(sample.hashes)
-        split = {CacheHitSource.HOST: external_tokens - disk, CacheHitSource.DISK: disk}
-        tracked.sources = {source: tokens for source, tokens in split.items() if tokens}
-        load.on_disk = disk > 0
+        columns = self._columns[group.index]
+        return Part(columns, [block for block, _ in pairs], [digest for _, digest in pairs], first=first)
 
     def hit_sources(self, request: Any, external_tokens: int) -> dict[CacheHitSource, int]:
         tracked = self._requests.get(request.request_id)
@@ -502,16 +501,18 @@ class SchedulerHalf:
 
     def orders(self, scheduler_output: Any) -> Orders:
         """This step's work for the workers."""
-        orders = Orders(loads=self._new_loads, cancel=self._new_cancels, spaces_version=self._version)
-        orders.introduce = not self._ranks and self._plan is not None
-        self._new_loads, self._new_cancels = [], []
+        orders = Orders(cancel=self._new_cancels, introduce=not self._ranks and self._plan is not None)
+        self._new_cancels = []
         try:
             self._plan_step(orders, scheduler_output)
         except Exception as error:  # noqa: BLE001 - loads and draining requests must reach the workers whatever happens
             self.guard.note("orders", error)
-        later = {save.request_id for save in self._last_saves}
-        orders.draining = [name for name in self._new_draining if name not in later]
-        self._new_draining = [name for name in self._new_draining if name in later]
+        orders.version, orders.idle = self._version, not scheduler_output.total_num_scheduled_tokens
+        orders.loads, orders.load_ends = self._fetching.take_orders()
+        orders.saves = self._storing.take_orders()
+        if orders.loads or orders.saves:
+            orders.columns = {index: columns.of_shard for index, columns in self._columns.items()}
+        orders.draining, self._new_draining = self._new_draining, []
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
         self._prefill.ordered(
@@ -523,8 +524,6 @@ class SchedulerHalf:
 
     def _plan_step(self, orders: Orders, scheduler_output: Any) -> None:
         ready = self._ready()
-        if ready and self._told < self._world:
-            orders.spaces, orders.spaces_version = self._specs, self._version
         all_proven = self._proven_step == self._sync_step
         if scheduler_output.has_sync_kv_loads:
             self._sync_step += 1
@@ -535,16 +534,23 @@ class SchedulerHalf:
             orders.cancel += self._overwritten(self._resolve)
         if not all_proven:
             return
-        orders.saves, self._last_saves = self._last_saves, []
         if state is not None and ready and self._saves and not orders.sync_step:
-            orders.saves += self._filled(scheduler_output, state)
+            self._note_filled(scheduler_output, state)
+        at_once = 0
+        for store in self._take_unsent():
+            is_urgent = not store.decoding and at_once < limits.RESERVES_AT_ONCE_MAX
+            at_once += is_urgent
+            self._storing.send(store, is_urgent or self._settings.save == "sync")
 
-    def _filled(self, scheduler_output: Any, state: Any) -> list[Save]:
-        """Saves of the blocks that this step fills."""
-        saves: list[Save] = []
+    def _take_unsent(self) -> list[Store]:
+        unsent, self._unsent = self._unsent, []
+        return unsent
+
+    def _note_filled(self, scheduler_output: Any, state: Any) -> None:
+        """Save the blocks that this step fills."""
         plan = self._plan
         if plan is None:
-            return saves
+            return
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
             if tracked is None or tracked.tainted:
@@ -558,18 +564,13 @@ class SchedulerHalf:
             tables = state.get_block_ids(request_id)
             if tables is None:
                 continue
-            save = self._save_of(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens)
-            if save is not None:
-                saves.append(save)
-        return saves
+            self._save(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens)
 
-    def _save_of(
-        self, tracked: Tracked, tables: Sequence[Sequence[int]], tokens: int, decoding: bool
-    ) -> Save | None:
-        """Whole blocks among the first `tokens` that were not offered yet."""
+    def _save(self, tracked: Tracked, tables: Sequence[Sequence[int]], tokens: int, decoding: bool) -> None:
+        """Save whole blocks among the first `tokens` that were not offered yet."""
         plan, request = self._plan, tracked.request
         if plan is None:
-            return None
+            return
         known = min(tokens, len(request.block_hashes) * plan.hash_tokens)
         parts: list[Part] = []
         places: list[tuple[int, int, int]] = []
@@ -587,47 +588,54 @@ class SchedulerHalf:
                 parent = (
                     plan.hashes(group, request.block_hashes, run.start - 1, run.start) if run.start else [b""]
                 )
-                parts.append(Part(group.index, [table[p] for p in run], hashes, parent[0]))
+                parts.append(Part(self._columns[group.index], [table[p] for p in run], hashes, parent[0]))
                 if group.window is not None and self._pool is not None:
                     held += [self._pool.blocks[table[p]] for p in run]
                 else:
                     places += [(group.index, p, table[p]) for p in run]
         if not parts:
-            return None
+            return
         if held:
             self._pool.touch(held)
-        save = Save(self._next_save, request.request_id, parts, tracked.looked_up)
-        self._next_save += 1
-        self._pending[save.number] = Pending(request.request_id, places, held, self._world)
-        return save
+        store = Store(self._next_store, request.request_id, parts, tracked.looked_up, decoding, places, held)
+        self._next_store += 1
+        self._storing.add(store)
+        self._unsent.append(store)
 
-    def _through(self, number: int) -> None:
-        """No rank reads the blocks of this save any more."""
-        pending = self._pending.pop(number, None)
-        if pending is not None and pending.held:
-            self._pool.free_blocks(pending.held)
+    def _through(self, store: Store) -> None:
+        """No rank reads the blocks of this store any more."""
+        if store.held:
+            self._pool.free_blocks(store.held)
+        if store.draining and not self._drained_by(store.request_id):
+            self._new_draining.append(store.request_id)
+
+    def _drained_by(self, request_id: str) -> list[Store]:
+        """What a finished request's blocks wait for."""
+        return [
+            store
+            for store in self._storing.stores.values()
+            if store.request_id == request_id and store.places and not store.cancelled
+        ]
 
     def _overwritten(self, resolve: Any) -> list[int]:
-        """Saves under way whose request no longer owns their blocks."""
+        """Orders of stores under way whose request no longer owns their blocks."""
         tables: dict[str, Any] = {}
-        lost = []
-        for number, pending in self._pending.items():
-            if pending.draining or pending.cancelled:
+        lost: list[int] = []
+        for store in self._storing.stores.values():
+            if store.draining or store.cancelled:
                 continue
-            if pending.request_id not in tables:
-                tables[pending.request_id] = resolve(pending.request_id)
-            if not _owns(tables[pending.request_id], pending.places):
-                lost.append(number)
-        for number in lost:
-            self._pending[number].cancelled = True
-            self._offer_again(self._pending[number])
+            if store.request_id not in tables:
+                tables[store.request_id] = resolve(store.request_id)
+            if not _owns(tables[store.request_id], store.places):
+                lost += self._storing.cancel(store)
+                self._offer_again(store)
         return lost
 
-    def _offer_again(self, pending: Pending) -> None:
-        tracked = self._requests.get(pending.request_id)
+    def _offer_again(self, store: Store) -> None:
+        tracked = self._requests.get(store.request_id)
         if tracked is not None and self._plan is not None:
             for at, group in enumerate(self._plan.groups):
-                positions = [position for index, position, _ in pending.places if index == group.index]
+                positions = [position for index, position, _ in store.places if index == group.index]
                 tracked.offered[at] = min([tracked.offered[at], *positions])
 
     # ---- what the workers report -----------------------------------------------------------
@@ -638,8 +646,10 @@ class SchedulerHalf:
             self._distrust(output.invalid_block_ids)
         report = output.kv_connector_worker_meta
         if isinstance(report, Report):
-            self._note_saves(report)
-            self._told += report.versions.get(self._version, 0)
+            for number, (shards, committed, told) in report.saves.items():
+                self._storing.reported(number, shards, committed, told)
+            for number, (ranks, valid) in report.loads.items():
+                self._fetching.reported(number, ranks, valid)
             if not self._ranks:
                 self.know_ranks(report.ranks)
             for request_id in report.failed:
@@ -650,15 +660,6 @@ class SchedulerHalf:
             tracked = self._requests.get(request_id)
             if tracked is not None:
                 tracked.loading = False
-
-    def _note_saves(self, report: Report) -> None:
-        for number, ranks in report.saves.items():
-            pending = self._pending.get(number)
-            if pending is None:
-                continue
-            pending.ranks -= ranks
-            if pending.ranks <= 0:
-                self._through(number)
 
     def _note_step(self, sync_step: int) -> None:
         """The workers are through with this step with synchronous loads, and so with those before it."""
@@ -686,15 +687,14 @@ class SchedulerHalf:
             return  # an asynchronous load: nothing was computed yet
         for tracked in running:
             tracked.tainted = True
-        self._drop_last_saves()
+        self._drop_unsent()
         if self._pool is not None:
             self._pool.evict_blocks(spoiled)
 
-    def _drop_last_saves(self) -> None:
-        dropped, self._last_saves = self._last_saves, []
-        for save in dropped:
-            self._through(save.number)
-            self._tally.add("skipped_tainted", sum(len(part.block_ids) for part in save.parts))
+    def _drop_unsent(self) -> None:
+        for store in self._take_unsent():
+            self._storing.drop(store)
+            self._tally.add("skipped_tainted", store.blocks)
 
     # ---- the end of a request ----------------------------------------------------------------
 
@@ -706,27 +706,25 @@ class SchedulerHalf:
         if self._proven_step < self._sync_step:
             self._ended.append(tables)
         if not tracked.tainted and not tracked.loading and self._ready() and not _aborted(request):
-            save = self._save_of(
-                tracked, tables, max(request.num_prompt_tokens, request.num_tokens - 1), False
-            )
-            if save is not None:
-                self._last_saves.append(save)
-        mine = [
-            pending
-            for pending in self._pending.values()
-            if pending.request_id == request.request_id and pending.places and not pending.cancelled
-        ]
-        if not mine or tracked.loading:
+            self._save(tracked, tables, max(request.num_prompt_tokens, request.num_tokens - 1), False)
+        waited_for = self._drained_by(request.request_id)
+        if not waited_for or tracked.loading:
             return False
-        for pending in mine:
-            pending.draining = True
-        self._new_draining.append(request.request_id)
+        for store in waited_for:
+            store.draining = True
         return True
 
     def close(self) -> None:
         """Stop reading weights and hang up."""
         self._weights.close()
-        self._client.close()
+        for _ in self._threads:
+            self._fetching.stop()
+        self._storing.stop()
+        deadline_s = time.monotonic() + limits.THREAD_JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        for line in self._lines:
+            line.close()
 
 
 def _runs(positions: Iterable[int]) -> list[range]:

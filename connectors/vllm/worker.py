@@ -4,9 +4,13 @@
                     results, errors, report ◀─┘
     arena thread    maps and pins the arena from the start on
 
-The engine's thread touches only queues and sets, except in two places, both bounded:
-synchronous loads and saves, and the wait for a copy that is just reading a block which the
-next step overwrites (a memory copy, no call).
+What to copy, and from and to which slots, is in the orders. The only calls that a rank makes say which
+columns it has filled, and whether the arena is still the current one.
+
+The engine's thread touches only queues and sets, except in three places, all bounded:
+synchronous loads and saves; loads in a step that computes nothing, whose engine only waits for
+them (a memory copy, no call, and no thread that had to fight for the interpreter); and the wait
+for a copy that is just reading a block which the next step overwrites.
 
 Every load is reported as received, with the blocks that are not there as failed; every save
 is reported as done, whatever came of it: nothing that the scheduler's half waits for gets lost.
@@ -27,7 +31,7 @@ from connectors.device.pinning import Pinning
 from connectors.transfer.arena_keeper import ArenaKeeper
 from connectors.transfer.link import Line
 from connectors.transfer.loads import Loads
-from connectors.transfer.orders import Specs
+from connectors.transfer.orders import Column
 from connectors.transfer.saves import Saves
 from connectors.transfer.settings import Settings
 from connectors.vllm.geometry import Unsupported, plan_for
@@ -50,17 +54,16 @@ class WorkerHalf:
         self._movers: dict[int, BlockMover] = {}
         self._pinning: Pinning | None = None
         self._rank = Rank(self._shard, trouble="no KV tensors were registered")
-        self._specs: Specs = {}
         self._version = 0
-        self._loads = Loads(self._movers, tally.add, guard.note)
-        self._saves = Saves(self._movers, settings.save_queue_bytes, tally.add, guard.note)
-        self._lines: list[Line] = []
+        self._loads = Loads(self._movers, guard.note)
+        self._saves = Saves(self._movers, guard.note)
+        label = f"vllm worker {self._pp_rank}.{self._shard}"
+        self._line = Line(settings.kvstore_socket, limits.CALL_TIMEOUT_S, label, True, self._stores)
         self._threads: list[threading.Thread] = []
-        self._inline: Line | None = None
         self._keeper: ArenaKeeper | None = None
-        self._draining: set[str] = set()
+        self._drained: set[str] = set()
         self._invalid: set[int] = set()
-        self._report = Report()
+        self._failed: set[str] = set()
 
     # ---- the start -----------------------------------------------------------------------
 
@@ -72,6 +75,8 @@ class WorkerHalf:
             for group in plan.groups:
                 spec = self._kv.kv_cache_groups[group.index]
                 layers = {name: kv_caches[name] for name in spec.layer_names}
+                if not layers:
+                    continue  # a pipeline stage without layers of this group has no column of its records
                 blocks = blocks_of(list(layers.values()), self._kv.num_blocks)
                 ordered = _record_order(layers)
                 backends = self._backends(spec.layer_names)
@@ -81,7 +86,6 @@ class WorkerHalf:
                     spec.kv_cache_spec,
                     ordered,
                     blocks,
-                    (self._pp_rank, self._shard),
                     backends,
                 )
                 groups[group.index] = blocks
@@ -102,95 +106,72 @@ class WorkerHalf:
         return [backend.get_name() for backend in get_current_attn_backends(self._config, list(layer_names))]
 
     def _start(self) -> None:
-        """Lines, the threads that use them, and the thread that maps and pins the arena for all of them."""
-        settings = self._settings
-        load_timeout_s = min(settings.load_timeout_s, limits.CALL_TIMEOUT_S)
-        jobs: list[tuple[str, Callable[[Line], None], float]] = []
-        if self._stores and settings.save == "async":
-            jobs.append(("save", self._saves.serve, settings.save_timeout_s))
+        """The threads that copy, and the one that maps and pins the arena for them."""
+        jobs: list[tuple[str, Callable[[Line], None]]] = []
+        if self._stores and self._settings.save == "async":
+            jobs.append(("save", self._saves.serve))
         # With load = "sync" too: where the engine allows none, its scheduler orders asynchronous ones.
-        jobs += [(f"load-{n}", self._loads.serve, load_timeout_s) for n in range(settings.load_threads)]
-        for name, serve, timeout_s in jobs:
-            thread = threading.Thread(
-                target=serve, args=(self._line(timeout_s, name),), name=f"kvstore-{name}", daemon=True
-            )
+        jobs += [(f"load-{n}", self._loads.serve) for n in range(self._settings.load_threads)]
+        for name, serve in jobs:
+            thread = threading.Thread(target=serve, args=(self._line,), name=f"kvstore-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        if "sync" in (settings.load, settings.save):
-            self._inline_line()
-        self._keeper = ArenaKeeper(self._lines, self._pinning, self.guard.note)
+        self._keeper = ArenaKeeper([self._line], self._pinning, self.guard.note)
         self._keeper.start()
-
-    def _line(self, timeout_s: float, name: str) -> Line:
-        label = f"vllm worker {self._pp_rank}.{self._shard} {name}"
-        line = Line(self._settings.kvstore_socket, timeout_s, label, self._stores)
-        self._lines.append(line)
-        return line
-
-    def _inline_line(self) -> Line:
-        """The line of the engine's own thread."""
-        if self._inline is None:
-            self._inline = self._line(min(self._settings.save_timeout_s, limits.SYNC_WAIT_S_MAX), "sync")
-        return self._inline
 
     # ---- every step, on the engine's thread ------------------------------------------------
 
     def before_step(self, orders: Orders) -> None:
-        """Learn namespaces; make sure that no save still reads a block this step may overwrite."""
-        if orders.spaces is not None and orders.spaces_version != self._version:
-            self._specs = {
-                group: spec for (shard, group), spec in orders.spaces.items() if shard == self._shard
-            }
-            self._version = orders.spaces_version
-            self._report.versions[self._version] += 1
+        """Make sure that no save still reads a block this step may overwrite."""
+        self._version = orders.version
         self._saves.cancel(orders.cancel)
 
     def start_loads(self, orders: Orders) -> None:
+        at_once = limits.IDLE_LOAD_BYTES_MAX if orders.idle else 0
         for load in orders.loads:
-            wait_s = self._settings.load_timeout_s
-            if load.sync:
-                wait_s = min(wait_s, limits.SYNC_WAIT_S_MAX)
-            task = self._loads.task(load, self._specs, self._version, wait_s)
+            task = self._loads.begin(load, self._column_of(orders, load.group), self._version)
             if task is None:
                 continue
-            if load.sync:
-                self._loads.run(self._inline_line(), task)
+            size_bytes = len(load.block_ids) * self._movers[load.group].record_bytes
+            if load.sync or size_bytes <= at_once:
+                at_once -= size_bytes
+                self._loads.run(self._line, task)
             else:
                 self._loads.submit(task)
+        for end in orders.load_ends:
+            self._loads.end(end, self._version)
 
     def start_saves(self, orders: Orders) -> None:
-        self._draining.update(orders.draining)
+        self._drained.update(orders.draining)
         for save in orders.saves:
-            if not self._stores or not self._specs:
-                self._saves.skip(save)
+            column = self._column_of(orders, save.group)
+            if not self._stores or column is None:
                 continue
-            task = self._saves.admit(save, self._specs)
-            if task is None:
-                continue
-            if self._settings.save == "sync":
-                self._saves.run(self._inline_line(), task)
-            else:
-                self._saves.submit(task)
+            task = self._saves.begin(save, column)
+            if task is not None:
+                is_sync = self._settings.save == "sync"
+                self._saves.run(self._line, [task]) if is_sync else self._saves.submit(task)
+
+    def _column_of(self, orders: Orders, group: int) -> Column | None:
+        """This rank's part of a group's records; None if it has none."""
+        return orders.columns.get(group, {}).get(self._shard)
 
     def results(self) -> tuple[set[str], set[str], set[str]]:
         """Requests whose saves are through, whose loads are through, and whose loads failed as a whole."""
         received, failed = set(), set()
-        for task in self._loads.take_finished():
-            name = task.load.request_id
-            if task.version != self._version:  # the weights changed while it was under way
-                task.ok = False
-                task.missing.update(block for part in task.load.parts for block in part.block_ids)
-            if not task.load.sync:
+        for loading in self._loads.take_finished():
+            name = loading.request_id
+            if loading.version != self._version:  # the weights changed while it was under way
+                loading.missing |= loading.blocks
+            if not loading.sync:
                 received.add(name)
-            if not task.ok:
-                self._report.failed.add(name)
+            if loading.missing:
+                self._failed.add(name)
                 if len(self._kv.kv_cache_groups) > 1:
                     failed.add(name)
                 else:
-                    self._invalid |= task.missing
-        busy = self._saves.busy_requests() if self._draining else set()
-        sent = self._draining - busy
-        self._draining &= busy
+                    self._invalid |= loading.missing
+        sent, self._drained = self._drained, set()
         return sent, received, failed
 
     def take_invalid(self) -> set[int]:
@@ -198,10 +179,12 @@ class WorkerHalf:
         invalid, self._invalid = self._invalid, set()
         return invalid
 
-    def take_report(self) -> Report | None:
-        self._report.saves.update(self._saves.take_finished())
-        report, self._report = self._report, Report()
-        return None if report.is_empty() else report
+    def take_report(self) -> Report:
+        """What came of loads and saves since the last call."""
+        saves = {number: (1, *report) for number, report in self._saves.take_reports().items()}
+        loads = {number: (1, valid) for number, valid in self._loads.take_reports().items()}
+        failed, self._failed = self._failed, set()
+        return Report(saves, loads, failed)
 
     def close(self) -> None:
         """Stop the threads, without waiting for a daemon that hangs, and hang up."""
@@ -217,8 +200,7 @@ class WorkerHalf:
             return  # the process ends soon, and with it whatever they hold
         if self._pinning is not None:
             self._pinning.close()
-        for line in self._lines:
-            line.close()
+        self._line.close()
         for mover in self._movers.values():
             mover.close()
 

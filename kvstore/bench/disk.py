@@ -27,6 +27,7 @@ from tiers.base import Get, Put, Record
 from tiers.checksum import digest
 from tiers.constants import SLAB_BYTES
 from tiers.device import Device, capacity_for
+from tiers.direct import DirectFile, DiskIO
 
 KEY_BYTES = 48  # namespace digest and a block hash of 32
 
@@ -36,16 +37,14 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
     count = record_count(plan, home)
     if not count:
         return {"disk_skipped": f"less than {DISK_BYTES_MIN} bytes may be written at {home}"}
-    region = Region.shared(arena_directory, plan.disk_buffer_blocks, plan.block_bytes)
+    region = Region(plan.disk_buffer_blocks, plan.block_bytes, arena_directory)
     threads = plan.io_threads
     with (
         contextlib.closing(RawFile(home / "raw", region, count, threads)) as raw,
         contextlib.closing(_DeviceFiles(home, region, count, threads)) as device,
     ):
-        rounds = Rounds(count * plan.block_bytes)
-        for number in range(-plan.warm_up_rounds, plan.disk_rounds):
-            if number == 0:
-                rounds.forget()
+        rounds = Rounds(count * plan.block_bytes, plan.warm_up_rounds)
+        for _ in range(plan.warm_up_rounds + plan.disk_rounds):
             rounds.time("raw write", raw.write)
             rounds.time("write", device.write)
             rounds.time("raw read", raw.read)
@@ -93,15 +92,10 @@ class RawFile:
         self._block_bytes = region.block_bytes
         self._count = count
         self._threads = threads
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        try:
-            self._fd = os.open(path, flags | os.O_DIRECT, 0o600)
-            self.direct = True
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-            self._fd = os.open(path, flags, 0o600)
-            self.direct = False
+        files = DirectFile(path.parent, DiskIO())
+        self.direct = files.direct
+        path.touch()
+        self._fd = files.open(path)
         os.posix_fallocate(self._fd, 0, count * self._block_bytes)
 
     def write(self) -> None:
@@ -159,7 +153,7 @@ class _DeviceFiles:
             at = number % len(self._views)
             view = self._views[at]
             record = Record(self._keys[number], b"", len(view), self._checksums[at])
-            items.append((self._slots[number], record, 0, view))
+            items.append((self._slots[number], record, view))
         if any(answer is not Put.STORED for answer in self._device.write(items)):
             raise DaemonError("the NVMe device did not store what it has room for")
 

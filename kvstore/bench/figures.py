@@ -39,15 +39,25 @@ FIGURES: tuple[Figure, ...] = (
     Figure("dram_get_gbps", "acquire, copy, compare generations, release"),
     Figure("put_ratio", "dram_put / memcpy", 0.85),
     Figure("get_ratio", "dram_get / memcpy", 0.95),
-    Figure("dram_get_view_p50_us", "acquire, view, release of one block, no copy", None, "lower"),
-    Figure("ping_p50_us", "an empty call: the floor under every other", None, "lower"),
+    Figure("small_put_gbps", "put of blocks of 64 KiB"),
+    Figure("small_get_gbps", "get of blocks of 64 KiB"),
+    Figure("small_put_ratio", "small_put / the same copies and digests, one thread", 0.5),
+    Figure("small_get_ratio", "small_get / the same copies, one thread", 0.5),
+    Figure("dram_get_view_p50_us", "acquire, view, release of one block, no copy"),
+    Figure("view_pings", "the same, over an empty call in turn", 2, "lower"),
+    Figure("ping_p50_us", "an empty call: the floor under every other"),
     Figure("lookup_2048_blocks_p50_us", "2048 hashes of 32 bytes, all present", 150, "lower"),
-    Figure("lookup_2048_blocks_p99_us", "the slowest of a hundred", None, "lower"),
+    Figure("lookup_2048_blocks_p99_us", "the slowest of a hundred"),
     Figure("policy_ops_per_s", "blocks decided about, of a million tracked: the policy by itself", 200_000),
-    Figure("engine_ops_per_s", "the same blocks, the whole way: looked up, stored and evicted"),
+    Figure("engine_ops_per_s", "the same blocks, the whole way: looked up, stored and evicted", 200_000),
     Figure("dict_ops_per_s", "the same prompts, an OrderedDict as LRU and nothing else"),
     Figure("engine_ratio", "engine_ops / dict_ops"),
     Figure("index_bytes_per_block", "memory for each of a million tracked blocks", 250, "lower"),
+    Figure(
+        "tp8_tokens_per_s_block16",
+        "eight ranks, blocks of 16 tokens: missed, stored, hit, evicted",
+        1_000_000,
+    ),
     Figure("policy_10m_ops_per_s", "the same with ten millions tracked", 200_000),
     Figure("engine_10m_ops_per_s", "the whole way"),
     Figure("dict_10m_ops_per_s", "an OrderedDict as LRU"),
@@ -64,9 +74,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("promote_read_raw_gbps", "preadv in turn with the promotions"),
     Figure("nvme_promote_gbps", "acquire of blocks that only NVMe holds, through the daemon"),
     Figure("nvme_promote_ratio", "nvme_promote / promote_read_raw"),
-    Figure("restart_empty_s", "process start to first answer, nothing stored", None, "lower"),
+    Figure("restart_empty_s", "process start to first answer, nothing stored"),
     Figure("restart_1m_blocks_s", "process start to first lookup answered, a million rows", 3, "lower"),
-    Figure("restart_1m_indexed_s", "process start until every row is read", None, "lower"),
+    Figure("restart_1m_indexed_s", "process start until every row is read", 3, "lower"),
 )
 
 
@@ -83,11 +93,8 @@ def flat(values: Mapping[str, Value]) -> dict[str, Value]:
 
 def rows(values: Mapping[str, Value]) -> list[Sequence[object]]:
     """One line a figure: name, value, aim, verdict, meaning."""
-    lines: list[Sequence[object]] = []
-    for figure in FIGURES:
-        value = values.get(figure.name)
-        if isinstance(value, int | float):
-            lines.append(
-                (figure.name, f"{value:g}", figure.aim_text(), figure.verdict(value), figure.meaning)
-            )
-    return lines
+    return [
+        (figure.name, f"{value:g}", figure.aim_text(), figure.verdict(value), figure.meaning)
+        for figure in FIGURES
+        if isinstance(value := values.get(figure.name), int | float)
+    ]

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from kvstore.steps import Steps
-
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
 
@@ -22,37 +20,31 @@ PREFETCH_BLOCKS = 8192
 
 def slowest_turns(node: Node, unknown: bytes) -> dict[str, float]:
     """The slowest turn of each kind of work, in ms. unknown: as many hashes as may be asked for, all missing."""
-    return {name: round(1e3 * max(map(_took_s, turns)), 2) for name, turns in _work(node, unknown)}
-
-
-def _work(node: Node, unknown: bytes) -> Iterator[tuple[str, Iterator[Callable[[], object]]]]:
     engine, space = node.engine, node.space
     found = engine.find([space], unknown)
-    yield "lookup", iter([lambda: engine.find([space], unknown)])
-    yield "booking", iter([lambda: engine.book([space], unknown, found)])
-    yield "explain", _turns(engine.explain_steps([space], unknown))
-    yield "residency", _turns(engine.residency_steps(space, unknown))
-    yield "prefetch", _turns(engine.prefetch_steps(space, unknown[: PREFETCH_BLOCKS * node.hash_bytes]))
-    yield "check", _turns(engine.check_steps())
-    yield "status", iter([engine.status, lambda: engine.report(0.0), engine.retention.report])
-    yield "tick", iter([engine.tick] * 10)
+    work: dict[str, Iterator[object]] = {
+        "lookup": _calls(lambda: engine.find([space], unknown)),
+        "booking": _calls(lambda: engine.book([space], unknown, found)),
+        "explain": engine.explain_steps([space], unknown),
+        "residency": engine.residency_steps(space, unknown),
+        "prefetch": engine.prefetch_steps(space, unknown[: PREFETCH_BLOCKS * node.hash_bytes]),
+        "check": engine.check_steps(),
+        "status": _calls(engine.status, lambda: engine.report(0.0), engine.retention.report),
+        "tick": _calls(*[engine.tick] * 10),
+    }
+    return {name: round(1e3 * _slowest_s(turns), 2) for name, turns in work.items()}
 
 
-def _turns(steps: Steps[object]) -> Iterator[Callable[[], object]]:
-    """The pieces of a generator, each to be called once, until it ends."""
-    ended: list[bool] = []
-
-    def turn() -> None:
-        try:
-            next(steps)
-        except StopIteration:
-            ended.append(True)
-
-    while not ended:
-        yield turn
+def _calls(*calls: Callable[[], object]) -> Iterator[object]:
+    """Each is one turn."""
+    return (call() for call in calls)
 
 
-def _took_s(turn: Callable[[], object]) -> float:
-    before_s = time.process_time()
-    turn()
-    return time.process_time() - before_s
+def _slowest_s(turns: Iterator[object]) -> float:
+    """The longest that it took to the next turn, or from the last one to the end."""
+    slowest_s, turn, ended = 0.0, None, object()
+    while turn is not ended:
+        before_s = time.process_time()
+        turn = next(turns, ended)
+        slowest_s = max(slowest_s, time.process_time() - before_s)
+    return slowest_s

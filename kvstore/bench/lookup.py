@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from kvstore.bench.daemon import Daemon, DaemonError, settings
+from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
 from kvstore.bench.rounds import percentile_us
 
-HASH_BYTES = 32
 WARM_UP_CALLS = 50
 
 

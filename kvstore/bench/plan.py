@@ -17,6 +17,8 @@ class Plan:
 
     block_bytes: int = 2 * MIB
     blocks: int = 64  # moved in one round of put, get and memcpy
+    small_block_bytes: int = 64 * KIB
+    small_blocks: int = 512
     arena_blocks: int = 256  # what the DRAM arena holds; puts and memcpy rotate through it
     dram_rounds: int = 41
     view_calls: int = 500
@@ -36,6 +38,8 @@ class Plan:
     policy_blocks: int = 1_000_000
     policy_10m_blocks: int = 10_000_000
     policy_operations: int = 300_000
+    rank_slabs: int = 16  # of the arena that eight ranks share
+    rank_prompts: int = 200
     warm_up_rounds: int = 2
 
     @property

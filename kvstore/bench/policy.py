@@ -27,7 +27,6 @@ import os
 import random
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,13 +40,14 @@ from kvstore.daemon import heap
 from kvstore.index.forest import split_hashes
 from kvstore.processes import workers
 from kvstore.protocol.frames import HASHES_MAX
+from tiers.pages import memory_left
 
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
 
 PROMPT_BLOCKS = 64
 SYSTEM_BLOCKS = 4  # of them, which are those of its application
-APPLICATIONS = 12  # some more than have an experience of their own
+APPLICATIONS = 12
 REUSED_SHARE = 0.5
 BROUGHT_SHARE = 1.5  # prompts before it is measured, of those that fit: blocks have come and gone by then
 STEP_S = 0.05  # of the engine's clock, between two prompts
@@ -60,38 +60,19 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
         "policy_10m_blocks": plan.policy_10m_blocks,
     }
     for blocks, size, hold in ((plan.policy_blocks, "", "1m"), (plan.policy_10m_blocks, "_10m", "10m")):
-        policy, engine, ordered_dict, index = (f"{of}{size}" for of in ("policy", "engine", "dict", "index"))
         needed = blocks * POLICY_BYTES_PER_BLOCK_EST
-        if not blocks or needed > available_bytes():
-            values[f"{policy}_skipped"] = (
-                f"{blocks} blocks need {needed} bytes of memory" if blocks else "quick"
-            )
-            continue
-        with workers(1) as pool:
-            found = pool.submit(cost, blocks, plan.policy_operations).result()
-        values[f"{policy}_ops_per_s"] = found.policy_operations_per_s
-        values[f"{engine}_ops_per_s"] = found.engine_operations_per_s
-        values[f"{ordered_dict}_ops_per_s"] = found.dict_operations_per_s
-        values[f"{engine}_ratio"] = round(found.engine_operations_per_s / found.dict_operations_per_s, 4)
-        values[f"{index}_bytes_per_block"] = found.bytes_per_block
-        values[f"loop_hold_{hold}_ms_max"] = max(found.holds_ms.values())
-        values |= {f"loop_hold_{hold}_{work}_ms": ms for work, ms in found.holds_ms.items()}
+        if not blocks:
+            values[f"policy{size}_skipped"] = "quick"
+        elif not memory_left(needed):
+            values[f"policy{size}_skipped"] = f"{blocks} blocks need {needed} bytes of memory"
+        else:
+            with workers(1) as pool:
+                values |= pool.submit(cost, blocks, plan.policy_operations, size, hold).result()
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """holds_ms: the slowest turn of each kind of work; of prompts, those that filled the node included."""
-
-    policy_operations_per_s: int
-    engine_operations_per_s: int
-    dict_operations_per_s: int
-    bytes_per_block: float
-    holds_ms: dict[str, float]
-
-
-def cost(blocks: int, operations: int) -> Cost:
-    """Of a node with this many slots and our policy."""
+def cost(blocks: int, operations: int, size: str, hold: str) -> dict[str, Value]:
+    """Of a node with this many slots and our policy. size, hold: what the names of the figures have of it."""
     from kvstore.policies.names import OURS
     from kvstore.replay.cell import Node
     from kvstore.replay.policies import POLICIES
@@ -114,27 +95,27 @@ def cost(blocks: int, operations: int) -> Cost:
     heap.give_back()
     grown = _resident_bytes() - before
 
-    lru = DictLru(blocks)
+    lru: OrderedDict[bytes, int] = OrderedDict()
     for number in range(brought - held, brought):
-        lru.ask(_prompt(number))
+        _ask_dict(lru, blocks, _prompt(number))
     engine_s = dict_s = policies.spent_s = 0.0
     for step, hashes in enumerate(asked[rounds:], brought + rounds):
         took_s = _ask(node, step, hashes)
         slowest_s = max(slowest_s, took_s)
         engine_s += took_s
-        dict_s += lru.ask(hashes)
+        dict_s += _ask_dict(lru, blocks, hashes)
     holds_ms = {"prompt": round(slowest_s * 1e3, 2)} | slowest_turns(node, _hashes("unknown", HASHES_MAX))
     node.close()
-    policy_speed, engine_speed, dict_speed = (
-        round(rounds * PROMPT_BLOCKS / spent_s) for spent_s in (policies.spent_s, engine_s, dict_s)
-    )
-    return Cost(
-        policy_speed,
-        engine_speed,
-        dict_speed,
-        round(grown / blocks, 1),
-        holds_ms,
-    )
+    operations = rounds * PROMPT_BLOCKS
+    return {
+        f"policy{size}_ops_per_s": round(operations / policies.spent_s),
+        f"engine{size}_ops_per_s": round(operations / engine_s),
+        f"dict{size}_ops_per_s": round(operations / dict_s),
+        f"engine{size}_ratio": round(dict_s / engine_s, 4),
+        f"index{size}_bytes_per_block": round(grown / blocks, 1),
+        f"loop_hold_{hold}_ms_max": max(holds_ms.values()),
+        **{f"loop_hold_{hold}_{work}_ms": ms for work, ms in holds_ms.items()},
+    }
 
 
 def _ask(node: Node, step: int, hashes: bytes) -> float:
@@ -144,33 +125,17 @@ def _ask(node: Node, step: int, hashes: bytes) -> float:
     return time.process_time() - before_s
 
 
-class DictLru:
-    """An `OrderedDict` of so many blocks."""
-
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        self._kept: OrderedDict[bytes, int] = OrderedDict()
-
-    def ask(self, hashes: bytes) -> float:
-        """The same as `_ask`."""
-        kept = self._kept
-        before_s = time.process_time()
-        for block_hash in split_hashes(hashes, HASH_BYTES):
-            if block_hash in kept:
-                kept.move_to_end(block_hash)
-            else:
-                if len(kept) >= self._blocks:
-                    kept.popitem(last=False)
-                kept[block_hash] = 0
-        return time.process_time() - before_s
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping, as the kernel estimates it."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _ask_dict(kept: OrderedDict[bytes, int], blocks: int, hashes: bytes) -> float:
+    """The same of a dictionary of so many blocks."""
+    before_s = time.process_time()
+    for block_hash in split_hashes(hashes, HASH_BYTES):
+        if block_hash in kept:
+            kept.move_to_end(block_hash)
+        else:
+            if len(kept) >= blocks:
+                kept.popitem(last=False)
+            kept[block_hash] = 0
+    return time.process_time() - before_s
 
 
 def _prompt(number: int) -> bytes:

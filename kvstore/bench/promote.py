@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from kvstore.bench.daemon import Daemon, DaemonError, settings
@@ -40,7 +40,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         nvme__capacity_bytes=exact_bytes(nvme_bytes),
         engine__io_threads=plan.io_threads,
     )
-    region = Region.shared(arena_directory, plan.blocks, plan.block_bytes)
+    region = Region(plan.blocks, plan.block_bytes, arena_directory)
     with (
         Daemon(home / "daemon", chosen) as daemon,
         daemon.client() as client,
@@ -50,12 +50,8 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         daemon.wait_until_prefaulted(plan.arena_bytes)
         space = client.namespace(os.urandom(16), plan.block_bytes, HASH_BYTES, 64, {"model": "bench"})
         groups = _store(plan, daemon, client, space, region)
-        rounds = Rounds(plan.round_bytes)
-        for number, group in zip(
-            range(-plan.warm_up_rounds, plan.promote_rounds), cycle(groups), strict=False
-        ):
-            if number == 0:
-                rounds.forget()
+        rounds = Rounds(plan.round_bytes, plan.warm_up_rounds)
+        for group in islice(cycle(groups), plan.warm_up_rounds + plan.promote_rounds):
             rounds.time("raw read", raw.read)
             _require_on_nvme_only(client, space, group)
             rounds.time("promote", partial(_acquire, client, space, group))

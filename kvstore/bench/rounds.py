@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 
 class Rounds:
-    """Seconds per name and round, of works that move `size_bytes` each."""
+    """Seconds per name and round, of works that move `size_bytes` each. The first `warm_up` rounds do not count."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, warm_up: int = 0) -> None:
         self._size_bytes = size_bytes
+        self._warm_up = warm_up
         self._seconds: dict[str, list[float]] = {}
 
     def time(self, name: str, work: Callable[[], T]) -> T:
@@ -29,18 +30,17 @@ class Rounds:
         self._seconds.setdefault(name, []).append(time.perf_counter() - started)
         return result
 
-    def forget(self) -> None:
-        """What was measured so far was the warm-up."""
-        self._seconds.clear()
-
     def gbps(self, name: str) -> float:
         """Median throughput, 10⁹ bytes a second."""
-        return round(self._size_bytes / 1e9 / statistics.median(self._seconds[name]), 3)
+        return round(self._size_bytes / 1e9 / statistics.median(self._measured(name)), 3)
 
     def ratio(self, name: str, limit: str) -> float:
         """Median of the rounds' throughput ratios."""
-        pairs = zip(self._seconds[name], self._seconds[limit], strict=True)
+        pairs = zip(self._measured(name), self._measured(limit), strict=True)
         return round(statistics.median(theirs / ours for ours, theirs in pairs), 3)
+
+    def _measured(self, name: str) -> list[float]:
+        return self._seconds[name][self._warm_up :]
 
 
 def percentile_us(seconds: Sequence[float], share: float) -> float:

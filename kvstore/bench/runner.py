@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.bench import disk, dram, lookup, machine, policy, promote, restart
+from kvstore.bench import disk, dram, lookup, machine, policy, promote, ranks, restart
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
 from tiers.pages import choose_arena_path
@@ -19,6 +19,7 @@ PARTS: dict[str, tuple[str, Measure]] = {
     "dram": ("put and get through a daemon, and memcpy", dram.measure),
     "lookup": ("lookups of 2048 blocks", lookup.measure),
     "policy": ("what deciding costs, at a million blocks and at ten", policy.measure),
+    "ranks": ("eight ranks through the engine", ranks.measure),
     "disk": ("the NVMe tier, and O_DIRECT", disk.measure),
     "promote": ("NVMe to DRAM through a daemon, and O_DIRECT", promote.measure),
     "restart": ("starts over a million rows", restart.measure),

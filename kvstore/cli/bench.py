@@ -3,7 +3,7 @@
   kvstore bench                        everything, about five minutes
   kvstore bench --quick                fewer rounds, about forty seconds
   kvstore bench --dir /nvme0           where the files of the NVMe figures go (default: the temporary directory)
-  kvstore bench --only disk            one part: dram, lookup, policy, disk, promote or restart
+  kvstore bench --only disk            one part: dram, lookup, policy, ranks, disk, promote or restart
   kvstore bench -o json                one flat document; docs/cli.md lists its fields
 
 It starts daemons of its own, with settings of its own; a running daemon is neither asked nor
@@ -22,7 +22,7 @@ from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json, print_table
 
-PARTS = ("dram", "lookup", "policy", "disk", "promote", "restart")
+PARTS = ("dram", "lookup", "policy", "ranks", "disk", "promote", "restart")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

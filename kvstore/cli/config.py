@@ -25,29 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kvstore.daemon.config import keys, value_of
+    from kvstore.daemon.config_sources import Given
 
     loaded = load_config(args)
     if args.action == "check":
         return OK
-    values = []
-    for key in keys():
-        given = loaded.given.get(key)
-        where = given.where if given else "default"
-        values.append(
-            (key, _plain(value_of(loaded.config, key)), given.source if given else "default", where)
-        )
+    default = Given(None, "default", "default")
+    given = {key: loaded.given.get(key, default) for key in keys()}
+    values = {key: _plain(value_of(loaded.config, key)) for key in given}
     if args.output == "json":
-        print_json(
-            {
-                "file": str(loaded.file) if loaded.file else None,
-                "values": {
-                    key: {"value": value, "source": source, "where": where}
-                    for key, value, source, where in values
-                },
-            }
-        )
+        rows = {
+            key: {"value": value, "source": given[key].source, "where": given[key].where}
+            for key, value in values.items()
+        }
+        print_json({"file": str(loaded.file) if loaded.file else None, "values": rows})
     else:
-        _print_toml([(key, value, where) for key, value, _, where in values])
+        _print_toml([(key, value, given[key].where) for key, value in values.items()])
     return OK
 
 

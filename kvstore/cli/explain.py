@@ -242,15 +242,12 @@ def _read(word: str) -> str:
 
 def _numbers(text: str) -> list[int]:
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
-    wrong = next((word for word in words if not _is_token(word)), "")
+    digits = len(str(TOKEN_MAX))
+    wrong = next((w for w in words if not re.fullmatch(f"[0-9]{{1,{digits}}}", w) or int(w) > TOKEN_MAX), "")
     if wrong or not words:
         what = f"{wrong[:40]!r} is none" if wrong else "there are none"
         raise CliError(f"explain: token ids are whole numbers, like 1,2,3: {what}", exit_code=USAGE)
     return [int(word) for word in words]
-
-
-def _is_token(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= len(str(TOKEN_MAX)) and int(word) <= TOKEN_MAX
 
 
 def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
@@ -282,7 +279,7 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
 def _print(document: dict[str, Any]) -> None:
     parts = len(document["namespaces"])
     engine = f"model {document['model'] or '(no name)'}, tenant {document['tenant'] or '(none)'}"
-    ranks = f", {parts} namespaces (ranks and KV groups) together" if parts > 1 else ""
+    ranks = f", {parts} namespaces (KV groups) together" if parts > 1 else ""
     print(f"{printable(engine)}{ranks}, blocks of {document['block_tokens']} tokens\n")
     rows = [
         (

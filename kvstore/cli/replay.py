@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
         f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
     )
     if requests.unchained_ids:
-        _say(f"{requests.unchained_ids} hash ids follow several others: hits are only about right")
+        _say(
+            f"{requests.unchained_ids} hash ids follow several others: each of these counts as a block of its own"
+        )
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
         try:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, names
@@ -24,13 +25,9 @@ from kvstore.cli.output import Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
 
-if TYPE_CHECKING:
-    from kvstore.client import Client
-
 BY = ("tier", "reason", "model", "tenant", "region", "hour")
 SHOWN = ("tier", "reason", "model", "tenant")  # in tables, unless --by says otherwise
 PREFIXES_SHOWN = 10
-FAR_S = 1e12  # no hour begins there: such a report has no rows
 
 Document = dict[str, Any]
 
@@ -53,10 +50,12 @@ def add_html_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from kvstore.ledger import report
+
     chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
-    _since(args.since, FAR_S)  # refuse a wrong one before the daemon is asked
-    document = ask(args, "report", lambda client: fetch(client, args.since))
+    since_s = _since(args.since)
+    document = report.document(ask(args, "report", lambda client: client.report(since_s)), since_s)
     if args.html is not None:
         from kvstore.pages.report import report_page
 
@@ -70,19 +69,11 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def fetch(client: Client, since: str) -> Document:
-    """The document, with every grouping; its clock is the daemon's. Raises CliError for a wrong `since`."""
-    from kvstore.ledger import report
-
-    since_s = _since(since, client.report(FAR_S)["now_s"])
-    return report.document(client.report(since_s), since_s)
-
-
-def _since(text: str, now_s: float) -> float:
+def _since(text: str) -> float:
     from kvstore.ledger import report
 
     try:
-        return report.since(text, now_s)
+        return report.since(text, time.time())
     except ValueError as error:
         raise CliError(f"report: --since {text}: {error}", exit_code=USAGE) from error
 

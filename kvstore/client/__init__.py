@@ -30,12 +30,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from kvstore.client import copying
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.leases import Grant, GrantedSlots, ReadLease, ReadSlot, SlotLease, WriteLease, WriteSlot
+from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
+from kvstore.client.namespace import Namespace
 from kvstore.errors import ClientError, Refused, Unavailable
+from kvstore.protocol.residency_bits import IN_ANY
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from kvstore.protocol import frames
 
 __all__ = [
+    "IN_ANY",
     "ArenaView",
     "Client",
     "ClientError",
@@ -54,12 +58,11 @@ __all__ = [
     "GrantedSlots",
     "Namespace",
     "ReadLease",
-    "ReadSlot",
     "Refused",
+    "Slot",
     "SlotLease",
     "Unavailable",
     "WriteLease",
-    "WriteSlot",
 ]
 
 TIMEOUT_S = 1.0
@@ -69,21 +72,6 @@ LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pi
 LEASE_SHARE_MAX = 0.25  # of the arena, per lease of put and get
 LEASE_HASHES_MAX = 512  # as in kvstore.protocol.frames, which is not imported here
 ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
-
-
-class Namespace:
-    """A handle: whose blocks. Sizes in bytes; see `Client.namespace`."""
-
-    __slots__ = ("block_tokens", "digest", "fields", "hash_bytes", "record_bytes")
-
-    def __init__(
-        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
-    ) -> None:
-        self.digest = digest
-        self.record_bytes = record_bytes
-        self.hash_bytes = hash_bytes
-        self.block_tokens = block_tokens
-        self.fields = fields
 
 
 class Client:
@@ -138,7 +126,7 @@ class Client:
         """The arena mapped into this process; connects if need be.
 
         Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the
-        same. Raises Unavailable, Refused.
+        same.
         """
         deadline = self._deadline()
         with self._locked(deadline):
@@ -171,21 +159,29 @@ class Client:
     # -- calls --
 
     def namespace(
-        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+        self,
+        digest: bytes,
+        record_bytes: int,
+        hash_bytes: int,
+        block_tokens: int,
+        fields: dict[str, str],
+        columns: Sequence[int] = (),
     ) -> Namespace:
         """A handle for a namespace; makes no call (it is registered when first used).
 
         digest: 16 bytes over everything that must be equal for bytes to be reusable.
         record_bytes: size of every block's KV. hash_bytes: length of a block hash, at most 64.
-        fields: the identity in words (at most 64, of at most 1024 characters each).
+        fields: the identity in words (at most 64, of at most 1024 characters each). columns:
+        bytes of each column of a record, in order; see tiers/checksum.py for what is allowed,
+        and for the checksum of such a record. Raises Refused.
         """
-        return Namespace(digest, record_bytes, hash_bytes, block_tokens, dict(fields))
+        return Namespace(digest, record_bytes, hash_bytes, block_tokens, fields, columns)
 
     def unregister(self, namespace: Namespace, end: bool = False) -> None:
         """This client does not use the namespace any more; used again, it is registered again.
 
         end: nobody ever will: it is unknown to everybody at once, and its blocks are dropped soon.
-        For an epoch that is over. Raises Unavailable, Refused.
+        For an epoch that is over.
         """
 
         def call(w: Any, ids: list[int]) -> frames.Request:
@@ -215,11 +211,11 @@ class Client:
         What the daemon's accounts want to know of the request: ticket: a number of its own; asked
         again with the same one, it counts once. more: what further namespaces of the same request
         hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. At most 65536
-        hashes. Raises Unavailable, Refused.
+        hashes.
         """
         if not namespaces or (not hashes and not tokens):
             return 0
-        joined = _join(namespaces[0], hashes)
+        joined = namespaces[0].joined(hashes)
 
         def call(w: Any, ids: list[int]) -> frames.Request:
             return w.Lookup(ids, joined, ticket, more, tokens, local_tokens, prefill_tokens_per_s)  # type: ignore[no-any-return]
@@ -232,7 +228,7 @@ class Client:
         """Tell that only the first `tokens` of what a ticket's lookups found could be used.
 
         missing: the first block, of this namespace, that did not come; without it the engine
-        could not use what there was. Raises Unavailable, Refused.
+        could not use what there was.
         """
         spaces = (namespace,) if namespace is not None else ()
         self._call(spaces, lambda w, ids: w.Settle(ticket, tokens, ids[0] if ids else 0, missing))
@@ -241,46 +237,38 @@ class Client:
         """What would become of these blocks (hashes joined) in the namespaces with these digests.
 
         Answers, for each namespace, where each block is (as `residency`), and for each block the
-        number of its outcome (`kvstore.protocol.outcomes`). Raises Unavailable, Refused.
+        number of its outcome (`kvstore.protocol.outcomes`).
         """
         answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
         return answer.residency, answer.outcomes
 
     def report(self, since_s: float) -> dict[str, Any]:
-        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields.
-
-        Raises Unavailable, Refused.
-        """
-        report = self._report_page(since_s, 0)
-        while report["rows_left"]:
-            more = self._report_page(since_s, len(report["rows"]))
-            report["rows"] += more["rows"]
-            report["rows_left"] = more["rows_left"] if more["rows"] else 0
-        return report
-
-    def _report_page(self, since_s: float, skip: int) -> dict[str, Any]:
-        return self._call((), lambda w, _: w.Report(since_s, skip)).report  # type: ignore[no-any-return]
+        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields."""
+        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))
 
     def list_namespaces(self) -> list[dict[str, Any]]:
-        """Every namespace, as `status` has those with most blocks. Raises Unavailable, Refused."""
-        page = self._namespaces_page(0)
-        spaces: list[dict[str, Any]] = page["namespaces"]
-        while page["namespaces_left"] and page["namespaces"]:
-            page = self._namespaces_page(len(spaces))
-            spaces += page["namespaces"]
-        return spaces
+        """Every namespace, as `status` has those with most blocks."""
+        return self._pages("namespaces", lambda w, skip: w.Namespaces(skip))["namespaces"]  # type: ignore[no-any-return]
 
-    def _namespaces_page(self, skip: int) -> dict[str, Any]:
-        return self._call((), lambda w, _: w.Namespaces(skip)).report  # type: ignore[no-any-return]
+    def _pages(self, name: str, make: Callable[[Any, int], frames.Request]) -> dict[str, Any]:
+        """A report with a list that comes in several answers; each says how many are left."""
+
+        def page(skip: int) -> Any:
+            return self._call((), lambda w, _: make(w, skip)).report
+
+        report: dict[str, Any] = page(0)
+        while report[f"{name}_left"] and (more := page(len(report[name])))[name]:
+            report = {**more, name: report[name] + more[name]}
+        return report
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         """Where each block is, one byte a hash: 0 absent, else residency_bits.IN_DRAM, IN_NVME, BROKEN_PREFIX.
 
-        At most 65536 hashes. Raises Unavailable, Refused.
+        At most 65536 hashes.
         """
         if not hashes:
             return b""
-        joined = _join(namespace, hashes)
+        joined = namespace.joined(hashes)
         answer = self._call((namespace,), lambda w, ids: w.Residency(ids[0], joined))
         return answer.residency  # type: ignore[no-any-return]
 
@@ -290,18 +278,18 @@ class Client:
         """Room in the arena for those of these consecutive blocks that are not held yet.
 
         parent: the block hash before hashes[0], b"" at the root. ticket: of the lookup that named the
-        whole prompt, which the daemon's policy wants to know. At most 512 hashes. A full
-        arena answers at once, with fewer slots (a leading run) and `full`. Raises Unavailable,
-        Refused.
+        whole prompt, which the daemon's policy wants to know. 1 to 512 hashes. A full
+        arena answers at once, with fewer slots (a leading run) and `full`.
         """
         self._require_arena(writable=True)
-        if not hashes:
-            return WriteLease(self, None, 0, [], False)
         deadline = self._deadline()
         with self._locked(deadline):
-            connection, answer = self._reserved(namespace, hashes, parent, ticket, deadline)
-            slots = self._write_slots(connection, answer, namespace.record_bytes)
-            return WriteLease(self, connection if slots else None, answer.lease, slots, answer.full)
+            connection, lease = self._reserved(namespace, hashes, parent, ticket, deadline)
+            opened = self._opened(connection, lease.grant, 0, namespace.record_bytes, writing=True)
+            try:
+                return WriteLease(lease, opened, namespace.columns)
+            except Refused as error:  # it took the slots back at once, or they are not ours
+                raise self._nonsense(connection, error) from error
 
     def acquire(
         self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
@@ -312,26 +300,23 @@ class Client:
         60 s): then `pending` tells that some are on their way. It is true as well where the
         connection may not hold all of them at once (half of the arena): the leading ones are
         held, the rest is None. At least one block is granted where no other lease is open; with
-        others open it may be none, at once. At most 512 hashes. Raises Unavailable, Refused.
+        others open it may be none, at once. 1 to 512 hashes.
         """
         self._require_arena()
-        if not hashes:
-            return ReadLease(self, None, 0, [], False, None)
         deadline = self._deadline(wait_s)
         with self._locked(deadline):
-            connection, answer = self._acquired(namespace, hashes, wait_s, ticket, deadline)
-            slots = self._read_slots(connection, answer, namespace.record_bytes)
-        held = connection if answer.lease else None
-        return ReadLease(self, held, answer.lease, slots, answer.pending, answer.extents)
+            connection, lease = self._acquired(namespace, hashes, wait_s, ticket, deadline)
+            return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
 
     def reserve_slots(
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
     ) -> SlotLease:
-        """As `reserve`, for other processes that fill the slots; needs no arena."""
+        """As `reserve`, for other processes that fill the slots; for a client without the arena."""
+        if self._attach:
+            raise Refused("bad_request", "slots for others to fill are leased by a client with attach=False")
         deadline = self._deadline()
         with self._locked(deadline):
-            connection, answer = self._reserved(namespace, hashes, parent, ticket, deadline)
-        return SlotLease(self, connection, answer.lease, answer.granted, answer.extents, answer.full)
+            return self._reserved(namespace, hashes, parent, ticket, deadline)[1]
 
     def acquire_slots(
         self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
@@ -339,14 +324,13 @@ class Client:
         """As `acquire`, for other processes that read the slots; needs no arena."""
         deadline = self._deadline(wait_s)
         with self._locked(deadline):
-            connection, answer = self._acquired(namespace, hashes, wait_s, ticket, deadline)
-        return SlotLease(self, connection, answer.lease, answer.tiers, answer.extents, answer.pending)
+            return self._acquired(namespace, hashes, wait_s, ticket, deadline)[1]
 
     def open_grant(
         self, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
     ) -> GrantedSlots:
         """These bytes of each slot that another process leased. Makes no call where it is connected to the daemon
-        that the grant is of. Raises Unavailable, Refused."""
+        that the grant is of."""
         self._require_arena(writing)
         deadline = self._deadline()
         with self._locked(deadline):
@@ -354,17 +338,29 @@ class Client:
             if connection.life != grant.life:  # one of them is gone: asking tells whether it is ours
                 self._ask(connection, (), lambda w, _: w.Ping(), deadline)
                 raise Unavailable("the slots of this grant are in the arena of another daemon")
-            lock = connection.lock_for_writing() if writing else None
-            try:
-                return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
-            except ValueError as error:
-                raise self._nonsense(connection, error) from error
+            return self._opened(connection, grant, start_bytes, size_bytes, writing)
+
+    def fill(self, fills: Sequence[tuple[Grant, int, Sequence[bytes] | None]]) -> list[int]:
+        """Tell that columns of slots leased by another process are written; returns how many blocks each of them
+        has committed, because no other column is missing.
+
+        fills: (grant, number of the column, xxh3_128 digest of the column in each slot; None: it will
+        not be written, and the lease is given up), at most 64. Raises Unavailable, Refused.
+        """
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if any(grant.life != connection.life for grant, _, _ in fills):
+                raise Unavailable("the slots of this grant are in the arena of another daemon")
+            packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
+            committed: list[int] = self._ask(connection, (), lambda w, _: w.Fill(packed), deadline).committed
+            return committed
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
-        """Start promoting blocks to DRAM; answers how many are on their way. Raises Unavailable, Refused."""
+        """Start promoting blocks to DRAM; answers how many are on their way."""
         if not hashes:
             return 0
-        joined = _join(namespace, hashes)
+        joined = namespace.joined(hashes)
         return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
 
     # -- retention --
@@ -390,7 +386,7 @@ class Client:
         """Have blocks dropped `ttl_s` seconds after they were stored (None: never); not is_set: remove the rule.
 
         Of a prefix and everything below it (block_hash, as in `pin`), of a namespace, or of a
-        tenant. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        tenant. Answers the digests in hex. On disk when this returns.
         """
         return _digests(self._call((), lambda w, _: w.SetTtl(namespace, block_hash, tenant, ttl_s, is_set)))
 
@@ -404,27 +400,27 @@ class Client:
     ) -> list[str]:
         """Bytes that a namespace or a tenant may hold in each tier; None: no limit there, -1: as it is.
 
-        Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused.
+        Answers the digests in hex. On disk when this returns.
         """
         return _digests(self._call((), lambda w, _: w.SetQuota(namespace, tenant, dram_bytes, nvme_bytes)))
 
     def retention(self) -> dict[str, Any]:
-        """All pins, TTLs and quotas; docs/cli.md names the fields. Raises Unavailable, Refused."""
+        """All pins, TTLs and quotas; docs/cli.md names the fields."""
         return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
-        """What the daemon says of itself. Raises Unavailable, Refused."""
+        """What the daemon says of itself."""
         return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
 
     def check(self) -> list[str]:
-        """Have the daemon prove that its books balance; one line per problem. Raises Unavailable, Refused.
+        """Have the daemon prove that its books balance; one line per problem.
 
         Only for a client with attach=False. Who asks while a check is under way gets its answer.
         """
         return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
 
     def ping(self) -> None:
-        """One round trip; connects if need be. Raises Unavailable, Refused."""
+        """One round trip; connects if need be."""
         self._call((), lambda w, _: w.Ping())
 
     # -- copies --
@@ -435,8 +431,7 @@ class Client:
         """Store consecutive blocks from host memory; answers how many were stored now.
 
         buffers: one contiguous buffer of record_bytes per hash. Blocks held already are skipped
-        and not counted; a full arena ends the put early. Copies with two threads. Raises
-        Unavailable, Refused.
+        and not counted; a full arena ends the put early. Copies with two threads.
 
         It takes ceil(bytes / lease) leases; one holds up to 512 blocks, 512 MiB and a quarter
         of the arena. Each call of the daemon has its own deadline of timeout_s. After
@@ -456,7 +451,7 @@ class Client:
                 slots = lease.slots
                 pairs = [(slot.view, buffers[start + slot.index]) for slot in slots]
                 copy_begun = time.monotonic()
-                digests = _copied(copying.copy_and_digest, pairs, lease.touch)
+                digests = _copied(copying.copy_and_digest, pairs, lease.touch, namespace.columns)
                 give_up_at += time.monotonic() - copy_begun
                 stored += lease.commit(
                     {slot.index: digest for slot, digest in zip(slots, digests, strict=True)}
@@ -476,8 +471,7 @@ class Client:
 
         into: one contiguous writable buffer of record_bytes per hash; what lies behind the
         answered count is undefined. wait_s: for slower tiers (and for other threads' leases, where
-        they leave no room for ours), over the whole call. Copies with two threads. Raises
-        Unavailable, Refused.
+        they leave no room for ours), over the whole call. Copies with two threads.
 
         Leases and deadlines are as for `put`: the time of copying aside, it lasts at most
         (leases + 2) x timeout_s + wait_s, and answers what was copied by then.
@@ -509,12 +503,8 @@ class Client:
 
     # -- what leases call --
 
-    def hash_views(self, views: Sequence[memoryview]) -> list[bytes]:
-        """xxh3_128 of each, by two threads."""
-        return copying.digest_all(views)
-
     def commit_lease(self, connection: Connection, lease: int, checksums: Mapping[int, bytes]) -> int:
-        """Close a write lease: commit these indexes, abort the others. Raises Unavailable, Refused."""
+        """Close a write lease: commit these indexes, abort the others."""
         indexes, joined = list(checksums), b"".join(checksums.values())
         deadline = time.monotonic() + self._timeout_s
         try:
@@ -550,8 +540,17 @@ class Client:
         if self._clock() < self._retry_at:
             raise Unavailable(f"waiting before the next attempt to connect: {self._reason}")
 
-    def _locked(self, deadline: float) -> _Turn:
-        return _Turn(self._guard, deadline, self._give_back)
+    @contextmanager
+    def _locked(self, deadline: float) -> Iterator[None]:
+        """A turn on the wire, waited for no longer than the deadline. Raises Unavailable."""
+        guard = self._guard
+        if not guard.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise Unavailable("deadline passed while another thread's call was on the wire")
+        try:
+            yield
+        finally:
+            guard.release()
+            self._give_back()
 
     def _call(self, namespaces: Sequence[Namespace], make: Callable[[Any, list[int]], frames.Request]) -> Any:
         deadline = self._deadline()
@@ -559,7 +558,7 @@ class Client:
             return self._ask(self._connect(deadline), namespaces, make, deadline)
 
     def _give_back(self) -> None:
-        """Send what is owed, unless a call is on the wire: `_Turn` does it at the end of that."""
+        """Send what is owed, unless a call is on the wire: `_locked` does it at the end of that."""
         while (connection := self._connection) is not None and connection.owes:
             if not self._guard.acquire(blocking=False):
                 return
@@ -629,14 +628,7 @@ class Client:
         if number is None:
             from kvstore.protocol import frames
 
-            request = frames.Register(
-                namespace.digest,
-                namespace.record_bytes,
-                namespace.hash_bytes,
-                namespace.block_tokens,
-                namespace.fields,
-            )
-            answer: Any = connection.exchange(request, deadline)
+            answer: Any = connection.exchange(namespace.register(frames), deadline)
             number = connection.namespace_ids[namespace] = int(answer.namespace)
         return number
 
@@ -653,54 +645,34 @@ class Client:
 
     def _reserved(
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int, deadline: float
-    ) -> tuple[Connection, Any]:
-        joined, connection = _join(namespace, hashes), self._connect(deadline)
-        return connection, self._ask(
+    ) -> tuple[Connection, SlotLease]:
+        joined, connection = namespace.joined(hashes), self._connect(deadline)
+        r = self._ask(
             connection, (namespace,), lambda w, ids: w.Reserve(ids[0], joined, parent, ticket), deadline
         )
+        return connection, SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
 
     def _acquired(
         self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, deadline: float
-    ) -> tuple[Connection, Any]:
-        joined, connection = _join(namespace, hashes), self._connect(deadline)
+    ) -> tuple[Connection, SlotLease]:
+        joined, connection = namespace.joined(hashes), self._connect(deadline)
         wait_ms = max(0, int(wait_s * 1000))
-        return connection, self._ask(
+        a = self._ask(
             connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket), deadline
         )
+        return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending)
 
-    def _write_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[WriteSlot]:
-        """Slots that may be written until the owner lock is left: see `arena_view`."""
-        if not answer.lease:
-            return []
-        arena, lock = connection.arena(), connection.lock_for_writing()
-        indexes = [index for index, is_granted in enumerate(answer.granted) if is_granted]
+    def _opened(
+        self, connection: Connection, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
+    ) -> GrantedSlots:
+        """The slots of a grant in the arena of this connection. Called with the lock held."""
+        lock = connection.lock_for_writing() if writing else None
         try:
-            slots = [
-                WriteSlot(index, arena.view(offset, record_bytes), offset)
-                for index, offset in zip(indexes, answer.extents.offsets(), strict=True)
-            ]
-            lock.enter()
-        except (ValueError, OSError) as error:
-            raise self._nonsense(connection, error) from error
-        if arena.intact(answer.extents) < len(slots):
-            lock.leave()
-            raise self._nonsense(connection, ValueError("it took its slots back at once"))
-        return slots
-
-    def _read_slots(self, connection: Connection, answer: Any, record_bytes: int) -> list[ReadSlot | None]:
-        slots: list[ReadSlot | None] = [None] * len(answer.tiers)
-        if not answer.lease:
-            return slots
-        view = connection.arena().view
-        held = [(position, tier) for position, tier in enumerate(answer.tiers) if tier]
-        try:
-            for (position, tier), offset in zip(held, answer.extents.offsets(), strict=True):
-                slots[position] = ReadSlot(view(offset, record_bytes).toreadonly(), offset, tier)
+            return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
         except ValueError as error:
             raise self._nonsense(connection, error) from error
-        return slots
 
-    def _nonsense(self, connection: Connection, error: ValueError | OSError) -> Unavailable:
+    def _nonsense(self, connection: Connection, error: Exception) -> Unavailable:
         """The daemon named offsets outside of the arena, or slots that are not ours: nothing it says can be believed."""
         self._lose(connection, error)
         return Unavailable(f"kvstore daemon: {error}")
@@ -719,30 +691,6 @@ class Client:
         self._failures, self._retry_at = 0, 0.0
 
 
-class _Turn:
-    """A turn on the wire: holds the lock, waiting for it no longer than the deadline. Raises Unavailable.
-
-    after: called without the lock, when the turn is over.
-    """
-
-    __slots__ = ("_after", "_deadline", "_lock")
-
-    def __init__(self, lock: threading.Lock, deadline: float, after: Callable[[], None]) -> None:
-        self._lock = lock
-        self._deadline = deadline
-        self._after = after
-
-    def __enter__(self) -> None:
-        if self._lock.acquire(blocking=False):
-            return
-        if not self._lock.acquire(timeout=max(0.0, self._deadline - time.monotonic())):
-            raise Unavailable("deadline passed while another thread's call was on the wire")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        self._after()
-
-
 def _count(answer: Any) -> int:
     value: int = answer.value
     return value
@@ -751,13 +699,6 @@ def _count(answer: Any) -> int:
 def _digests(answer: Any) -> list[str]:
     digests: list[str] = answer.report["namespaces"]
     return digests
-
-
-def _join(namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
-    joined = b"".join(hashes)
-    if len(joined) != len(hashes) * namespace.hash_bytes:
-        raise Refused("bad_request", f"every hash must have {namespace.hash_bytes} bytes")
-    return joined
 
 
 def _require_buffers(
@@ -770,10 +711,10 @@ def _require_buffers(
             raise Refused("bad_request", f"every buffer must have {namespace.record_bytes} bytes")
 
 
-def _copied(copy: Callable[..., Any], pairs: Any, touch: Callable[[int], None]) -> Any:
+def _copied(copy: Callable[..., Any], pairs: Any, *more: Any) -> Any:
     """A copy between buffers, with a wrong buffer told as Refused."""
     try:
-        return copy(pairs, touch)
+        return copy(pairs, *more)
     except (ValueError, BufferError, TypeError) as error:
         raise Refused("bad_request", f"buffer cannot be copied: {error}") from error
 

@@ -15,12 +15,12 @@ because msgspec and logging cost more to import than everything else together.
 
 from __future__ import annotations
 
-import array
 import logging
 import os
 import socket
 import struct
 import time
+import weakref
 from collections import deque
 
 import msgspec
@@ -46,7 +46,9 @@ class Connection:
 
         Raises Unavailable (nobody answers in time), Refused (the daemon said no).
         """
-        self.namespace_ids: dict[object, int] = {}
+        self.namespace_ids = weakref.WeakKeyDictionary[
+            object, int
+        ]()  # an engine makes new ones with new weights
         self.instance, self.life = "", 0
         self.lost = False
         self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
@@ -165,7 +167,7 @@ class Connection:
             raise TimeoutError("deadline passed")
         self._socket.settimeout(remaining_s)
 
-    def _receive(self, deadline: float) -> memoryview:
+    def _receive(self, deadline: float, bytes_max: int = frames.FRAME_BYTES_MAX) -> memoryview:
         """The payload of the next frame; valid until the next call."""
         have = self._have - self._frame_end
         if have:
@@ -173,7 +175,10 @@ class Connection:
         while have < frames.HEADER_BYTES:
             self._set_timeout(deadline)
             have += self._read_into(have)
-        size = self._frame_bytes()
+        payload_bytes: int = frames.HEADER.unpack_from(self._in)[0]
+        if payload_bytes > bytes_max:
+            raise ConnectionError(f"answer of {payload_bytes} bytes: at most {bytes_max} are allowed")
+        size = frames.HEADER_BYTES + payload_bytes
         if len(self._in) < size:
             self._in.extend(bytes(size - len(self._in)))
         while have < size:
@@ -181,12 +186,6 @@ class Connection:
             have += self._read_into(have)
         self._frame_end, self._have = size, have
         return memoryview(self._in)[frames.HEADER_BYTES : size]
-
-    def _frame_bytes(self) -> int:
-        size: int = frames.HEADER.unpack_from(self._in)[0]
-        if size > frames.FRAME_BYTES_MAX:
-            raise ConnectionError(f"answer of {size} bytes: at most {frames.FRAME_BYTES_MAX} are allowed")
-        return frames.HEADER_BYTES + size
 
     def _read_into(self, position: int) -> int:
         count = self._socket.recv_into(memoryview(self._in)[position:])
@@ -210,9 +209,13 @@ class Connection:
             self._socket.sendall(frames.encode_frame(hello))
         except BrokenPipeError:
             pass  # refused before we spoke: the reason is there to be read
-        payload, fds = self._receive_with_fds(deadline)
+        self._set_timeout(deadline)
+        first, fds, _, _ = socket.recv_fds(self._socket, frames.HEADER_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         try:
-            welcome = frames.welcome_decoder.decode(payload)
+            self._in[: len(first)], self._have = first, len(first)
+            if not first:
+                raise ConnectionError("connection closed by the daemon")
+            welcome = frames.welcome_decoder.decode(self._receive(deadline, frames.HELLO_BYTES_MAX))
             if isinstance(welcome, frames.Error):
                 raise Refused(welcome.code, welcome.message)
             if welcome.protocol != frames.PROTOCOL_VERSION:
@@ -224,46 +227,12 @@ class Connection:
             if attach:
                 if len(fds) != 2:
                     raise ConnectionError("the daemon sent no arena")
-                self._adopt(fds[0], fds[1], welcome, writable)
+                if writable:
+                    self._lock = OwnerLock(fds[0], welcome.lock_base, welcome.owner)
+                self._view = mapped(fds[0], welcome.arena_bytes, fds[1], welcome.generations_bytes, writable)
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def _adopt(self, fd: int, generations_fd: int, welcome: frames.Welcome, writable: bool) -> None:
-        if writable:
-            self._lock = OwnerLock(fd, welcome.lock_base, welcome.owner)
-        self._view = mapped(fd, welcome.arena_bytes, generations_fd, welcome.generations_bytes, writable)
-
-    def _receive_with_fds(self, deadline: float) -> tuple[bytes, list[int]]:
-        """The first frame and the descriptors that came with it, closed on exec."""
-        fds: array.array[int] = array.array("i")
-        received = b""
-        try:
-            size = frames.HEADER_BYTES
-            while len(received) < size:
-                self._set_timeout(deadline)
-                data, ancillary, _, _ = self._socket.recvmsg(
-                    size - len(received), socket.CMSG_SPACE(2 * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-                )
-                for level, kind, content in ancillary:
-                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                if not data:
-                    raise ConnectionError("connection closed by the daemon")
-                received += data
-                if len(received) == frames.HEADER_BYTES:
-                    size = self._welcome_bytes(received)
-            return received[frames.HEADER_BYTES :], fds.tolist()
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-
-    def _welcome_bytes(self, header: bytes) -> int:
-        size: int = frames.HEADER.unpack(header)[0]
-        if not 0 < size <= frames.HELLO_BYTES_MAX:
-            raise ConnectionError(f"greeting of {size} bytes: at most {frames.HELLO_BYTES_MAX} are allowed")
-        return frames.HEADER_BYTES + size
 
 
 def _reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ Large ones:
           └─▶ helper thread  ──┘   memmove 512 KiB, hash these 512 KiB, memmove …
 
 One thread does not fill the memory bus, and more than two gain nothing that inference would
-not rather use. The helpers are started once and sleep in between. Hashing a piece right
+not rather use. The helper is started once and sleeps in between. Hashing a piece right
 after it was copied reads it from cache, so that the checksum costs little.
 
 The bytes that are hashed are those of the destination: what is stored is what is summed,
@@ -21,14 +21,20 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
 
 import xxhash
 
+from tiers.checksum import digest
+
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+    from typing import TypeVar
+
     from _typeshed import ReadableBuffer, WriteableBuffer
+
+    T = TypeVar("T")
 
 COPY_THREADS = 2  # the caller and one helper
 PIECE_BYTES = 512 << 10  # stays in the L2 cache between copying and hashing
@@ -82,87 +88,49 @@ class Pinned:
     __del__ = release
 
 
-class _Batch:
-    """Records that several threads work off together. A helper that comes too late does nothing."""
-
-    __slots__ = ("_done", "_error", "_guard", "_helping", "_indexes", "_open", "_work", "results")
-
-    def __init__(self, work: Callable[[int], object], count: int) -> None:
-        self._work = work
-        self.results: list[object] = [None] * count
-        self._indexes: Iterator[int] = iter(range(count))  # next() of it is atomic
-        self._error: BaseException | None = None
-        self._guard = threading.Lock()
-        self._done: SimpleQueue[None] = SimpleQueue()
-        self._open = True
-        self._helping = 0
-
-    def lead(self) -> None:
-        """In the caller's thread: work, then wait for what helpers have in hand. Raises what work raised."""
-        self._run()
-        with self._guard:
-            self._open = False
-            helping = self._helping
-        for _ in range(helping):
-            self._done.get()
-        if self._error is not None:
-            raise self._error
-
-    def help(self) -> None:
-        """In a helper's thread: work, unless the batch is finished already."""
-        with self._guard:
-            if not self._open:
-                return
-            self._helping += 1
-        self._run()
-        self._done.put(None)
-
-    def _run(self) -> None:
-        try:
-            for index in self._indexes:
-                self.results[index] = self._work(index)
-        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            self._error = error
+_pool_guard = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
 
 
-_helpers_guard = threading.Lock()
-_helpers: list[threading.Thread] = []
-_waiting: SimpleQueue[_Batch] = SimpleQueue()
+def _helped(work: Callable[[], None]) -> Future[None] | None:
+    """Have a helper do this, too; None while the interpreter ends."""
+    global _pool
+    try:
+        with _pool_guard:
+            if _pool is None:
+                from concurrent.futures import ThreadPoolExecutor
 
-
-def _help(waiting: SimpleQueue[_Batch]) -> None:
-    while True:
-        batch = waiting.get()
-        batch.help()
-        del batch  # or its buffers would stay pinned until the next one
-
-
-def _start_helpers() -> None:
-    with _helpers_guard:
-        while len(_helpers) < COPY_THREADS - 1:
-            thread = threading.Thread(target=_help, args=(_waiting,), name="kvstore-copy", daemon=True)
-            thread.start()
-            _helpers.append(thread)
+                _pool = ThreadPoolExecutor(COPY_THREADS - 1, "kvstore-copy")
+            return _pool.submit(work)
+    except RuntimeError:
+        return None
 
 
 def _forget_helpers_in_child() -> None:
-    global _helpers_guard, _waiting
-    _helpers_guard = threading.Lock()
-    _waiting = SimpleQueue()
-    _helpers.clear()
+    global _pool_guard, _pool
+    _pool_guard, _pool = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget_helpers_in_child)
 
 
-def _run(work: Callable[[int], object], count: int, total_bytes: int) -> list[object]:
-    batch = _Batch(work, count)
-    if count > 1 and total_bytes > count * SMALL_BYTES_MAX:
-        _start_helpers()
-        for _ in range(min(COPY_THREADS, count) - 1):
-            _waiting.put(batch)
-    batch.lead()
-    return batch.results
+def share(work: Callable[[int], T], count: int, total_bytes: int) -> list[T]:
+    """The results of `work` for 0, 1, …; large work is shared with the helper, unless it comes too late."""
+    results: dict[int, T] = {}
+    indexes = iter(range(count))  # next() of it is atomic
+
+    def take() -> None:
+        for index in indexes:
+            results[index] = work(index)
+
+    is_large = count > 1 and total_bytes > count * SMALL_BYTES_MAX
+    helping = _helped(take) if is_large else None
+    try:
+        take()
+    finally:
+        if helping is not None and not helping.cancel():
+            helping.result()
+    return [results[index] for index in range(count)]
 
 
 def _nothing(_: int) -> None:
@@ -187,13 +155,18 @@ def copy(
             touch(index)
             _memmove(*jobs[index])
 
-        _run(work, len(jobs), sum(job[2] for job in jobs))
+        share(work, len(jobs), sum(job[2] for job in jobs))
 
 
 def copy_and_digest(
-    pairs: Sequence[tuple[memoryview, ReadableBuffer]], touch: Callable[[int], None] = _nothing
+    pairs: Sequence[tuple[memoryview, ReadableBuffer]],
+    touch: Callable[[int], None] = _nothing,
+    columns: bytes = b"",
 ) -> list[bytes]:
-    """Like `copy`; returns xxh3_128 of every destination."""
+    """Like `copy`; returns the checksum of every destination, a record of these columns."""
+    if columns:
+        copy(pairs, touch)
+        return digest_all([destination for destination, _ in pairs], columns)
     if _are_small(pairs):
         digests = []
         for index, (destination, source) in enumerate(pairs):
@@ -208,7 +181,7 @@ def copy_and_digest(
             destination, source, size_bytes = jobs[index]
             return _gather(pairs[index][0], destination, [(source, size_bytes)])
 
-        return _run(work, len(jobs), sum(job[2] for job in jobs))  # type: ignore[return-value]  # of `work`
+        return share(work, len(jobs), sum(job[2] for job in jobs))
 
 
 def gather_and_digest(
@@ -224,17 +197,17 @@ def gather_and_digest(
         return _gather(records[index], addresses[index], pieces[index])
 
     total_bytes = sum(record.nbytes for record in records)
-    return _run(work, len(records), total_bytes)  # type: ignore[return-value]  # of `work`
+    return share(work, len(records), total_bytes)
 
 
-def digest_all(views: Sequence[ReadableBuffer]) -> list[bytes]:
-    """xxh3_128 of each buffer."""
+def digest_all(views: Sequence[memoryview], columns: bytes = b"") -> list[bytes]:
+    """The checksum of each record, by two threads; see tiers/checksum.py."""
 
     def work(index: int) -> bytes:
-        return xxhash.xxh3_128_digest(views[index])
+        return digest(views[index], columns)
 
-    total_bytes = sum(memoryview(view).nbytes for view in views)
-    return _run(work, len(views), total_bytes)  # type: ignore[return-value]  # of `work`
+    total_bytes = sum(view.nbytes for view in views)
+    return share(work, len(views), total_bytes)
 
 
 def _gather(record: memoryview, address: int, pieces: Sequence[tuple[int, int]]) -> bytes:

@@ -14,16 +14,19 @@ A lease is used by one thread at a time, and by the process that made it. What s
 processes of a node fill or read, an engine's ranks, is leased by one of them, which needs no
 arena for it; it hands the others a Grant:
 
-    one       reserve_slots ─▶ SlotLease ──────────── all are done ─▶ commit
-    others                       └─ grant ─▶ open_grant ─▶ GrantedSlots: fill a column each
+    one       reserve_slots ─▶ SlotLease
+    others                       └─ grant ─▶ open_grant ─▶ GrantedSlots: a column each ─▶ fill
+
+The last column that is filled commits the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping
 
+from kvstore.client import copying
 from kvstore.errors import Refused
+from kvstore.protocol.residency_bits import IN_DRAM
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
@@ -40,28 +43,16 @@ if TYPE_CHECKING:
 
         def release_lease(self, connection: Connection, lease: int) -> None: ...
 
-        def hash_views(self, views: Sequence[memoryview]) -> list[bytes]: ...
 
+class Slot:
+    """One record in the arena. index: its position in the hashes that were asked for. view: exactly record_bytes,
+    writable in a write lease. offset: of view in the arena, in bytes. tier: of a record to be read: where it was
+    when asked for (residency_bits.IN_DRAM or IN_NVME)."""
 
-class WriteSlot:
-    """Room for one record. index: its position in the hashes of the reserve. view: exactly record_bytes,
-    writable. offset: of view in the arena, in bytes."""
+    __slots__ = ("index", "offset", "tier", "view")
 
-    __slots__ = ("index", "offset", "view")
-
-    def __init__(self, index: int, view: memoryview, offset: int) -> None:
+    def __init__(self, index: int, view: memoryview, offset: int, tier: int) -> None:
         self.index = index
-        self.view = view
-        self.offset = offset
-
-
-class ReadSlot:
-    """One record in the arena. view: exactly record_bytes, read-only. offset: of view in the arena, in bytes.
-    tier: where it was when asked for (residency_bits.IN_DRAM or IN_NVME)."""
-
-    __slots__ = ("offset", "tier", "view")
-
-    def __init__(self, view: memoryview, offset: int, tier: int) -> None:
         self.view = view
         self.offset = offset
         self.tier = tier
@@ -69,12 +60,13 @@ class ReadSlot:
 
 class Grant:
     """Slots that a SlotLease holds, as its process passes them on; may be pickled. life: of the daemon
-    in whose arena they are (see frames.Welcome)."""
+    in whose arena they are (see frames.Welcome). lease: its number there."""
 
-    __slots__ = ("extents", "life")
+    __slots__ = ("extents", "lease", "life")
 
-    def __init__(self, life: int, extents: Extents) -> None:
+    def __init__(self, life: int, lease: int, extents: Extents) -> None:
         self.life = life
+        self.lease = lease
         self.extents = extents
 
 
@@ -91,7 +83,7 @@ class SlotLease:
         self._client = client
         self._connection: Connection | None = connection if number else None  # None once closed
         self._number = number
-        self.grant = Grant(connection.life, extents)
+        self.grant = Grant(connection.life, number, extents)
         self.positions = [position for position, tier in enumerate(tiers) if tier]
         self.tiers = tiers
         self.partial = partial
@@ -100,14 +92,15 @@ class SlotLease:
         """How many slots there are before the first position that has none."""
         return next((n for n, position in enumerate(self.positions) if position != n), len(self.positions))
 
-    def commit(self, checksums: Sequence[bytes]) -> int:
-        """Make the records in the first slots visible, one for each checksum, and give up the others; returns how
-        many the daemon took. Raises Unavailable (nothing is stored), Refused."""
+    def in_dram(self) -> int:
+        """How many of the leading slots were in DRAM when asked for."""
+        return self.tiers[: self.leading()].count(IN_DRAM)
+
+    def commit_at(self, checksums: Mapping[int, bytes]) -> int:
+        """Make the records at these positions visible, and give up the others; returns how many the daemon took.
+        Raises Unavailable (nothing is stored), Refused."""
         connection, self._connection = self._connection, None
-        if connection is None:
-            return 0
-        stored = dict(zip(self.positions, checksums, strict=False))
-        return self._client.commit_lease(connection, self._number, stored)
+        return self._client.commit_lease(connection, self._number, checksums) if connection is not None else 0
 
     def release(self) -> None:
         """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
@@ -115,18 +108,24 @@ class SlotLease:
         if connection is not None:
             self._client.release_lease(connection, self._number)
 
+    def drop(self) -> None:
+        """Have the slots given back with the client's next call. Takes no lock: for destructors."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.owe(self._number)
+
 
 class GrantedSlots:
     """The same bytes of each slot of a grant, to copy to (writing) or from. Context manager: what is written
     outside of it may hit somebody else's slot."""
 
-    __slots__ = ("_arena", "_extents", "_lock", "_size_bytes", "_start_bytes", "views")
+    __slots__ = ("_extents", "_lock", "_size_bytes", "_start_bytes", "arena", "views")
 
     def __init__(
         self, arena: ArenaView, lock: OwnerLock | None, extents: Extents, start_bytes: int, size_bytes: int
     ) -> None:
         """lock: to write. Raises ValueError for a grant that is not of this arena."""
-        self._arena = arena
+        self.arena = arena
         self._lock = lock
         self._extents = extents
         self._start_bytes, self._size_bytes = start_bytes, size_bytes
@@ -136,95 +135,82 @@ class GrantedSlots:
     def touch(self, count: int) -> None:
         """Map the pages of the first slots before copying; see ArenaView.touch."""
         for offset, _ in zip(self._extents.offsets(), range(count), strict=False):
-            self._arena.touch(offset + self._start_bytes, self._size_bytes)
+            self.arena.touch(offset + self._start_bytes, self._size_bytes)
 
     def valid_count(self) -> int:
         """How many of the first slots have been the lease's from the grant until now. Costs no call."""
-        return self._arena.intact(self._extents)
+        return self.arena.intact(self._extents)
 
     def __enter__(self) -> GrantedSlots:
-        """Raises Refused where the slots to write are not the lease's any more."""
+        """Raises Refused where the slots to write are not the lease's any more, or the lock is somebody else's."""
         if self._lock is not None:
-            self._lock.enter()
+            try:
+                self._lock.enter()
+            except OSError as error:
+                raise Refused("unknown_lease", f"the lock of this client is not ours: {error}") from error
             if self.valid_count() < len(self.views):
                 self._lock.leave()
                 raise Refused("unknown_lease", "the slots of this grant were taken back")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock is not None:
             self._lock.leave()
 
 
 class WriteLease:
-    """Slots for the blocks that were not held yet. Context manager.
+    """Slots for the blocks that were not held yet, open in this process. Context manager.
 
     slots: ascending by index; blocks that are held already (or being written by somebody
     else) are not in it. full: the daemon had no room for the rest.
     """
 
-    __slots__ = ("_client", "_connection", "_number", "full", "slots")
+    __slots__ = ("_columns", "_is_open", "_lease", "_opened", "full", "slots")
 
-    def __init__(
-        self, client: Home, connection: Connection | None, number: int, slots: list[WriteSlot], full: bool
-    ) -> None:
-        self._client = client
-        self._connection = connection  # None once closed
-        self._number = number
-        self.slots = slots
-        self.full = full
+    def __init__(self, lease: SlotLease, opened: GrantedSlots, columns: bytes) -> None:
+        """opened: whole records, to write. Raises Refused, OSError where they may not be written."""
+        self._lease, self._opened, self._columns = lease, opened, columns
+        self.slots = _slots(lease, opened)
+        self.full = lease.partial
+        self._is_open = bool(self.slots)
+        if self._is_open:
+            opened.__enter__()
 
     def commit(self, checksums: Mapping[int, bytes] | None = None) -> int:
         """Make records visible and close the lease; answers how many the daemon took.
 
-        checksums: index -> xxh3_128 digest (16 bytes) of the record; indexes left out are
+        checksums: index -> checksum of the record (tiers/checksum.py); indexes left out are
         aborted. None: all slots, hashed here, which reads every byte once. Raises Unavailable
         (nothing is stored), Refused.
         """
-        connection = self._open_connection()
-        if connection is None:
-            return 0
+        if self.slots and not self._is_open:
+            raise Refused("unknown_lease", "this write lease is closed already")
         try:
             if checksums is None:
-                digests = self._client.hash_views([slot.view for slot in self.slots])
+                digests = copying.digest_all([slot.view for slot in self.slots], self._columns)
                 checksums = {slot.index: digest for slot, digest in zip(self.slots, digests, strict=True)}
-            return self._client.commit_lease(connection, self._number, checksums)
+            return self._lease.commit_at(checksums)
         finally:
-            self._close(connection)
+            self.abort()
 
     def abort(self) -> None:
         """Give all slots back unwritten and close the lease. Idempotent; never raises a ClientError."""
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            self._client.release_lease(connection, self._number)
-        finally:
-            self._close(connection)
+        if self._is_open:
+            self._is_open = False
+            try:
+                self._lease.release()
+            finally:
+                self._opened.__exit__()
 
     def touch(self, position: int) -> None:
         """Map the pages of slots[position] before copying to it; see ArenaView.touch."""
-        if self._connection is not None:
-            slot = self.slots[position]
-            self._connection.arena().touch(slot.offset, len(slot.view))
-
-    def _open_connection(self) -> Connection | None:
-        if self._connection is None and self.slots:
-            raise Refused("unknown_lease", "this write lease is closed already")
-        return self._connection
-
-    def _close(self, connection: Connection) -> None:
-        self._connection = None
-        connection.lock_for_writing().leave()
+        slot = self.slots[position]
+        self._opened.arena.touch(slot.offset, len(slot.view))
 
     def __enter__(self) -> WriteLease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
 
@@ -236,24 +222,15 @@ class ReadLease:
     release, and ask again for those behind `leading`.
     """
 
-    __slots__ = ("_arena", "_client", "_connection", "_extents", "_number", "pending", "slots")
+    __slots__ = ("_lease", "_opened", "pending", "slots")
 
-    def __init__(
-        self,
-        client: Home,
-        connection: Connection | None,
-        number: int,
-        slots: list[ReadSlot | None],
-        pending: bool,
-        extents: Extents | None,
-    ) -> None:
-        self._client = client
-        self._connection = connection  # None once released
-        self._arena = connection.arena() if connection is not None else None
-        self._number = number
-        self._extents = extents
-        self.slots = slots
-        self.pending = pending
+    def __init__(self, lease: SlotLease, opened: GrantedSlots) -> None:
+        """opened: whole records, to read."""
+        self._lease, self._opened = lease, opened
+        self.slots: list[Slot | None] = [None] * len(lease.tiers)
+        for slot in _slots(lease, opened):
+            self.slots[slot.index] = slot
+        self.pending = lease.partial
 
     def valid(self) -> bool:
         """After copying: whether every slot held its record all the while. Costs no call.
@@ -265,42 +242,37 @@ class ReadLease:
     def valid_count(self) -> int:
         """Like `valid`, for a copy of leading slots: how many, counting misses as valid, held
         their record all the while."""
-        if self._arena is None or self._extents is None:
-            return len(self.slots)
-        positions = [position for position, slot in enumerate(self.slots) if slot is not None]
-        intact = self._arena.intact(self._extents)
+        intact, positions = self._opened.valid_count(), self._lease.positions
         return positions[intact] if intact < len(positions) else len(self.slots)
 
     def touch(self, position: int) -> None:
         """Map the pages of slots[position] before copying out of it; see ArenaView.touch."""
         slot = self.slots[position]
-        if self._arena is not None and slot is not None:
-            self._arena.touch(slot.offset, len(slot.view))
+        if slot is not None:
+            self._opened.arena.touch(slot.offset, len(slot.view))
 
-    def leading(self) -> list[ReadSlot]:
+    def leading(self) -> list[Slot]:
         """The slots before the first miss."""
-        run: list[ReadSlot] = []
-        for slot in self.slots:
-            if slot is None:
-                break
-            run.append(slot)
-        return run
+        return [slot for slot in self.slots[: self._lease.leading()] if slot is not None]
 
     def release(self) -> None:
         """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._client.release_lease(connection, self._number)
+        self._lease.release()
 
     def __enter__(self) -> ReadLease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __del__(self) -> None:
-        connection = getattr(self, "_connection", None)  # it may be missing: __init__ may have failed
-        if connection is not None:
-            connection.owe(self._number)
+        if hasattr(self, "_lease"):  # __init__ may have failed
+            self._lease.drop()
+
+
+def _slots(lease: SlotLease, opened: GrantedSlots) -> list[Slot]:
+    offsets = lease.grant.extents.offsets()
+    return [
+        Slot(position, view, offset, lease.tiers[position])
+        for position, view, offset in zip(lease.positions, opened.views, offsets, strict=True)
+    ]

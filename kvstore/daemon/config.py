@@ -12,7 +12,7 @@ is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,32 +42,25 @@ def _switched(value: object) -> object:
     return value
 
 
-def _between(low: float, high: float) -> Callable[[Any], Any]:
+def _between(low: float, high: float) -> AfterValidator:
     def validate(value: float) -> float:
         if not low <= value <= high:  # also refuses nan
             raise ValueError(f"allowed are {low} to {high}")
         return value
 
-    return validate
+    return AfterValidator(validate)
 
 
-def _size_between(low: int, high: int) -> Callable[[int], int]:
+def _size_between(low: int, high: int, or_none: bool = False) -> AfterValidator:
+    """or_none: 0 stands for no limit."""
+
     def validate(value: int) -> int:
-        if not low <= value <= high:
-            raise ValueError(f"allowed are {exact_bytes(low)} to {exact_bytes(high)}")
+        if not low <= value <= high and not (or_none and value == 0):
+            no_limit = "0 (no limit), and " if or_none else ""
+            raise ValueError(f"allowed are {no_limit}{exact_bytes(low)} to {exact_bytes(high)}")
         return value
 
-    return validate
-
-
-def _none_or_at_least(low: int) -> Callable[[int], int]:
-    def validate(value: int) -> int:
-        if value and not low <= value <= limits.NVME_CAPACITY_BYTES_MAX:
-            high = exact_bytes(limits.NVME_CAPACITY_BYTES_MAX)
-            raise ValueError(f"allowed are 0 (no limit), and {exact_bytes(low)} to {high}")
-        return value
-
-    return validate
+    return AfterValidator(validate)
 
 
 def _absolute(value: Path) -> Path:
@@ -96,7 +89,7 @@ Flag = Annotated[bool, BeforeValidator(_switched)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
-SlabBytes = Annotated[Size, AfterValidator(_size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX))]
+SlabBytes = Annotated[Size, _size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX)]
 
 
 class Section(BaseModel):
@@ -116,12 +109,12 @@ class Dram(Section):
     """The arena in shared memory."""
 
     capacity_bytes: Annotated[
-        Size, AfterValidator(_size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX))
+        Size, _size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX)
     ] = 4 * GIB
     slab_bytes: SlabBytes = 64 * MIB
-    slot_bytes_min: Annotated[
-        Size, AfterValidator(_size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX))
-    ] = 16 * KIB
+    slot_bytes_min: Annotated[Size, _size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX)] = (
+        16 * KIB
+    )
     huge_pages: Switch = "auto"
     directory: AbsolutePath | Literal["auto"] = "auto"
     prefault: Flag = True
@@ -135,47 +128,43 @@ class Nvme(Section):
         tuple[AbsolutePath, ...], BeforeValidator(_listed), Field(max_length=limits.NVME_DIRECTORIES_MAX)
     ] = ()
     capacity_bytes: Annotated[
-        Size, AfterValidator(_size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX))
+        Size, _size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX)
     ] = 64 * GIB
     slab_bytes: SlabBytes = 64 * MIB
     direct: Switch = "auto"
-    write_bytes_per_day: Annotated[Size, AfterValidator(_none_or_at_least(limits.NVME_WRITE_BYTES_MIN))] = 0
-    stall_s: Annotated[Number, AfterValidator(_between(limits.STALL_S_MIN, limits.STALL_S_MAX))] = (
-        limits.STALL_S
-    )
+    write_bytes_per_day: Annotated[
+        Size, _size_between(limits.NVME_WRITE_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX, or_none=True)
+    ] = 0
+    stall_s: Annotated[Number, _between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.STALL_S
 
 
 class Engine(Section):
     """How bytes move between the tiers, and which leave."""
 
     policy: Literal["lru", "kvstore"] = "kvstore"
-    io_threads: Annotated[Count, AfterValidator(_between(1, limits.IO_THREADS_MAX))] = 4
-    prefill_tokens_per_s: Annotated[Number, AfterValidator(_between(0, limits.PREFILL_TOKENS_PER_S_MAX))] = (
-        0.0
-    )
+    io_threads: Annotated[Count, _between(1, limits.IO_THREADS_MAX)] = 4
+    prefill_tokens_per_s: Annotated[Number, _between(0, limits.PREFILL_TOKENS_PER_S_MAX)] = 0.0
 
 
 class Door(Section):
     """What the processes that attach here may take."""
 
-    connections_max: Annotated[Count, AfterValidator(_between(1, limits.CONNECTIONS_MAX_MAX))] = (
-        limits.DOOR_CONNECTIONS_MAX
-    )
-    leases_max: Annotated[Count, AfterValidator(_between(1, limits.LEASES_MAX_MAX))] = limits.DOOR_LEASES_MAX
-    lease_share_max: Annotated[Number, AfterValidator(_between(0.01, 1.0))] = limits.DOOR_LEASE_SHARE_MAX
+    connections_max: Annotated[Count, _between(1, limits.CONNECTIONS_MAX_MAX)] = limits.DOOR_CONNECTIONS_MAX
+    leases_max: Annotated[Count, _between(1, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
+    lease_share_max: Annotated[Number, _between(0.01, 1.0)] = limits.DOOR_LEASE_SHARE_MAX
 
 
 class Report(Section):
     """What saved prefill is worth, in reports."""
 
-    gpu_hour_price: Annotated[Number, AfterValidator(_between(0, limits.GPU_HOUR_PRICE_MAX))] = 0.0
+    gpu_hour_price: Annotated[Number, _between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
     currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
 
 
 class Retention(Section):
     """What pins may take."""
 
-    pinned_share_max: Annotated[Number, AfterValidator(_between(0, 0.9))] = limits.PINNED_SHARE_DEFAULT
+    pinned_share_max: Annotated[Number, _between(0, 0.9)] = limits.PINNED_SHARE_DEFAULT
 
 
 class Config(Section):
@@ -184,7 +173,7 @@ class Config(Section):
     data_dir: AbsolutePath = Path("/var/lib/kvstore")
     socket_path: SocketPath = Path(DEFAULT_SOCKET)
     region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
-    stop_timeout_s: Annotated[Number, AfterValidator(_between(0, limits.STOP_TIMEOUT_S_MAX))] = 20.0
+    stop_timeout_s: Annotated[Number, _between(0, limits.STOP_TIMEOUT_S_MAX)] = 20.0
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()

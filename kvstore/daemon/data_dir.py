@@ -6,6 +6,7 @@
       namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
       endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
+      totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
 
 The instance id names the arena in shared memory, so it decides what a restarted daemon
 adopts. A directory with foreign files in it is refused before anything is written: a
@@ -38,23 +39,11 @@ class DataDir:
     def __init__(self, path: Path, instance: str, lock_fd: int) -> None:
         self.path = path
         self.instance = instance
+        self.namespaces_path = path / "namespaces.json"
+        self.rules_path = path / "retention.json"
+        self.endurance_path = path / "endurance.json"
+        self.totals_path = path / "totals.sqlite"
         self._lock_fd = lock_fd
-
-    @property
-    def namespaces_path(self) -> Path:
-        return self.path / "namespaces.json"
-
-    @property
-    def rules_path(self) -> Path:
-        return self.path / "retention.json"
-
-    @property
-    def endurance_path(self) -> Path:
-        return self.path / "endurance.json"
-
-    @property
-    def totals_path(self) -> Path:
-        return self.path / "totals.sqlite"
 
     def close(self) -> None:
         """Let go of the directory. Idempotent."""

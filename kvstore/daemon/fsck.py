@@ -43,6 +43,13 @@ class Finding:
     repairs: list[str] = field(default_factory=list)  # what was done about it
     problems: list[str] = field(default_factory=list)  # what is still wrong
 
+    def dropped(self, count: int, what: str, mend: bool, otherwise: str, where: str = "") -> None:
+        """Damage that is gone: repaired if that was asked for, else a problem; `otherwise` says what drops it."""
+        if count and mend:
+            self.repairs.append(f"{where}dropped {count} {what}")
+        elif count:
+            self.problems.append(f"{where or self.store + ': '}{count} {what}; {otherwise}")
+
 
 def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> list[Finding]:
     """Check every store of a stopped daemon; mend: put right what can be.
@@ -95,10 +102,7 @@ def _verify_arena(
     if mend:
         for slot in corrupt:
             arena.free_run([slot])
-        if corrupt:
-            finding.repairs.append(f"dropped {len(corrupt)} corrupt records")
-    elif corrupt:
-        finding.problems.append(f"dram: {len(corrupt)} corrupt records; --repair drops them")
+    finding.dropped(len(corrupt), "corrupt records", mend, "--repair drops them")
 
 
 def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) -> Finding:
@@ -119,10 +123,7 @@ def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) 
         finally:
             device.close()
     finding.records -= finding.corrupt
-    if finding.corrupt and mend:
-        finding.repairs.append(f"dropped {finding.corrupt} corrupt records")
-    elif finding.corrupt:
-        finding.problems.append(f"nvme: {finding.corrupt} corrupt records; reading them dropped them")
+    finding.dropped(finding.corrupt, "corrupt records", mend, "reading them dropped them")
     if finding.unreadable:
         finding.problems.append(f"nvme: {finding.unreadable} records could not be read")
     return finding
@@ -132,11 +133,8 @@ def _examine_device(device: Device, verify: bool, mend: bool, finding: Finding, 
     held = [row for chunk in device.scan() for row in chunk]
     finding.records += len(held)
     finding.problems += device.check()
-    dropped = device.counters.rows_damaged + device.counters.rows_lost
-    if dropped and mend:
-        finding.repairs.append(f"{device.path}: dropped {dropped} damaged rows")
-    elif dropped:
-        finding.problems.append(f"{device.path}: {dropped} damaged rows; opening dropped them")
+    rows = device.counters.rows_damaged + device.counters.rows_lost
+    finding.dropped(rows, "damaged rows", mend, "opening dropped them", f"{device.path}: ")
     if not verify:
         return
     for at in range(0, len(held), VERIFY_BATCH_RECORDS):

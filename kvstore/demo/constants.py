@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvstore.constants import GIB, MIB
 
 # ---- what is asked -----------------------------------------------------------------------
@@ -10,9 +12,19 @@ OUTPUT_TOKENS = 24  # one alone would say too little about the KV behind it
 BLOCK_TOKENS = 32  # vLLM on CPU takes multiples of 32
 POSITIONS_MAX = 4096
 
-# ---- where it is kept: DRAM, NVMe, slab, engine ------------------------------------------
-TINY_BYTES = (48 * MIB, 256 * MIB, 4 * MIB, 128 * MIB)  # the arena fits a container's 64 MiB of shared memory
-REAL_BYTES = (8 * GIB, 16 * GIB, 64 * MIB, 4 * GIB)
+
+# ---- where it is kept --------------------------------------------------------------------
+class Sizes(NamedTuple):
+    """What the daemon's tiers and a slab of them may take, and the engine's own KV cache; in bytes."""
+
+    dram: int
+    nvme: int
+    slab: int
+    engine: int
+
+
+TINY = Sizes(48 * MIB, 256 * MIB, 4 * MIB, 128 * MIB)  # the arena fits a container's 64 MiB of shared memory
+REAL = Sizes(8 * GIB, 16 * GIB, 64 * MIB, 4 * GIB)
 
 # ---- how long anything may take ----------------------------------------------------------
 ENGINE_START_S_MAX = 600.0  # a large model is read from disk

@@ -1,68 +1,101 @@
-"""What runs inside an engine process of the demo: vLLM with our connector, asked over stdin.
+"""What runs inside an engine process of the demo: vLLM with our connector, asked through a pipe.
 
-    stdin   {job} then {"prompts": […], "output_tokens": n} …, one JSON object a line; its end is ours
-    stdout  {"event": "imported"}, {"event": "ready"}, {"event": "answered", …} …
+    demo  ◀── "imported"          vLLM is
+          ── Job ──▶   ◀── "ready"     the engine is made and has answered a warm-up prompt
+          ── (prompts, output tokens) ──▶   ◀── Run       again and again, until the demo closes the pipe
 
-Whatever vLLM prints goes to stderr: the real stdout is moved aside before anything is imported.
+Whatever vLLM prints goes to the log.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import sys
 import time
-from typing import Any, TextIO
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 from kvstore.demo import constants as c
 
 COUNTERS = ("vllm:kvstore_", "vllm:prompt_tokens_cached_by_source")
+ENVIRONMENT = {  # offline, quiet and in one process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
-def main() -> int:
-    """Serve one engine until stdin ends; the exit code."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+@dataclass(slots=True, frozen=True)
+class Job:
+    """What kind of engine. role: vLLM's kv_role. extra: the connector's settings. warm_up: a prompt of its own."""
+
+    model: str
+    extra: dict[str, str]
+    role: str
+    dtype: str
+    kv_bytes: int
+    warm_up: str
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """One request. cached_tokens: as vLLM reports them for the request. ttft_ms: arrival to first token."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+    tokens: list[int]
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """Replies in the order of the prompts, and how much each vLLM counter grew meanwhile."""
+
+    replies: list[Reply]
+    counters: dict[str, float]
+
+
+def serve(pipe: Connection, log_path: Path) -> None:
+    """Serve one engine until the pipe is closed."""
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+    os.environ.update(ENVIRONMENT)
     import vllm
 
-    _say(answers, event="imported")
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    job = json.loads(line)
-    engine = _make(vllm, job)
-    _yield_while_loading(engine)
-    _ask(engine, vllm, job["warm_up"], c.OUTPUT_TOKENS)
-    _finish(engine)
-    _say(answers, event="ready")
-    for line in sys.stdin:
-        request = json.loads(line)
-        before = _counters(engine)
-        replies = [_ask(engine, vllm, prompt, request["output_tokens"]) for prompt in request["prompts"]]
-        _finish(engine)
-        after = _counters(engine)
-        grown = {name: after[name] - before.get(name, 0.0) for name in after}
-        _say(answers, event="answered", replies=replies, counters=grown)
-    engine.llm_engine.engine_core.shutdown()
-    return 0
+    pipe.send("imported")
+    with contextlib.suppress(EOFError):
+        job = pipe.recv()
+        engine = _make(vllm, job)
+        _yield_while_loading(engine)
+        _run(engine, vllm, [job.warm_up], c.OUTPUT_TOKENS)
+        pipe.send("ready")
+        with contextlib.suppress(EOFError):
+            while True:
+                pipe.send(_run(engine, vllm, *pipe.recv()))
+        engine.llm_engine.engine_core.shutdown()
 
 
-def _make(vllm: Any, job: dict[str, Any]) -> Any:
+def _make(vllm: Any, job: Job) -> Any:
     return vllm.LLM(
-        model=job["model"],
-        dtype=job["dtype"],
+        model=job.model,
+        dtype=job.dtype,
         block_size=c.BLOCK_TOKENS,
         max_model_len=c.POSITIONS_MAX,
-        kv_cache_memory_bytes=job["kv_bytes"],
+        kv_cache_memory_bytes=job.kv_bytes,
         max_num_seqs=1,
         enforce_eager=True,
         disable_log_stats=False,
         kv_transfer_config={
             "kv_connector": "KVStoreConnector",
             "kv_connector_module_path": "connectors.vllm",
-            "kv_role": job["role"],
+            "kv_role": job.role,
             "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": job["extra"],
+            "kv_connector_extra_config": job.extra,
         },
     )
 
@@ -85,15 +118,22 @@ def _yield_while_loading(engine: Any) -> None:
     core.step_fn = step_and_yield
 
 
-def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> dict[str, Any]:
+def _run(engine: Any, vllm: Any, prompts: list[str], output_tokens: int) -> Run:
+    before = _counters(engine)
+    replies = [_ask(engine, vllm, prompt, output_tokens) for prompt in prompts]
+    _finish(engine)
+    return Run(replies, {name: value - before.get(name, 0.0) for name, value in _counters(engine).items()})
+
+
+def _ask(engine: Any, vllm: Any, prompt: str, output_tokens: int) -> Reply:
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     [output] = engine.generate([prompt], greedy, use_tqdm=False)
-    return {
-        "prompt_tokens": len(output.prompt_token_ids),
-        "cached_tokens": output.num_cached_tokens,
-        "ttft_ms": output.metrics.first_token_latency * 1e3,
-        "tokens": list(output.outputs[0].token_ids),
-    }
+    return Reply(
+        prompt_tokens=len(output.prompt_token_ids),
+        cached_tokens=output.num_cached_tokens,
+        ttft_ms=output.metrics.first_token_latency * 1e3,
+        tokens=list(output.outputs[0].token_ids),
+    )
 
 
 def _finish(engine: Any) -> None:
@@ -113,12 +153,3 @@ def _counters(engine: Any) -> dict[str, float]:
             name = f"{metric.name}:{source}" if source else metric.name
             totals[name] = totals.get(name, 0.0) + metric.value
     return totals
-
-
-def _say(answers: TextIO, **message: object) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

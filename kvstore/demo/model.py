@@ -20,15 +20,12 @@ making the model.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-MODEL_VERSION = 1  # raise when anything below changes: made models are found again by this number
 SEED = 20_260_101
 VOCABULARY = 512
 HIDDEN = 256
@@ -60,25 +57,13 @@ blocks on Monday, and how many of 0 1 2 3 4 5 6 7 8 9 were read again? Answer:
 """
 
 
-def ensure_model(directory: Path) -> Path:
-    """The model's directory under `directory`, made there if it is not complete yet.
-
-    Blocks for about a second when it has to be made. Raises OSError where the directory cannot be written.
-    """
-    target = directory / f"tiny-llama-{MODEL_VERSION}"
-    if (target / "config.json").is_file():
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix="tiny-llama-", dir=directory))
-    try:
-        _write_tokenizer(staging)
-        _write_weights(staging)
-        _write_config(staging)
-        staging.rename(target)
-    except OSError:
-        shutil.rmtree(staging, ignore_errors=True)
-        if not (target / "config.json").is_file():  # another process may have been faster
-            raise
+def make_model(directory: Path) -> Path:
+    """A new directory under `directory` with the model. Blocks for about a second. Raises OSError."""
+    target = directory / "tiny-llama"
+    target.mkdir(parents=True)
+    _write_tokenizer(target)
+    _write_weights(target)
+    _write_config(target)
     return target
 
 

@@ -15,20 +15,24 @@ connector how many blocks really came, and where the daemon's counters disagree 
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from kvstore.bench.daemon import DaemonError
+from kvstore.bench.daemon import Daemon, DaemonError, settings
+from kvstore.client import ClientError
 from kvstore.demo import constants as c
 from kvstore.demo.corrupt import corrupt_one_record
-from kvstore.demo.daemon import DemoDaemon, Sizes
-from kvstore.demo.engine import Engines, Job, Run
-from kvstore.demo.model import TRAINING_TEXT, ensure_model
+from kvstore.demo.engine import Engines
+from kvstore.demo.engine_process import Job, Run
+from kvstore.demo.model import TRAINING_TEXT, make_model
 from kvstore.demo.report import TIERS, Expected, Shown
 
 SOURCES = {"dram": "host", "nvme": "disk"}  # what vLLM calls them
 PROMPTS = [f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]
+BUSY = ("adopting", "demoting_blocks", "loading_blocks", "unverified_blocks")  # fields of the status
 ENGINES = 7  # fresh processes that the phases below use in all
 
 
@@ -43,59 +47,91 @@ class Show:
         self.shown: list[Shown] = []
         self.report: dict[str, Any] | None = None
         self._is_tiny = model is None
-        self._model = ensure_model(directory) if model is None else model
+        self._model = make_model(directory) if model is None else model
         self._directory = directory
         self._say = say
         self._cold: Run | None = None
-        *sizes, self._engine_kv_bytes = c.TINY_BYTES if self._is_tiny else c.REAL_BYTES
-        self._daemon = DemoDaemon(directory, Sizes(*sizes))
-        self._engines = Engines(directory, ENGINES)
+        self._sizes = c.TINY if self._is_tiny else c.REAL
+        self._home = directory / "daemon-0"
 
     def carry_out(self) -> str:
         """All phases; why it stopped early, or "". Processes and shared memory are gone then. Raises OSError."""
+        name = f"{self._directory.name}-"
         try:
-            self._run()
-        except DaemonError as error:
+            with (
+                tempfile.TemporaryDirectory(
+                    prefix=name, dir="/dev/shm", ignore_cleanup_errors=True
+                ) as arenas,
+                ExitStack() as self._daemons,
+                closing(Engines(self._directory, ENGINES)) as self._engines,
+            ):
+                self._arenas = Path(arenas)
+                self._run()
+        except (DaemonError, ClientError) as error:
             return str(error)
-        finally:
-            self._engines.close()
-            self._daemon.close()
         return ""
 
     def _run(self) -> None:
-        """Raises DaemonError when a phase cannot be carried out at all."""
-        self._daemon.start()
+        """Raises DaemonError, ClientError when a phase cannot be carried out at all."""
+        self._start()
         self._phase("cold", Expected())
         self._phase("engine restart", Expected("dram"))
         self._daemon.kill()
-        self._daemon.start()
+        self._start()
         self._phase("daemon kill -9", Expected("dram"))
-        self._without_arena()
+        self._stop()
+        self._start()
         self._phase("arena lost", Expected("nvme"))
-        self._without_arena(damaged=True)
+        self._stop()
+        row = corrupt_one_record(self._home / "nvme", self._sizes.nvme, self._sizes.slab)
+        self._say(f"flipped {c.CORRUPT_BYTES} bytes of {row.key.hex()[:12]}… on disk")
+        self._start()
         self._phase("corrupt block", Expected("nvme", corrupt_blocks=1))
-        self.report = self._daemon.report()
-        self._daemon.start_empty()
+        with self._daemon.client(attach=False) as client:
+            self.report = client.report(0)
+        self._stop()
+        self._home = self._directory / "daemon-1"  # which has nothing
+        self._start()
         self._prefill_and_decode()
-        self._daemon.stop()
+        self._stop()
 
-    def _without_arena(self, damaged: bool = False) -> None:
-        """Have everything on NVMe and nothing in DRAM; damaged: with one record that is not what it was."""
-        self._daemon.stop(lose_arena=True)
-        if damaged:
-            sizes = self._daemon.sizes
-            row = corrupt_one_record(self._daemon.nvme_directory, sizes.nvme_bytes, sizes.slab_bytes)
-            self._say(f"flipped {c.CORRUPT_BYTES} bytes of {row.key.hex()[:12]}… on disk")
-        self._daemon.start()
+    def _start(self) -> None:
+        """A daemon over what the one before it left."""
+        chosen = settings(
+            self._arenas,
+            self._sizes.dram,
+            dram__slab_bytes=self._sizes.slab,
+            dram__keep_on_stop="true",
+            nvme__directories=str(self._home / "nvme"),
+            nvme__capacity_bytes=self._sizes.nvme,
+            nvme__slab_bytes=self._sizes.slab,
+            stop_timeout_s=10,
+            log__level="info",
+        )
+        self._daemon = self._daemons.enter_context(Daemon(self._home, chosen))
+
+    def _stop(self) -> None:
+        """SIGTERM, wait for the end, and take its arena away, as a reboot does. Raises DaemonError."""
+        code = self._daemon.stop()
+        if code != 0:
+            raise DaemonError(f"the daemon ended with exit code {code}")
+
+    def _status(self) -> dict[str, Any]:
+        with self._daemon.client(attach=False) as client:
+            return client.status()
+
+    def _settle(self) -> None:
+        """Wait until what was stored is on NVMe too and what was adopted is verified."""
+        self._daemon.wait(lambda: not any(map(self._status().get, BUSY)), "what it still had to do", 0.05)
 
     def _phase(self, name: str, expected: Expected) -> None:
         self._say(f"{name}: starting a fresh engine")
         engine = self._engines.take(self._job("kv_both", name))
-        self._daemon.settle()
-        before = self._daemon.counters()
+        self._settle()
+        before = self._status()["counters"]
         run = engine.run(PROMPTS)
         engine.end()
-        self._daemon.settle()
+        self._settle()
         self._show(name, expected, run, before)
 
     def _prefill_and_decode(self) -> None:
@@ -106,14 +142,14 @@ class Show:
         decode = self._engines.take(self._job("kv_consumer", "decode"))
         prefill.run(PROMPTS, output_tokens=1)
         prefill.end()
-        self._daemon.settle()
-        before = self._daemon.counters()
+        self._settle()
+        before = self._status()["counters"]
         run = decode.run(PROMPTS)
         decode.end()
         self._show(name, Expected("dram"), run, before)
 
     def _show(self, name: str, expected: Expected, run: Run, before: dict[str, int]) -> None:
-        after = self._daemon.counters()
+        after = self._status()["counters"]
         if self._cold is None:
             self._cold = run
         shown = Shown(
@@ -130,16 +166,15 @@ class Show:
 
     def _job(self, role: str, phase: str) -> Job:
         extra = {"kvstore_socket": str(self._daemon.socket_path), "cache_dir": str(self._directory)}
-        if (
-            not self._is_tiny
-        ):  # hashing many GB of weights takes longer than the demo, whose daemon is its own
+        if not self._is_tiny:
+            # Hashing many GB of weights takes longer than the demo, whose daemon is its own.
             extra["model_digest"] = "the model of this demo"
         return Job(
             model=str(self._model),
             extra=extra,
             role=role,
             dtype="float32" if self._is_tiny else "auto",
-            kv_bytes=self._engine_kv_bytes,
+            kv_bytes=self._sizes.engine,
             warm_up=f"The phase is called {phase}. {TRAINING_TEXT}",
         )
 

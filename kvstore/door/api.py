@@ -36,12 +36,13 @@ from kvstore.index.block import Namespace, NamespaceSpec
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
+from kvstore.steps import Steps
+from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 
 log = logging.getLogger("kvstore.door")
 
-Steps = Generator[None, None, frames.Answer]  # yields after each bounded piece of work
 _DONE = frames.Done()
 
 
@@ -115,7 +116,7 @@ class Api:
         totals: Callable[[float, int], dict[str, Any]],
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], object]], Timer],
-        run: Callable[[Generator[None, None, None]], None],
+        run: Callable[[Steps[None]], None],
     ) -> None:
         self.engine = engine
         self.limits = limits
@@ -125,6 +126,7 @@ class Api:
         self.call_later = call_later
         self.requests: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self._run = run
         self._processes: dict[int, Process] = {}
         self._check: Later | None = None
@@ -152,7 +154,7 @@ class Api:
             self._run(self._checking(self._check))
         return self._check
 
-    def _checking(self, later: Later) -> Generator[None, None, None]:
+    def _checking(self, later: Later) -> Steps[None]:
         begun_s = self.clock()
         lines: list[str] = []
         try:
@@ -191,7 +193,7 @@ class Caller:
         self._namespaces: dict[int, Namespace] = {}
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
         self._lease_bytes = 0
-        self._steps: Steps | None = None
+        self._steps: Steps[frames.Answer] | None = None
         self._later: Later | None = None
         self._timer: Timer | None = None
         self._has_complained = False
@@ -282,6 +284,8 @@ class Caller:
         self._process.namespaces -= len(self._namespaces)
         self._process.lease_bytes -= self._lease_bytes
         self._namespaces.clear()
+        for lease in self._leases:
+            self._api.lenders.pop(lease, None)
         self._leases.clear()
         session, self._session = self._session, None
         if session is not None:
@@ -294,9 +298,12 @@ class Caller:
             self._let_go(namespace)
         if self._process.namespaces >= constants.DOOR_NAMESPACES_MAX:
             raise LimitExceeded(f"{constants.DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
-        spec = NamespaceSpec(
-            request.digest, request.record_bytes, request.hash_bytes, request.block_tokens, request.fields
-        )
+        r = request
+        try:
+            columns = pack_columns(r.columns, r.record_bytes)
+        except ValueError as error:
+            raise BadRequest(f"namespace {r.digest.hex()}: {error}") from error
+        spec = NamespaceSpec(r.digest, r.record_bytes, r.hash_bytes, r.block_tokens, r.fields, columns)
         number = self._engine.register(spec)
         if number not in self._namespaces:
             namespace = self._namespaces[number] = self._engine.namespaces.get(number)
@@ -349,15 +356,15 @@ class Caller:
         self._engine.settle(request.ticket, request.tokens, request.namespace, request.hash)
         return _DONE
 
-    def _residency(self, request: frames.Residency) -> Steps:
+    def _residency(self, request: frames.Residency) -> Steps[frames.Answer]:
         self._count(request.namespace, request)
         return frames.Places((yield from self._engine.residency_steps(request.namespace, request.hashes)))
 
-    def _prefetch(self, request: frames.Prefetch) -> Steps:
+    def _prefetch(self, request: frames.Prefetch) -> Steps[frames.Answer]:
         self._count(request.namespace, request)
         return frames.Count((yield from self._engine.prefetch_steps(request.namespace, request.hashes)))
 
-    def _explain(self, request: frames.Explain) -> Steps:
+    def _explain(self, request: frames.Explain) -> Steps[frames.Answer]:
         """By digest, and for anybody of this uid: who asks has no namespaces of its own."""
         numbers = []
         count_max = min(
@@ -392,6 +399,8 @@ class Caller:
         )
         if reserved.lease:
             self._opened(reserved.lease, sum(reserved.granted) * namespace.record_bytes)
+            if not self.attached:
+                self._api.lenders[reserved.lease] = self
         reserved.full |= allowed < count
         return reserved
 
@@ -400,6 +409,23 @@ class Caller:
         committed = self._engine.commit(session, request.lease, request.indexes, request.checksums)
         self._closed(request.lease)
         return frames.Count(committed)
+
+    def _fill(self, request: frames.Fill) -> Steps[frames.Answer]:
+        committed = []
+        for lease, column, checksums in request.fills:
+            lender = self._api.lenders.get(lease)
+            committed.append(lender._filled(lease, column, checksums) if lender is not None else 0)
+            if committed[-1]:
+                yield
+        return frames.Filled(committed)
+
+    def _filled(self, lease: int, column: int, checksums: bytes) -> int:
+        """Somebody has filled a column of a lease of ours."""
+        session = self._session_for_lease(new=False)
+        stored = self._engine.fill(session, lease, column, checksums)
+        if lease not in session.leases:
+            self._closed(lease)
+        return stored
 
     def _acquire(self, request: frames.Acquire) -> frames.Answer | Later:
         session = self._session_for_lease()
@@ -446,27 +472,33 @@ class Caller:
         self._process.lease_bytes += size_bytes
 
     def _closed(self, lease: int) -> None:
+        self._api.lenders.pop(lease, None)
         size_bytes, _ = self._leases.pop(lease, (0, 0.0))
         self._lease_bytes -= size_bytes
         self._process.lease_bytes -= size_bytes
 
     # -- retention: answered when the rule is on disk --
 
-    def _pin(self, request: frames.SetPin) -> Later:
-        later = Later()
-        self._engine.retention.pin(request.namespace, request.hash, request.pinned, _saved(later))
-        return later
+    def _pin(self, r: frames.SetPin) -> Later:
+        return self._rule(self._engine.retention.pin, r.namespace, r.hash, r.pinned)
 
-    def _ttl(self, request: frames.SetTtl) -> Later:
-        rule = (request.namespace, request.hash, request.tenant, request.ttl_s, request.is_set)
-        later = Later()
-        self._engine.retention.ttl(*rule, _saved(later))
-        return later
+    def _ttl(self, r: frames.SetTtl) -> Later:
+        return self._rule(self._engine.retention.ttl, r.namespace, r.hash, r.tenant, r.ttl_s, r.is_set)
 
-    def _quota(self, request: frames.SetQuota) -> Later:
-        quota = (request.namespace, request.tenant, request.dram_bytes, request.nvme_bytes)
+    def _quota(self, r: frames.SetQuota) -> Later:
+        return self._rule(self._engine.retention.quota, r.namespace, r.tenant, r.dram_bytes, r.nvme_bytes)
+
+    def _rule(self, command: Callable[..., None], *rule: object) -> Later:
         later = Later()
-        self._engine.retention.quota(*quota, _saved(later))
+
+        def done(error: RequestError | None, rules: Sequence[Rule]) -> None:
+            if error is not None:
+                later.set(frames.Error(error.code, str(error)))
+            else:
+                namespaces = [rule.namespace for rule in rules if rule.namespace]
+                later.set(frames.StatusReport({"namespaces": namespaces}))
+
+        command(*rule, done)
         return later
 
     def _retention(self, _: frames.Retention) -> frames.Answer:
@@ -520,26 +552,12 @@ class Caller:
         return max(0, min(own, limits.process_lease_bytes_max - self._process.lease_bytes))
 
 
-def _saved(later: Later) -> Callable[[RequestError | None, Sequence[Rule]], None]:
-    """What `Retention` calls when rules are on disk, or refused."""
-
-    def done(error: RequestError | None, rules: Sequence[Rule]) -> None:
-        if error is not None:
-            later.set(frames.Error(error.code, str(error)))
-        else:
-            later.set(
-                frames.StatusReport({"namespaces": [rule.namespace for rule in rules if rule.namespace]})
-            )
-
-    return done
-
-
 class Kind(NamedTuple):
     """How one kind of request is served. price_us: what it takes, or its first piece; byte_us: for each of
     its bytes, besides; hashes_max: how many block hashes it may have. handler: returns None where it called
     `reply` itself."""
 
-    handler: Callable[[Caller, Any], frames.Answer | Later | Steps | None]
+    handler: Callable[[Caller, Any], frames.Answer | Later | Steps[frames.Answer] | None]
     price_us: float
     byte_us: float = 0.0
     hashes_max: int = 0
@@ -555,6 +573,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.Prefetch: Kind(Caller._prefetch, 10, 0.3, frames.HASHES_MAX),
     frames.Reserve: Kind(Caller._reserve, 30, 0.25, frames.LEASE_HASHES_MAX),
     frames.Commit: Kind(Caller._commit, 30, 0.35),
+    frames.Fill: Kind(Caller._fill, 30, 0.35),
     frames.Acquire: Kind(Caller._acquire, 30, 0.1, frames.LEASE_HASHES_MAX),
     frames.Release: Kind(Caller._release, 60),
     frames.Status: Kind(Caller._status, 1000),

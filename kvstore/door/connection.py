@@ -55,10 +55,11 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._shared = shared
         self._process = process
         self._caller = Caller(shared.api, process, session, name, self._send, self._look)
-        self._inbox = Inbox(shared.receive_buffer)
+        self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
         self._next_bytes = 0  # of the frame that is served next, if it is here as a whole
         self._taken_bytes = 0  # of the memory for large frames
+        self._is_collecting = False  # a large frame, which was not served yet
         self._is_queued = False  # in the turns
         self._is_working = False
         self._is_unread = False
@@ -86,12 +87,12 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._shared.api.leave(self._process)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.buffer()
+        return self._shared.receive_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._is_closing:
             return
-        self._inbox.received(count)
+        self._inbox.received(self._shared.receive_buffer[:count])
         if self._next_bytes or not self._caller.is_free or self._is_unread:
             self._read(False)  # one read ahead is enough
         else:
@@ -176,8 +177,7 @@ class DoorConnection(asyncio.BufferedProtocol):
                 self._stalled_since = None  # it is us who does not read
                 self._read(False)
                 return
-            self._taken_bytes = size
-            self._inbox.collect(size)
+            self._taken_bytes, self._is_collecting = size, True
         if have and self._stalled_since is None:
             self._stalled_since = self._loop.time()
         self._read(True)
@@ -198,12 +198,12 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _give_back(self) -> None:
         """The large frame is answered: others may have its memory."""
-        if self._taken_bytes and not self._inbox.is_collecting:
+        if self._taken_bytes and not self._is_collecting:
             size, self._taken_bytes = self._taken_bytes, 0
             self._shared.frame_memory.give(self._process, size)
 
     def _serve(self) -> None:
-        size, self._next_bytes = self._next_bytes, 0
+        size, self._next_bytes, self._is_collecting = self._next_bytes, 0, False
         try:
             request = frames.request_decoder.decode(self._inbox.take(size))
         except msgspec.ValidationError as error:
@@ -235,7 +235,7 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         self._inbox.clear()
-        self._next_bytes = 0
+        self._next_bytes, self._is_collecting = 0, False
         self._shared.frame_memory.forget(self._look)
         self._give_back()
         self._caller.end()

@@ -15,7 +15,6 @@ while its connection is, and closing it returns every lease.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import logging
@@ -67,21 +66,18 @@ class Door:
         report: Callable[[], dict[str, Any]] | None = None,
         totals: Callable[[float, int], dict[str, Any]] | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
-        process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
         stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
         leases_max: int = constants.DOOR_LEASES_MAX,
         lease_share_max: float = constants.DOOR_LEASE_SHARE_MAX,
-        lease_s_max: float = constants.DOOR_LEASE_S_MAX,
         on_failure: Callable[[BaseException], None] | None = None,
-        uid: int | None = None,
     ) -> None:
         """Opens nothing yet.
 
         instance: every client is told. report: what a Status request answers; by default the
         engine's status with our counters under "door". totals: what a Report request answers.
         lease_share_max: what one connection may hold of the arena. on_failure: called when the
-        door cannot go on. uid: whose processes may come in, besides root; by default the daemon's own.
+        door cannot go on.
         """
         loop = asyncio.get_running_loop()
         self.engine = engine
@@ -93,8 +89,6 @@ class Door:
                 leases_max,
                 int(arena.capacity_bytes * lease_share_max),
                 int(arena.capacity_bytes * process_share),
-                process_connections_max,
-                lease_s_max,
             ),
             report or self._default_report,
             totals or engine.report,
@@ -118,7 +112,6 @@ class Door:
         self._connections_max = connections_max
         self._hello_timeout_s = hello_timeout_s
         self._on_failure = on_failure
-        self._uids = {0, os.geteuid() if uid is None else uid}
         self._accepted = 0
         self._greeting: set[asyncio.Task[None]] = set()
         self._listener: DoorSocket | None = None
@@ -194,7 +187,7 @@ class Door:
                 raise TooManyConnections(f"{self._connections_max} connections are served already")
             process = self.api.enter(pid)
             hello = await self._hello(peer)
-            if uid not in self._uids:
+            if uid not in (0, os.geteuid()):
                 raise WrongPeer(f"uid {uid} is not served here")
             if hello.protocol != frames.PROTOCOL_VERSION:
                 raise WrongProtocol(
@@ -271,8 +264,8 @@ class Door:
             arena.layout.generations_end,
             self._life,
         )
-        fds = array.array("i", [arena.read_only_fd if read_only else arena.fd, arena.generations_fd])
-        peer.sendmsg([frames.encode_frame(welcome)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        fds = [arena.read_only_fd if read_only else arena.fd, arena.generations_fd]
+        socket.send_fds(peer, [frames.encode_frame(welcome)], fds)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -70,12 +70,14 @@ from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired, Extents, Reserved
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
 from kvstore.residency.eviction import Eviction
-from kvstore.residency.levels import Device, Member, Nvme, Row
+from kvstore.residency.levels import Device, Member, Nvme
 from kvstore.residency.residency import Residency
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
+from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
+from tiers.device_table import Row
 from tiers.slots import neighbours
 
 log = logging.getLogger("kvstore.engine")
@@ -437,6 +439,31 @@ class Engine(Parts):
         self.writer.pump()
         return len(indexes)
 
+    def fill(self, session: Session, number: int, column: int, checksums: bytes) -> int:
+        """A column of this session's write lease is written; the last one commits it. Returns how many blocks it
+        committed. Without checksums the lease is given up."""
+        lease = session.leases.get(number)
+        if not isinstance(lease, WriteLease):
+            return 0
+        if not checksums:
+            self._drop_write_lease(session, lease)
+            return 0
+        count, size = lease.namespace.column_count, CHECKSUM_BYTES * len(lease.slots)
+        if column >= count or column in lease.columns or len(checksums) != size:
+            raise BadRequest(
+                f"fill: column {column} with {len(checksums)} bytes of checksums: allowed are columns below {count}, "
+                f"each once, with {size} bytes"
+            )
+        lease.columns[column] = checksums
+        if len(lease.columns) < count:
+            return 0
+        columns = [lease.columns[each] for each in range(count)]
+        records = (
+            joined([each[at : at + CHECKSUM_BYTES] for each in columns])
+            for at in range(0, size, CHECKSUM_BYTES)
+        )
+        return self.commit(session, number, list(lease.slots), checksums if count == 1 else b"".join(records))
+
     def release(self, session: Session, number: int) -> None:
         """Give a lease back: unpin what was read, give up what was not committed."""
         lease = session.leases.pop(number, None)
@@ -563,7 +590,7 @@ class Engine(Parts):
 
     def _stored_times(self, blocks: Sequence[Block], done: Callable[[Sequence[int]], None]) -> None:
         """When these blocks were stored, as their rows say, 0 where they cannot be read; `done` is called later."""
-        times = [self.arena.stored_s(block.slot) if block.where & IN_DRAM else 0 for block in blocks]
+        times = [self.arena.record(block.slot).stored_s if block.where & IN_DRAM else 0 for block in blocks]
         waiting = 1
 
         def found(asked: Sequence[tuple[int, Block]], rows: Sequence[Row | None]) -> None:

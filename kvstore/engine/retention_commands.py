@@ -160,20 +160,24 @@ class Retention:
     def adopted(self, all_rows: bool) -> None:
         """The arena's blocks, or the rows of NVMe as well, are in the index."""
         self._blocks.guards.rebuild(self._by_digest())
+        self._trim()  # rows of blocks that were evicted may have come back
 
     def tick(self) -> None:
         """Upkeep, in bounded slices."""
         blocks = self._blocks
         blocks.expiry.tick()
         self.step()
-        if blocks.quotas:
-            blocks.quotas.step()
-            for bit, _ in TIERS:
-                for holder in blocks.quotas.over(bit):
-                    if not self.is_behind:
-                        self._eviction.trim(holder, bit)
+        blocks.quotas.step()
+        self._trim()
         blocks.quotas.prune(self._namespaces)
         self._keep_clock()
+
+    def _trim(self) -> None:
+        """Bring those nearer to their quota that are above it."""
+        for bit, _ in TIERS if self._blocks.quotas else ():
+            for holder in self._blocks.quotas.over(bit):
+                if not self.is_behind:
+                    self._eviction.trim(holder, bit)
 
     def step(self) -> bool:
         """Work for TTLs, about EXPIRY_SLICE_S long. Returns whether there is more to do at once."""

@@ -28,7 +28,8 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class WriteLease:
-    """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions."""
+    """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions. columns:
+    checksums of those that other clients have filled for it."""
 
     number: int
     namespace: Namespace
@@ -36,6 +37,7 @@ class WriteLease:
     parent: bytes
     prompt: Prompt
     slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
+    columns: dict[int, bytes] = field(default_factory=dict)
 
 
 class ReadLease:

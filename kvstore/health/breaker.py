@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvstore.constants import (
     BREAKER_CALM_S,
@@ -37,15 +38,13 @@ log = logging.getLogger("kvstore.health.breaker")
 CLOSED, OPEN, PROBING = "closed", "open", "probing"
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """One piece of I/O: submitted, started by a thread, ended."""
 
-    __slots__ = ("begun_s", "size_bytes", "started_s")
-
-    def __init__(self, size_bytes: int, begun_s: float) -> None:
-        self.size_bytes = size_bytes
-        self.begun_s = begun_s
-        self.started_s: float | None = None  # a job that waits for a thread does not hang
+    size_bytes: int
+    begun_s: float
+    started_s: float | None = None  # a job that waits for a thread does not hang
 
 
 class Breaker:

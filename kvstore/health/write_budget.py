@@ -1,16 +1,17 @@
 """Endurance: what may be written to NVMe, within so many bytes a day.
 
-    offered ──▶ worth ≥ threshold? ──▶ allowance left? ──▶ promised ──▶ written: spent
-                    ▲                      ▲                  └──▶ never written: given back
-                    │                      └ fills at the budget's rate, holds ENDURANCE_BURST_S of it
-                    └ so that what is let in is about what the budget pays for
+    offered ──▶ worth enough? ──▶ allowance left? ──▶ promised ──▶ written: spent
+                    ▲                  ▲                  └──▶ never written: given back
+                    │                  └ fills at the budget's rate, holds ENDURANCE_BURST_S of it
+                    └ the emptier the allowance, the more a block must be worth
 
 Flash wears out by writing. Most blocks are used once (three of four, on recorded
 conversations), so a budget is best spent on those most likely to be used again. What that is
-worth says the policy (`Policies.worth`); where the line is drawn follows from the traffic:
-the worths offered lately are kept in a histogram, and the threshold is the worth above which
-just as many bytes are offered as the budget pays for. A fixed rule, such as "on second
-sight", helps one trace and ruins another.
+worth says the policy (`Policies.worth`, up to 1); where the line is drawn follows from the
+traffic: a full allowance lets in everything, an empty one only what is sure to be used again, and
+between them it settles where just as much is let in as the budget pays for. A fixed rule, such as
+"on second sight", helps one trace and ruins another. A histogram of the worths offered lately was
+tried too: it spends the budget no better.
 
 Between its admission and its write a block waits, for long while a breaker is open; it may leave
 before. So bytes are promised first, and spent when they are written.
@@ -33,11 +34,8 @@ import msgspec
 from kvstore.constants import (
     DAY_S,
     ENDURANCE_BURST_S,
-    ENDURANCE_CATCH_UP,
-    ENDURANCE_MEMORY_S,
+    ENDURANCE_LINE_POWER,
     ENDURANCE_STRETCH_SHARE,
-    ENDURANCE_WORTH_STEPS,
-    ENDURANCE_WORTHS,
     HOUR_S,
 )
 
@@ -66,7 +64,6 @@ class Endurance:
         is_kept: bool = False,
     ) -> None:
         self.bytes_per_day = bytes_per_day
-        self.refused_blocks = 0
         self._clock = clock
         self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
         self._burst_bytes = self._rate * ENDURANCE_BURST_S
@@ -77,11 +74,7 @@ class Endurance:
         self._written_bytes = 0  # by this daemon
         self._ahead_bytes: float = 0 if is_kept else math.inf  # on disk as spent, and not spent
         self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
-        self._offered = [0.0] * ENDURANCE_WORTHS  # bytes by worth, fading with ENDURANCE_MEMORY_S
-        self._threshold = 0  # worths from this step on are let in …
-        self._share = 1.0  # … and of those one step below, this share
-        self._carry = 0.0
-        self._then_s = self._decided_s = clock()
+        self._then_s = clock()
 
     @property
     def limited(self) -> bool:
@@ -93,12 +86,7 @@ class Endurance:
             return True
         now_s = self._clock()
         self._refill(now_s)
-        step = _step_of(worth)
-        self._offered[step] += size_bytes
-        if now_s - self._decided_s >= 1.0:
-            self._decide(now_s)
-        if self.allowance_bytes(now_s) < size_bytes or not self._is_above(step):
-            self.refused_blocks += 1
+        if self.allowance_bytes(now_s) < size_bytes or min(worth, 1.0) < self._line():
             return False
         self._promised_bytes += size_bytes
         return True
@@ -146,18 +134,12 @@ class Endurance:
     @property
     def threshold(self) -> float:
         """The worth from which blocks are let in: hits to be expected of one."""
-        return (
-            2.0 ** ((self._threshold - ENDURANCE_WORTHS) / ENDURANCE_WORTH_STEPS) if self._threshold else 0.0
-        )
+        self._refill(self._clock())
+        return self._line()
 
-    def _is_above(self, step: int) -> bool:
-        if step != self._threshold - 1:
-            return step >= self._threshold
-        self._carry += self._share
-        if self._carry < 1.0:
-            return False
-        self._carry -= 1.0
-        return True
+    def _line(self) -> float:
+        unused_bytes = max(0.0, self._allowance_bytes - self._promised_bytes)
+        return (1.0 - unused_bytes / self._burst_bytes) ** ENDURANCE_LINE_POWER
 
     def _spend(self, size_bytes: int, now_s: float) -> None:
         self._allowance_bytes -= size_bytes
@@ -172,27 +154,3 @@ class Endurance:
     def _refill(self, now_s: float) -> None:
         elapsed_s, self._then_s = max(0.0, now_s - self._then_s), now_s
         self._allowance_bytes = min(self._burst_bytes, self._allowance_bytes + elapsed_s * self._rate)
-
-    def _decide(self, now_s: float) -> None:
-        """Draw the line where the budget ends."""
-        elapsed_s, self._decided_s = now_s - self._decided_s, now_s
-        fade = math.exp(-elapsed_s / ENDURANCE_MEMORY_S)
-        self._offered = [offered * fade for offered in self._offered]
-        # A full allowance is spent faster than it fills, an empty one more slowly.
-        unused_bytes = max(0.0, self._allowance_bytes - self._promised_bytes)
-        eager = ENDURANCE_CATCH_UP * unused_bytes / self._burst_bytes
-        left = self._rate * eager * ENDURANCE_MEMORY_S
-        self._threshold, self._share = 0, 1.0
-        for step in range(ENDURANCE_WORTHS - 1, -1, -1):
-            if self._offered[step] > left:
-                self._threshold, self._share = step + 1, left / self._offered[step]
-                return
-            left -= self._offered[step]
-
-
-def _step_of(worth: float) -> int:
-    """Worths by powers of two, ENDURANCE_WORTH_STEPS a doubling, the last step for 1 and more."""
-    if worth <= 0:
-        return 0
-    step = ENDURANCE_WORTHS - 1 + math.floor(math.log2(worth) * ENDURANCE_WORTH_STEPS)
-    return min(max(step, 0), ENDURANCE_WORTHS - 1)

@@ -34,6 +34,7 @@ import msgspec
 from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from tiers.checksum import column_sizes
 from tiers.slots import slot_bytes_for
 
 ROOTED = 4
@@ -179,13 +180,15 @@ class Children:
 
 
 class NamespaceSpec(msgspec.Struct, frozen=True):
-    """What a client says of a namespace. digest: 16 bytes; fields: readable identity."""
+    """What a client says of a namespace. digest: 16 bytes; fields: readable identity; columns: of its records, as
+    tiers/checksum.py describes them."""
 
     digest: bytes
     record_bytes: int
     hash_bytes: int
     block_tokens: int = 0
     fields: dict[str, str] = {}
+    columns: bytes = b""
 
 
 class Namespace:
@@ -193,6 +196,8 @@ class Namespace:
 
     __slots__ = (
         "blocks",
+        "column_count",
+        "columns",
         "digest",
         "hash_bytes",
         "id",
@@ -216,6 +221,8 @@ class Namespace:
         self.digest = spec.digest
         self.hash_bytes = spec.hash_bytes
         self.record_bytes = spec.record_bytes
+        self.columns = spec.columns
+        self.column_count = len(column_sizes(spec.columns, spec.record_bytes))
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks = BlockTable[Block]()
         self.writing: set[bytes] = set()  # reserved and not yet committed
@@ -235,6 +242,7 @@ class Namespace:
         return {
             "digest": self.digest.hex(),
             "record_bytes": self.record_bytes,
+            "columns": self.column_count,
             "block_tokens": self.spec.block_tokens,
             "blocks": len(self.blocks),
             "fields": self.spec.fields,

@@ -30,6 +30,7 @@ from kvstore.files import replace_file
 from kvstore.index.block import Block, Namespace, NamespaceSpec
 from kvstore.protocol.residency_bits import IN_ANY
 from tiers.base import NAMESPACE_BYTES
+from tiers.checksum import described
 
 log = logging.getLogger("kvstore.index.namespaces")
 
@@ -72,10 +73,10 @@ class NamespaceRegistry:
                 f"namespace {spec.digest.hex()}: was ended, and its blocks are being dropped"
             )
         known.registered = True
-        if (known.record_bytes, known.hash_bytes) != (spec.record_bytes, spec.hash_bytes):
+        registered, asked = _shape(known.spec), _shape(spec)
+        if registered != asked:
             raise NamespaceConflict(
-                f"namespace {spec.digest.hex()}: registered with record_bytes={known.record_bytes} "
-                f"hash_bytes={known.hash_bytes}, asked for {spec.record_bytes} and {spec.hash_bytes}"
+                f"namespace {spec.digest.hex()}: registered with {registered}, not {asked}"
             )
         adopted = known.spec  # of a namespace that only a tier knew, there is no more than its sizes
         if (spec.fields and not adopted.fields) or (spec.block_tokens and not adopted.block_tokens):
@@ -103,10 +104,10 @@ class NamespaceRegistry:
         """What `ended` says is in use now: the next one's turn."""
         self._ended.rotate(-1)
 
-    def found(self, key: bytes, record_bytes: int) -> Namespace | None:
+    def found(self, key: bytes, record_bytes: int, columns: bytes = b"") -> Namespace | None:
         """The namespace of a key that a tier holds; added if only the tier knows it.
 
-        None if the key cannot belong to it (another record size), or no more namespaces fit.
+        None if the key cannot belong to it (another size or other columns), or no more namespaces fit.
         """
         known = self._by_digest.get(key[:NAMESPACE_BYTES])
         if known is None:
@@ -115,8 +116,8 @@ class NamespaceRegistry:
             except NamespaceConflict:
                 return None
             digest, hash_bytes = key[:NAMESPACE_BYTES], len(key) - NAMESPACE_BYTES
-            known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes))
-        return known if known.record_bytes == record_bytes else None
+            known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes, columns=columns))
+        return known if (known.record_bytes, known.columns) == (record_bytes, columns) else None
 
     def of_key(self, key: bytes) -> Namespace | None:
         """The namespace a key belongs to, None if it is not known."""
@@ -166,6 +167,12 @@ class NamespaceRegistry:
             replace_file(self._path, content)
         except OSError as error:
             log.warning("namespace names are not saved: %s: %s", self._path, error)
+
+
+def _shape(spec: NamespaceSpec) -> str:
+    """What all registrations of a namespace must agree on, for people too."""
+    columns = described(spec.columns, spec.record_bytes)
+    return f"record_bytes={spec.record_bytes} hash_bytes={spec.hash_bytes} columns={columns}"
 
 
 def drop_some(namespace: Namespace, drop: Callable[[Block], bool]) -> int:

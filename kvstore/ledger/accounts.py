@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -73,18 +74,16 @@ class Found(NamedTuple):
     shared: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """One request's tokens, in prompt order, and the total they are part of."""
 
-    __slots__ = ("credited", "pieces", "prefill_tokens_per_s", "prefix", "tokens", "total")
-
-    def __init__(self, total: Total, tokens: int, pieces: list[Piece], prefill_tokens_per_s: float) -> None:
-        self.total = total
-        self.tokens = tokens
-        self.pieces = pieces
-        self.prefill_tokens_per_s = prefill_tokens_per_s
-        self.prefix: tuple[str, str] | None = None  # that has `credited` of our tokens as saved
-        self.credited = 0
+    total: Total
+    tokens: int
+    pieces: list[Piece]
+    prefill_tokens_per_s: float
+    prefix: tuple[str, str] | None = None  # that has `credited` of our tokens as saved
+    credited: int = 0
 
     def hit_tokens(self) -> int:
         return sum(tokens for tokens, outcome in self.pieces if outcome in outcomes.HITS)

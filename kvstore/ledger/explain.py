@@ -17,10 +17,21 @@ from typing import Any
 
 from kvstore.protocol import outcomes
 
-# Fields of a namespace that differ between the ranks and KV groups of one engine.
-PLACE = ("pipeline rank", "shard", "group")
-OF_A_PART = frozenset(
-    (*PLACE, "attention", "layout", "pieces", "layers", "layer count", "spec", "record bytes", "block tokens")
+# Fields of a namespace that differ between the KV groups of one engine.
+OF_A_GROUP = frozenset(
+    [
+        "group",
+        "shards",
+        "attention",
+        "layout",
+        "pieces",
+        "layers",
+        "layer count",
+        "spec",
+        "record bytes",
+        "column bytes",
+        "block tokens",
+    ]
 )
 
 Space = Mapping[str, Any]  # a namespace as `kvstore status -o json` has it
@@ -73,22 +84,22 @@ def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None)
 
 
 def engine_of(chosen: Space, spaces: Iterable[Space]) -> list[Space]:
-    """This namespace and its peers: one for each rank and KV group of its engine, in order.
+    """This namespace and its peers: one for each KV group of its engine, in order.
 
-    Where two engines differ in what a rank does (another attention backend), the peer that is
+    Where two engines differ in how they keep a group (another attention backend), the peer that is
     most like the chosen one is taken.
     """
     if not chosen["fields"]:
         return [chosen]
     identity = _identity(chosen)
-    places: dict[tuple[str, ...], Space] = {}
+    groups: dict[str, Space] = {}
     for space in spaces:
         if not space["fields"] or _identity(space) != identity:
             continue
-        place = tuple(space["fields"].get(name, "") for name in PLACE)
-        if place not in places or _likeness(space, chosen) > _likeness(places[place], chosen):
-            places[place] = space
-    return [places[place] for place in sorted(places, key=lambda place: [(len(p), p) for p in place])]
+        group = space["fields"].get("group", "")
+        if group not in groups or _likeness(space, chosen) > _likeness(groups[group], chosen):
+            groups[group] = space
+    return [groups[group] for group in sorted(groups, key=lambda group: (len(group), group))]
 
 
 def is_windowed(space: Space) -> bool:
@@ -129,11 +140,11 @@ def runs(by_block: Sequence[int], block_tokens: int, tokens: int) -> list[Run]:
 
 
 def _identity(space: Space) -> frozenset[tuple[str, str]]:
-    return frozenset((name, value) for name, value in space["fields"].items() if name not in OF_A_PART)
+    return frozenset((name, value) for name, value in space["fields"].items() if name not in OF_A_GROUP)
 
 
 def _likeness(space: Space, other: Space) -> tuple[int, int]:
-    same = sum(space["fields"].get(name) == other["fields"].get(name) for name in OF_A_PART)
+    same = sum(space["fields"].get(name) == other["fields"].get(name) for name in OF_A_GROUP)
     return same, space["blocks"]
 
 
@@ -143,7 +154,7 @@ def _told(spaces: Sequence[Space], most: int = 5) -> str:
     for space in spaces:
         engines.setdefault(frozenset(peer["digest"] for peer in engine_of(space, spaces)), space)
     shown = list(engines.values())
-    names = sorted({name for space in shown for name in space["fields"]} - OF_A_PART - {"model", "tenant"})
+    names = sorted({name for space in shown for name in space["fields"]} - OF_A_GROUP - {"model", "tenant"})
     telling = [name for name in names if len({space["fields"].get(name) for space in shown}) > 1]
     lines = []
     for space in shown[:most]:

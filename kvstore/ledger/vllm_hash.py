@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import xxhash as xxh
+import xxhash
 
 DEFAULT_SEED = "vllm-none-hash"
 SEED_FIELD_CHARS = 32  # of the hexadecimal digest that a namespace has of its NONE_HASH
@@ -25,28 +25,20 @@ SEED_FIELD_CHARS = 32  # of the hexadecimal digest that a namespace has of its N
 HashFunction = Callable[[Any], bytes]
 
 
-def _sha256_pickle(value: Any) -> bytes:
-    return hashlib.sha256(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).digest()
-
-
-def _sha256_cbor(value: Any) -> bytes:
-    return hashlib.sha256(cbor(value)).digest()
-
-
-def _xxhash_pickle(value: Any) -> bytes:
-    return xxh.xxh3_128_digest(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def _xxhash_cbor(value: Any) -> bytes:
-    return xxh.xxh3_128_digest(cbor(value))
-
-
 ALGORITHMS: dict[str, HashFunction] = {  # by the names that vLLM gives them
-    "sha256": _sha256_pickle,
-    "sha256_cbor": _sha256_cbor,
-    "xxhash": _xxhash_pickle,
-    "xxhash_cbor": _xxhash_cbor,
+    "sha256": lambda value: _sha256(_pickled(value)),
+    "sha256_cbor": lambda value: _sha256(cbor(value)),
+    "xxhash": lambda value: xxhash.xxh3_128_digest(_pickled(value)),
+    "xxhash_cbor": lambda value: xxhash.xxh3_128_digest(cbor(value)),
 }
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def none_hash(algorithm: str, seed_digest: str, seeds: Iterable[str]) -> bytes | None:

@@ -21,9 +21,10 @@ from kvstore.constants import ADOPT_SLICE_ROWS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.residency.levels import Member, Row
+from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
 from tiers.base import NAMESPACE_BYTES
+from tiers.device_table import Row
 
 log = logging.getLogger("kvstore.movement.adoption")
 
@@ -119,14 +120,14 @@ class Adoption:
         self._adopted(self.done)
 
     def _by_namespace(self, member: Member, rows: Rows) -> Iterable[tuple[Namespace, list[AdoptedRow]]]:
-        found: dict[bytes, tuple[Namespace | None, list[AdoptedRow]]] = {}
+        found: dict[tuple[bytes, int, bytes], tuple[Namespace | None, list[AdoptedRow]]] = {}
         for row in rows:
-            digest = row.key[:NAMESPACE_BYTES]
-            if digest not in found:
-                found[digest] = self._namespaces.found(row.key, row.size_bytes), []
-            namespace, run = found[digest]
-            if namespace is None or namespace.record_bytes != row.size_bytes:
-                member.drop(row.slot)  # another record size than its namespace has: nobody can ask for it
+            kind = row.key[:NAMESPACE_BYTES], row.size_bytes, row.columns
+            if kind not in found:
+                found[kind] = self._namespaces.found(row.key, row.size_bytes, row.columns), []
+            namespace, run = found[kind]
+            if namespace is None:
+                member.drop(row.slot)  # not as its namespace's records are: nobody can ask for it
             else:
                 run.append((row.key[NAMESPACE_BYTES:], row.parent[NAMESPACE_BYTES:], row.slot, row.stored_s))
         return [(namespace, run) for namespace, run in found.values() if namespace is not None]
@@ -134,7 +135,7 @@ class Adoption:
     def _adopt_arena(self) -> None:
         residency = self._residency
         for slot, record in residency.arena.adopted_slots():
-            namespace = self._namespaces.found(record.key, record.size_bytes)
+            namespace = self._namespaces.found(record.key, record.size_bytes, record.columns)
             block_hash = record.key[NAMESPACE_BYTES:]
             known = namespace.blocks.get(block_hash) if namespace is not None else None
             if namespace is None or (known is not None and known.where & IN_DRAM):

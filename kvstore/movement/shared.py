@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
     into: memoryview
 
 
-Fetched = tuple[Get, Record | None]  # the record where it is a HIT: its parent and checksum
+Fetched = tuple[Get, Record | None]  # the record where it is a HIT: its parent, checksum and columns
 Done = Callable[[Sequence[Fetched]], None]
 
 
@@ -63,7 +63,7 @@ class SharedLevel(ABC):
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
         """Read records into their views, and call `done` once, on the engine's thread, with one answer each.
 
-        HIT: the view holds the bytes and their checksum matched. After any other answer the view's content is
+        HIT: the view holds the bytes and their checksum, of the record's columns, matched. After any other answer the view's content is
         undefined. Until `done` is called the views belong to the level. Never raises. A level that cannot
         answer calls `done` late, or never: a breaker looks after that.
         """

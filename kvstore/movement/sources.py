@@ -121,11 +121,13 @@ class SharedSource(Source):
         self.level.fetch(wanted, lambda answers: done(list(map(self._checked, batch, answers))))
 
     def _checked(self, asked: Slotted, answer: Fetched) -> Read:
-        """A record that hangs on another parent than the request said is not what was asked for."""
+        """A record that hangs on another parent than the request said, or has other columns than its namespace, is
+        not what was asked for."""
         result, record = answer
         if result is not Get.HIT or record is None:
             return result, b""
         block = asked[0]
-        if record.key != block.key or record.parent[NAMESPACE_BYTES:] != self.parents[block]:
+        is_asked = (record.key, record.columns) == (block.key, block.namespace.columns)
+        if not is_asked or record.parent[NAMESPACE_BYTES:] != self.parents[block]:
             return Get.MISS, b""
         return result, record.checksum

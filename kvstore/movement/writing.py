@@ -34,9 +34,10 @@ from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.totals import DEMOTED
 from kvstore.protocol.residency_bits import IN_NVME
 from kvstore.residency.eviction import Eviction
-from kvstore.residency.levels import Member, Row
+from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
 from tiers.base import Put
+from tiers.device_table import Row
 
 Placed = tuple[Block, int]  # a block, and the slot of a device it is written to
 
@@ -186,11 +187,7 @@ class Writer:
 
     def _submit(self, member: Member, placed: Sequence[Placed], probe: bool) -> None:
         arena = self._residency.arena
-        records = [arena.record(block.slot) for block, _ in placed]
-        items = [
-            (slot, record, record.stored_s, arena.view(block.slot))
-            for (block, slot), record in zip(placed, records, strict=True)
-        ]
+        items = [(slot, arena.record(block.slot), arena.view(block.slot)) for block, slot in placed]
         job = member.stores.begin(sum(block.namespace.record_bytes for block, _ in placed), probe)
         member.store_jobs += 1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvstore.pages.style import STYLE
 
@@ -137,7 +137,9 @@ def legend(entries: Iterable[tuple[str, str, str]]) -> Html:
     return Html(f'<ul class="legend">{items}</ul>')
 
 
-def glossary(title: str, words: Iterable[tuple[str, str]]) -> Html:
+def glossary(title: str, words: Mapping[str, str]) -> Html:
     """A section of words and what they mean."""
-    terms = "".join(f"<div><dt>{escape(word)}</dt><dd>{escape(means)}</dd></div>" for word, means in words)
+    terms = "".join(
+        f"<div><dt>{escape(word)}</dt><dd>{escape(means)}</dd></div>" for word, means in words.items()
+    )
     return section(title, f"<dl>{terms}</dl>")

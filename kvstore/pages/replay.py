@@ -1,12 +1,12 @@
 """The page of `kvstore replay --html`, made of the document that `-o json` prints.
 
-headline ─▶ hit ratio by capacity ─▶ distance to the envelope ─▶ table ─▶ policies and words
+headline ─▶ hit ratio by capacity ─▶ table ─▶ policies and words
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore import __version__
@@ -20,7 +20,6 @@ Document = Mapping[str, Any]
 Ratios = dict[str, dict[float, float]]  # policy → capacity fraction → hit ratio
 
 ENVELOPE = "envelope"
-NAME_ROOM = 178.0  # right of the lines, for their names
 LEAD = (
     "A cache that is full has to choose what it gives up. Here the same recorded requests went through the same cache "
     "several times, each time with another way to choose (a policy) and another size (capacity), "
@@ -38,15 +37,12 @@ POLICIES = {
     EVERYTHING: "Never gives anything up: all that can be hit in these requests, with room for everything.",
     ENVELOPE: "Not a policy: at each capacity the best of the references (all but ours and the bounds). Which one that is can differ.",
 }
-WORDS = (
-    ("block", "The keys and values of a fixed run of tokens of a prompt; the unit that is stored and found."),
-    (
-        "hit ratio",
-        "Of all blocks that requests asked for, how many were there, with everything before them in the prompt: those need not be computed again.",
-    ),
-    ("capacity", "How many blocks fit in the cache, as a share of all different blocks in the recording."),
-    ("point", "A percentage point: from 20 % to 21 % is one."),
-)
+WORDS = {
+    "block": "The keys and values of a fixed run of tokens of a prompt; the unit that is stored and found.",
+    "hit ratio": "Of all blocks that requests asked for, how many were there, with everything before them in the prompt: those need not be computed again.",
+    "capacity": "How many blocks fit in the cache, as a share of all different blocks in the recording.",
+    "point": "A percentage point: from 20 % to 21 % is one.",
+}
 
 SHOWN = 0.0005  # a twentieth of a point: less counts as equal
 
@@ -57,14 +53,11 @@ def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, last
     fractions = sorted({fraction for name, row in ratios.items() if name != EVERYTHING for fraction in row})
     recorded = f"{', '.join(traces)}{', without the partly filled last blocks' if drop_tail else ''}"
     parts = [html.tiles(_headline(document, ratios, fractions, lasted_s)), *_verdict(ratios, fractions)]
-    if len(fractions) == 1:
-        parts.append(_ranked(ratios, fractions[0]))
-    elif fractions:
+    if len(fractions) > 1:
         parts.append(_by_capacity(ratios, fractions))
-        if ENVELOPE in ratios and len(ratios) > 2:
-            parts.append(_distance(ratios, fractions))
+    if fractions:
         parts.append(_all(ratios, fractions))
-    named = [(name, POLICIES[name]) for name in POLICIES if name in ratios]
+    named = {name: means for name, means in POLICIES.items() if name in ratios}
     parts += [html.glossary("The policies", named), html.glossary("Words on this page", WORDS)]
     made_by = f"kvstore {__version__}. The daemon's own engine and policies; only the bytes and the clock are made up."
     lead = (f"Recorded traffic: {recorded}", LEAD)
@@ -141,66 +134,34 @@ def _by_capacity(ratios: Ratios, fractions: Sequence[float]) -> Html:
         ),
     )
     drawn = "; ".join(meaning for names, meaning in meanings if names & set(shown))
-    return _plotted(
-        "Hit ratio by capacity",
-        "One line for each policy. The table below has the same figures.",
-        f"Higher is better.{f' {drawn.capitalize()}.' if drawn else ''}",
-        series,
-        fractions,
-        ("hit ratio", lambda value: f"{100 * value:.3g} %", svg.steps(0, high, 5), 430),
-    )
-
-
-def _distance(ratios: Ratios, fractions: Sequence[float]) -> Html:
-    """The same with the envelope as the zero line, for policies that lie too close together above."""
-    best = ratios[ENVELOPE]
-    series = [
-        _series(name, [_less(ratios[name].get(f), best.get(f)) for f in fractions])
-        for name in _order(ratios)
-        if name == OURS or name in REFERENCES
-    ]
-    values = [value for one in series for value in one.values if value is not None]
-    marks = svg.steps(min(0.0, *values), max(0.0, *values), 6)
-    return _plotted(
-        "Distance to the envelope",
-        "One line for each policy; zero is the best reference at each capacity. The table below has the same figures.",
-        "The same figures, less those of the envelope: above zero is better than every reference at that capacity. "
-        "Which reference is the best can depend on the capacity.",
-        series,
-        fractions,
-        (
-            "points above or below the envelope",
-            lambda value: f"{100 * value:+.3g}" if value else "0",
-            marks,
-            330,
-        ),
-    )
-
-
-def _plotted(
-    title: str,
-    describes: str,
-    note: str,
-    series: Sequence[svg.Series],
-    fractions: Sequence[float],
-    y: tuple[str, Callable[[float], str], Sequence[float], float],
-) -> Html:
-    """A section with lines over capacity. y: unit, text of a value, marks, height of the plot."""
+    title = "Hit ratio by capacity"
     positions = _positions(fractions)
     ticks: list[tuple[float, str]] = []
     for at, fraction in zip(positions, fractions, strict=True):
         if not ticks or at - ticks[-1][0] > 0.055:  # where there is room
             ticks.append((at, _percent(fraction)))
-    unit, text, marks, height = y
-    places = [f"capacity {_percent(fraction)}" for fraction in fractions]
-    x = "capacity, as a share of all different blocks (logarithmic)"
-    frame = svg.Frame(title, describes, unit, text, marks, ticks, places, height=height, right=NAME_ROOM, x=x)
-    # Names again, for who cannot see the right end of the lines. Both bounds have one colour.
+    frame = svg.Frame(
+        title,
+        "One line for each policy. The table below has the same figures.",
+        "hit ratio",
+        lambda value: f"{100 * value:.3g} %",
+        svg.steps(high, 5),
+        ticks,
+        [f"capacity {_percent(fraction)}" for fraction in fractions],
+        height=430,
+        x="capacity, as a share of all different blocks (logarithmic)",
+    )
+    # Both bounds have one colour.
     names = [
         (one.colour, f"{one.name}, level" if one.name.startswith(EVERYTHING) else one.name, "")
         for one in reversed(series)
     ]
-    return html.section(title, svg.lines(frame, series, positions), html.legend(names), note=note)
+    return html.section(
+        title,
+        svg.lines(frame, series, positions),
+        html.legend(names),
+        note=f"Higher is better.{f' {drawn.capitalize()}.' if drawn else ''}",
+    )
 
 
 def _all(ratios: Ratios, fractions: Sequence[float]) -> Html:
@@ -221,23 +182,6 @@ def _all(ratios: Ratios, fractions: Sequence[float]) -> Html:
         columns += [f"at {_percent(fraction)}", "less envelope"] if best else [f"at {_percent(fraction)}"]
     caption = "hit ratio at each capacity" + (", and its distance to the envelope in points" if best else "")
     return html.section("All figures", html.table(caption, columns, rows, ours))
-
-
-def _ranked(ratios: Ratios, fraction: float) -> Html:
-    """One capacity: bars, best first."""
-    at = {name: max(row.values()) if name == EVERYTHING else row[fraction] for name, row in ratios.items()}
-    rows = [
-        (
-            name,
-            html.bars((at[name], _series(name, []).colour, percent(at[name]))),
-            Figure(percent(at[name])),
-            Figure(_against(name, _less(at[name], at.get(ENVELOPE)))),
-        )
-        for name in sorted(at, key=lambda name: -at[name])
-    ]
-    columns = ["policy", "", "hit ratio", "less envelope"]
-    table = html.table("best first; the distance is in points", columns, rows, OURS)
-    return html.section(f"Hit ratio at {_percent(fraction)} capacity", html.boxed("wide", table))
 
 
 def points(difference: float) -> str:
@@ -272,10 +216,8 @@ def _series(name: str, values: Sequence[float | None]) -> svg.Series:
 
 
 def _positions(fractions: Sequence[float]) -> list[float]:
-    """From left to right on a logarithmic scale; one alone stands in the middle."""
+    """From left to right on a logarithmic scale, of two or more."""
     low, high = math.log(fractions[0]), math.log(fractions[-1])
-    if high <= low:
-        return [0.5] * len(fractions)
     return [0.03 + 0.94 * (math.log(fraction) - low) / (high - low) for fraction in fractions]
 
 

@@ -37,30 +37,18 @@ LEAD = (
     "them, so that a prompt that begins like an earlier one is loaded and not computed again. "
     "This page says how often that worked, and why not when it did not."
 )
-WORDS = (
-    ("token", "A piece of text, about three quarters of an English word. Prompts are counted in tokens."),
-    ("block", "The keys and values of a fixed run of tokens; the unit that is stored, found and loaded."),
-    ("lookup", "An engine asks how much of one prompt is here, from its beginning on."),
-    (
-        "hit, miss",
-        "A token is a hit if its keys and values came from here. It can be one only if all before it are.",
-    ),
-    (
-        "hit ratio",
-        "Hits among the tokens that engines asked us for. What an engine still had itself is not counted: it does not ask for it.",
-    ),
-    (
-        "DRAM, NVMe",
-        "The tiers: main memory, which is fast and small, and solid-state disks, which are slower and large.",
-    ),
-    (
-        "prefill",
-        "Computing a prompt before the first word of the answer. Time saved is at the speed that engines report, or that is configured.",
-    ),
-    ("evicted", "Given up to make room for others, when a tier was full."),
-    ("prefix", "The beginning that prompts share: a system prompt, a document, a conversation that goes on."),
-    ("tenant", "Whose prompts they are. Tenants never see each other's blocks."),
-)
+WORDS = {
+    "token": "A piece of text, about three quarters of an English word. Prompts are counted in tokens.",
+    "block": "The keys and values of a fixed run of tokens; the unit that is stored, found and loaded.",
+    "lookup": "An engine asks how much of one prompt is here, from its beginning on.",
+    "hit, miss": "A token is a hit if its keys and values came from here. It can be one only if all before it are.",
+    "hit ratio": "Hits among the tokens that engines asked us for. What an engine still had itself is not counted: it does not ask for it.",
+    "DRAM, NVMe": "The tiers: main memory, which is fast and small, and solid-state disks, which are slower and large.",
+    "prefill": "Computing a prompt before the first word of the answer. Time saved is at the speed that engines report, or that is configured.",
+    "evicted": "Given up to make room for others, when a tier was full.",
+    "prefix": "The beginning that prompts share: a system prompt, a document, a conversation that goes on.",
+    "tenant": "Whose prompts they are. Tenants never see each other's blocks.",
+}
 
 
 def report_page(document: Document, first: Sequence[Html] = ()) -> str:
@@ -225,7 +213,7 @@ def _tokens_plot(made: Bars, amounts: Sequence[Sequence[int]], drawn: Sequence[i
         "Stacked bars: hits below, misses above. The table below has the same figures.",
         f"tokens {made.per}",
         short_count,
-        svg.steps(0, max(map(sum, zip(*amounts, strict=True)))),
+        svg.steps(max(map(sum, zip(*amounts, strict=True)))),
         made.ticks(),
         made.places(),
         height=290,

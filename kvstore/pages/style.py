@@ -68,7 +68,6 @@ section{margin-top:40px}
 .scroll{overflow-x:auto}
 .narrow table{width:auto;min-width:50%}
 @media (max-width:640px){td .bar{width:84px}}
-.wide .bar{width:min(440px,40vw)}
 .tight .bar{width:84px}
 bdi{display:inline-block;min-width:8em;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
@@ -100,14 +99,12 @@ svg{display:block;width:100%;min-width:620px;height:auto;font:12px system-ui,-ap
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:6px 28px}
 .grid svg{min-width:340px}
 svg text{fill:var(--soft);font-variant-numeric:tabular-nums}
-svg .strong{fill:var(--ink);font-weight:600}
 svg .axis{stroke:var(--line);stroke-width:1}
 svg .zero{stroke:var(--soft);stroke-width:1}
 svg .line{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
 svg .thick{stroke-width:3.25}
 svg .dashed{stroke-dasharray:6 4}
 svg .dotted{stroke-dasharray:1.5 4}
-svg .thin{stroke-width:1}
 dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:12px 28px;margin:10px 0 0}
 dt{font-weight:600}
 dd{margin:0;color:var(--soft)}

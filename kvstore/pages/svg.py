@@ -19,7 +19,6 @@ from kvstore.pages.html import Html, boxed, escape
 
 TOP, RIGHT, BOTTOM, LEFT = 10.0, 14.0, 28.0, 62.0
 BAR_WIDTH_MAX = 46.0
-LABEL_HEIGHT = 15.0  # of a line of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Series:
 class Frame:
     """The place of a plot in its view box, and what its axes say.
 
-    y: unit of the y axis. text: of a value. marks: values with a line, from the lowest to the highest.
+    y: unit of the y axis. text: of a value. marks: values with a line, from 0 up.
     ticks: (position 0 to 1, text) on the x axis. places: what the x position of each value is called.
     x: unit of the x axis, where it is not time.
     """
@@ -50,12 +49,11 @@ class Frame:
     places: Sequence[str]
     width: float = 960.0
     height: float = 250.0
-    right: float = RIGHT
     x: str = ""
 
     @property
     def inner_width(self) -> float:
-        return self.width - LEFT - self.right
+        return self.width - LEFT - RIGHT
 
     @property
     def bottom(self) -> float:
@@ -65,13 +63,12 @@ class Frame:
         return LEFT + share * self.inner_width
 
     def at_y(self, value: float) -> float:
-        low, high = self.marks[0], self.marks[-1]
-        return self.bottom - (value - low) / (high - low) * (self.bottom - TOP)
+        return self.bottom - value / self.marks[-1] * (self.bottom - TOP)
 
     def draw(self, shapes: Sequence[str]) -> Html:
         """The shapes over horizontal lines with their values."""
         grid = "".join(
-            f'<line class="{"zero" if mark == 0 else "axis"}" x1="{LEFT}" x2="{self.width - self.right}" '
+            f'<line class="{"zero" if mark == 0 else "axis"}" x1="{LEFT}" x2="{self.width - RIGHT}" '
             f'y1="{self.at_y(mark):.1f}" y2="{self.at_y(mark):.1f}"/>'
             f'<text x="{LEFT - 8}" y="{self.at_y(mark) + 4:.1f}" text-anchor="end">{escape(self.text(mark))}</text>'
             for mark in self.marks
@@ -89,21 +86,19 @@ class Frame:
         return boxed("plot", f'<p class="unit">{escape(self.y)}</p>{plot}{below}')
 
 
-def steps(low: float, high: float, about: int = 4) -> list[float]:
-    """Round values from at most `low` to at least `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
-    if not high > low:
-        high = low + 1
-    rough = (high - low) / about
+def steps(high: float, about: int = 4) -> list[float]:
+    """Round values from 0 to at least `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
+    high = high if high > 0 else 1.0
+    rough = high / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(n * step, 12) for n in range(first, last + 1)]
+    return [round(n * step, 12) for n in range(math.ceil(high / step - 1e-9) + 1)]
 
 
 def byte_steps(high: float, about: int = 4) -> list[float]:
-    """The same from 0, for bytes: round in KiB, MiB, GiB, …"""
+    """The same for bytes: round in KiB, MiB, GiB, …"""
     unit = 1024.0 ** max(0, math.floor(math.log(high, 1024))) if high >= 1 else 1.0
-    return [value * unit for value in steps(0, high / unit, about)]
+    return [value * unit for value in steps(high / unit, about)]
 
 
 def stacked_bars(frame: Frame, series: Sequence[Series]) -> Html:
@@ -130,9 +125,8 @@ def stacked_bars(frame: Frame, series: Sequence[Series]) -> Html:
 
 
 def lines(frame: Frame, series: Sequence[Series], at: Sequence[float]) -> Html:
-    """Lines; later series lie on top. at: x positions, 0 to 1. Names stand at the right end, where there is room."""
+    """Lines; later series lie on top. at: x positions, 0 to 1."""
     shapes: list[str] = []
-    ends: list[tuple[Series, float, float]] = []
     for one in series:
         runs: list[list[str]] = [[]]
         circles: list[str] = []
@@ -155,30 +149,4 @@ def lines(frame: Frame, series: Sequence[Series], at: Sequence[float]) -> Html:
             if len(run) > 1
         ]
         shapes += circles
-        if circles:
-            ends.append((one, x, y))
-    return frame.draw(shapes + (_names(frame, ends) if frame.right > RIGHT else []))
-
-
-def apart(wanted: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Places near the wanted ones, in their order, at least so far from each other, within low and high."""
-    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
-    placed = [0.0] * len(wanted)
-    below = low - least
-    for n in order:
-        below = placed[n] = max(wanted[n], below + least)
-    above = high + least
-    for n in reversed(order):
-        above = placed[n] = min(placed[n], above - least)
-    return placed
-
-
-def _names(frame: Frame, ends: Sequence[tuple[Series, float, float]]) -> list[str]:
-    """The name of each line at its right end, moved apart, with a thin line to where it ends."""
-    places = apart([y for _, _, y in ends], LABEL_HEIGHT, TOP, frame.bottom)
-    x = frame.width - frame.right + 22
-    return [
-        f'<line class="s-{one.colour} thin" x1="{end_x + 6:.1f}" y1="{end_y:.1f}" x2="{x - 4:.1f}" y2="{y:.1f}"/>'
-        f'<text class="{"strong" if "thick" in one.style else ""}" x="{x:.1f}" y="{y + 4:.1f}">{escape(one.name)}</text>'
-        for (one, end_x, end_y), y in zip(ends, places, strict=True)
-    ]
+    return frame.draw(shapes)

@@ -1,5 +1,4 @@
 """Policies: which block leaves a tier first, and whether a new one is worth its room.
 
-`learned.py` (with `reuse.py`) is the daemon's default; the others are references to compare
-it with. `names.py` knows them by name.
+`learned` is the daemon's default, `lru` the other one that it can select; `names` knows both by name.
 """

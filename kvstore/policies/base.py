@@ -62,9 +62,10 @@ class Policy(ABC):
         the parent of the one before. Changes nothing."""
         return (victim,)
 
-    @abstractmethod
     def coldest_s(self) -> float | None:
-        """When the next victim was last used, None if there is none."""
+        """When the next victim was last used, None if there is none or nobody knows: it is asked where size classes
+        compete for room, which they do not in a replay."""
+        return None
 
 
 class Policies:
@@ -72,10 +73,12 @@ class Policies:
 
     def __init__(self, make: Callable[[int], Policy]) -> None:
         self.make = make
+        self._clock = 0
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
         """A request used these blocks or has just brought them: gives them the stretch of this use."""
-        stretch = Stretch(touched_s=now_s)
+        self._clock += 1
+        stretch = Stretch(self._clock, touched_s=now_s)
         for block in run:
             block.stretch = stretch
 

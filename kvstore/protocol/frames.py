@@ -30,6 +30,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tiers.checksum import COLUMNS_MAX
+
 PROTOCOL_VERSION = 3
 
 HEADER = struct.Struct("<I")
@@ -43,6 +45,7 @@ HASH_BYTES_MAX = 64
 HASHES_MAX = 65536  # per lookup, residency or prefetch
 LEASE_HASHES_MAX = 512  # per reserve or acquire: so many are served in one go
 LOOKUP_NAMESPACES_MAX = 64
+FILLS_MAX = 64
 WAIT_MS_MAX = 60_000
 LABEL_CHARS_MAX = 200
 
@@ -50,6 +53,7 @@ assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must 
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Bytes = Annotated[int, Meta(ge=1, lt=1 << 32)]
 _Tokens = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Text = Annotated[str, Meta(max_length=1024)]
 
@@ -69,13 +73,15 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
 
 class Register(msgspec.Struct, array_like=True, tag=2):
     """Make a namespace known. digest: over all that must be equal for bytes to be reusable. record_bytes:
-    size of every record. fields: the identity in words, for people. Answer: Registered."""
+    size of every record. fields: the identity in words, for people. columns: bytes of each column of a record, in
+    order; none: one column. Answer: Registered."""
 
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-    record_bytes: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    record_bytes: _Bytes
     hash_bytes: Annotated[int, Meta(ge=1, le=HASH_BYTES_MAX)]
     block_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
     fields: Annotated[dict[_Text, _Text], Meta(max_length=64)]
+    columns: Annotated[list[_Bytes], Meta(max_length=COLUMNS_MAX)] = []
 
 
 class Lookup(msgspec.Struct, array_like=True, tag=3):
@@ -193,6 +199,14 @@ class Unregister(msgspec.Struct, array_like=True, tag=17):
     end: bool = False
 
 
+class Fill(msgspec.Struct, array_like=True, tag=18):
+    """These columns of leases that somebody without the arena holds are written. fills: (lease, column, checksums
+    of the column in each slot, joined; none of them: it will not be written, give the lease up). The last column
+    of a lease commits it. A lease that is not held any more is no error. Answer: Filled."""
+
+    fills: Annotated[list[tuple[_Id, _Id, bytes]], Meta(max_length=FILLS_MAX)]
+
+
 # Retention (tags 32 to 39): each is answered when the rule is on disk -------------------
 
 _Selector = Annotated[str, Meta(max_length=2 * DIGEST_BYTES, pattern="^[0-9a-fA-F]*$")]
@@ -300,6 +314,12 @@ class Acquired(msgspec.Struct, array_like=True, tag=69):
     pending: bool
 
 
+class Filled(msgspec.Struct, array_like=True, tag=74):
+    """How many blocks each fill has committed: 0 while columns are missing, or where its lease is gone."""
+
+    committed: list[int]
+
+
 class Done(msgspec.Struct, array_like=True, tag=70):
     pass
 
@@ -344,13 +364,24 @@ Request = (
     | Report
     | Namespaces
     | Unregister
+    | Fill
     | SetPin
     | SetTtl
     | SetQuota
     | Retention
 )
 Answer = (
-    Registered | Count | Places | Reserved | Acquired | Done | StatusReport | Problems | Explained | Error
+    Registered
+    | Count
+    | Filled
+    | Places
+    | Reserved
+    | Acquired
+    | Done
+    | StatusReport
+    | Problems
+    | Explained
+    | Error
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -44,7 +44,7 @@ class CountedPlaces:
         return bool(self._free)
 
     def reserve_run(
-        self, keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int, owner: int
+        self, keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int, owner: int, columns: bytes
     ) -> list[int]:
         count, width = min(len(keys), len(self._free)), self._key_bytes
         slots = [self._free.pop() for _ in range(count)]
@@ -66,9 +66,6 @@ class CountedPlaces:
 
     def extents(self, slots: Sequence[int]) -> Extents:
         return [], b""
-
-    def stored_s(self, slot: int) -> int:
-        return 0
 
     def record(self, slot: int) -> Record:
         assert self._states[slot] != FREE, f"slot {slot} is free"

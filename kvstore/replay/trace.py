@@ -2,8 +2,9 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
-`timestamp` is in milliseconds. A hash id stands for a block and everything before it
-(`kvstore.replay.parents`).
+`timestamp` is in milliseconds. A hash id stands for a block and everything before it, so it follows the
+same id wherever it is named. Recorders that cut prompts, or made-up traces, may name one behind several
+others: each of these is a block of its own here, as it would be for an engine, and a message says so.
 The last block is partly filled when `input_length` is given and is not a whole number of blocks;
 an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
 logging: time never runs backwards here.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,6 @@ import msgspec
 
 from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LINE_BYTES_MAX
 from kvstore.errors import ReplayError
-from kvstore.replay.parents import Parents
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -42,35 +43,39 @@ class Trace:
     prompts: list[bytes] = field(default_factory=list)
     block_refs: int = 0
     unique_blocks: int = 0
-    unchained_ids: int = 0  # of these, such as follow several others
+    unchained_ids: int = 0  # ids that follow several others, or begin some prompts and not all
 
 
 def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
     """The requests of several files, one after the other. Raises ReplayError naming file and line."""
     trace = Trace()
     for path in paths:
-        names: dict[int, bytes] = {}  # files do not share blocks: they were recorded apart
-        parents = Parents()
-        for line in _lines(path, parents):
+        names: dict[tuple[bytes, int], bytes] = {}  # files do not share blocks: they were recorded apart
+        for line in _lines(path):
             ids = line.hash_ids
             if drop_tail and ids and _is_partial(line):
                 ids = ids[:-1]
             if not ids:
                 continue
-            hashes = [names.get(i) or _name(names, i, trace) for i in ids]
+            hashes: list[bytes] = []
+            name = b""  # of the block before
+            for hash_id in ids:
+                name = names.get((name, hash_id)) or _name(names, (name, hash_id), trace)
+                hashes.append(name)
             now_s = line.timestamp / 1000
             trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
             trace.prompts.append(b"".join(hashes))
             trace.block_refs += len(hashes)
-        trace.unchained_ids += parents.unchained
+        behind = Counter(hash_id for _, hash_id in names)
+        trace.unchained_ids += sum(blocks > 1 for blocks in behind.values())
     if not trace.prompts:
         raise ReplayError(f"no requests with blocks in {', '.join(map(str, paths))}")
     return trace
 
 
-def _name(names: dict[int, bytes], hash_id: int, trace: Trace) -> bytes:
-    """The hash bytes of a block that was not named before."""
-    name = names[hash_id] = trace.unique_blocks.to_bytes(REPLAY_HASH_BYTES, "big")
+def _name(names: dict[tuple[bytes, int], bytes], block: tuple[bytes, int], trace: Trace) -> bytes:
+    """The hash bytes of a block (the one before it, its id) that was not named before."""
+    name = names[block] = trace.unique_blocks.to_bytes(REPLAY_HASH_BYTES, "big")
     trace.unique_blocks += 1
     return name
 
@@ -80,7 +85,7 @@ def _is_partial(line: Line) -> bool:
     return tokens is not None and tokens < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
 
 
-def _lines(path: Path, parents: Parents) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     number = 0
     try:
@@ -93,13 +98,7 @@ def _lines(path: Path, parents: Parents) -> Iterator[Line]:
                     line = decoder.decode(text)
                     if len(set(line.hash_ids)) != len(line.hash_ids):
                         raise ReplayError(f"{path}:{number}: hash_ids: a block is repeated in one prompt")
-                    parents.note(line.hash_ids, number)
                     yield line
-        if circle := parents.circle():
-            number, (hash_id, parent) = circle
-            raise ReplayError(
-                f"{path}:{number}: hash_ids: {hash_id} follows {parent}, and comes before it elsewhere"
-            )
     except (OSError, EOFError) as error:
         raise ReplayError(f"{path}: {error}") from error
     except zlib.error as error:

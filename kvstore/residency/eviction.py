@@ -22,10 +22,11 @@ from kvstore.index.prompts import Prompt
 from kvstore.policies.base import Policy
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.residency.levels import Member, Row
+from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
 from kvstore.retention.quotas import Holder
 from tiers.base import SizeClass
+from tiers.device_table import Row
 
 Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
 
@@ -60,7 +61,7 @@ class Eviction:
         """
         residency = self._residency
         self.no_room = outcomes.NOT_ADMITTED
-        digest, size_bytes = namespace.digest, namespace.record_bytes
+        digest, size_bytes, columns = namespace.digest, namespace.record_bytes, namespace.columns
         keys = [digest + block_hash for block_hash in hashes]
         parents = [digest + parent if parent else b"", *keys[:-1]]
         limited = bool(residency.quotas)
@@ -72,7 +73,7 @@ class Eviction:
                 self.no_room = outcomes.OVER_QUOTA
                 break
             end = at + 1 if limited else len(keys)  # under a quota the next one must count this one
-            got = residency.arena.reserve_run(keys[at:end], parents[at:end], size_bytes, owner)
+            got = residency.arena.reserve_run(keys[at:end], parents[at:end], size_bytes, owner, columns)
             if not got and not self._evict_from_dram(namespace, hashes[at], prompt, len(keys) - at):
                 break
             if got:

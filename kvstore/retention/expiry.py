@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -51,19 +52,19 @@ NEVER = float("inf")
 Rows = Callable[[Sequence[Block], Callable[[Sequence[int]], None]], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Space:
     """The TTLs of one namespace and the times of its blocks."""
 
-    __slots__ = ("assumed_s", "least_s", "newer", "prefixes", "sweep_s", "times", "ttl_s")
-
-    def __init__(self, assumed_s: int) -> None:
-        self.ttl_s = NEVER  # of blocks that no prefix of `prefixes` covers
-        self.prefixes: dict[bytes, float] = {}
-        self.least_s = NEVER  # the shortest of these
-        self.times: BlockTable[int] = BlockTable()  # its growth stops nobody, unlike that of a large dict
-        self.assumed_s = assumed_s  # the time of blocks that have none in `times`
-        self.newer: set[bytes] = set()  # blocks that may have a child older than they are
-        self.sweep_s = 0.0  # when the next sweep begins
+    assumed_s: int  # the time of blocks that have none in `times`
+    ttl_s: float = NEVER  # of blocks that no prefix of `prefixes` covers
+    prefixes: dict[bytes, float] = field(default_factory=dict)
+    least_s: float = NEVER  # the shortest of these
+    times: BlockTable[int] = field(
+        default_factory=BlockTable
+    )  # its growth stops nobody, unlike that of a large dict
+    newer: set[bytes] = field(default_factory=set)  # blocks that may have a child older than they are
+    sweep_s: float = 0.0  # when the next sweep begins
 
     def time(self, block_hash: bytes) -> int:
         stored_s = self.times.get(block_hash)

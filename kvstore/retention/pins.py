@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 
 from kvstore.constants import STEP_BLOCKS
@@ -30,16 +31,14 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 
 
+@dataclass(slots=True, eq=False)
 class _Space:
     """The pins of one namespace. chains: by pinned hash, from there upwards. tops: chains that end here."""
 
-    __slots__ = ("chains", "guarded", "marks", "tops")
-
-    def __init__(self) -> None:
-        self.chains: dict[bytes, list[bytes]] = {}
-        self.tops: dict[bytes, set[bytes]] = {}
-        self.marks: dict[bytes, int] = {}
-        self.guarded: dict[bytes, int] = {}  # hash -> tier bit
+    chains: dict[bytes, list[bytes]] = field(default_factory=dict)
+    tops: dict[bytes, set[bytes]] = field(default_factory=dict)
+    marks: dict[bytes, int] = field(default_factory=dict)
+    guarded: dict[bytes, int] = field(default_factory=dict)  # hash -> tier bit
 
 
 class Guards:
@@ -88,8 +87,9 @@ class Guards:
         space.chains[block_hash] = [block_hash]
         space.tops.setdefault(block_hash, set()).add(block_hash)
         block = namespace.blocks.get(block_hash) if namespace is not None else None
-        self._mark(space, block_hash, block)
+        space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
         if block is not None:
+            self._place(space, block)
             self._extend(space, block)
 
     def unpin(self, pinned: Pinned, namespace: Namespace | None) -> None:
@@ -200,11 +200,6 @@ class Guards:
         self.guarded_bytes[bit] += change * size
         self._records[bit, size] += change
 
-    def _mark(self, space: _Space, block_hash: bytes, block: Block | None) -> None:
-        space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
-        if block is not None:
-            self._place(space, block)
-
     def _extend(self, space: _Space, top: Block) -> None:
         """The chains that ended here go on upwards as far as parents are known."""
         above = list(_upwards(top.parent))
@@ -250,15 +245,19 @@ class Guards:
                 waiting.pop(block, None)
         if before == bit:
             return
-        size = self._slot_bytes(block.namespace, bit or before)
         if before:
             del space.guarded[block.hash]
             self._count(block.namespace, before, -1)
-        if bit and self.guarded_bytes[bit] + size <= self.limits[bit]:
-            space.guarded[block.hash] = bit
-            self._count(block.namespace, bit, 1)
-        elif bit:
+        if bit and not self._guard(space, block, bit):
             self._waiting[bit][block] = None
+
+    def _guard(self, space: _Space, block: Block, bit: int) -> bool:
+        """Guard a block that is not, if the share of its tier allows."""
+        if self.guarded_bytes[bit] + self._slot_bytes(block.namespace, bit) > self.limits[bit]:
+            return False
+        space.guarded[block.hash] = bit
+        self._count(block.namespace, bit, 1)
+        return True
 
     def _move_up(self) -> None:
         """Guard what waited, oldest first, as far as the share allows."""
@@ -266,12 +265,8 @@ class Guards:
             while waiting:
                 block = next(iter(waiting))
                 space = self._spaces.get(block.namespace.spec.digest)
-                if space is not None:
-                    size = self._slot_bytes(block.namespace, bit)
-                    if self.guarded_bytes[bit] + size > self.limits[bit]:
-                        break
-                    space.guarded[block.hash] = bit
-                    self._count(block.namespace, bit, 1)
+                if space is not None and not self._guard(space, block, bit):
+                    break
                 del waiting[block]
 
 

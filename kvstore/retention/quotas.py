@@ -8,8 +8,7 @@ when its write is under way: so a quota holds at every moment, not only afterwar
 that is in both tiers counts in both. Usage is counted as blocks come and go, for everybody,
 with or without a quota.
 
-Who has a quota has an order of its own blocks, coldest first, beside the tier's policy: a
-queue of leaves, put right when an entry surfaces, and swept a little at a time when most of it is outdated.
+Who has a quota has an order of its own blocks, coldest leaf first, beside the tier's policy.
 """
 
 from __future__ import annotations
@@ -17,74 +16,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
+from itertools import chain
 
 from kvstore.constants import (
     NAMESPACES_MAX,
     QUOTA_SLICE_BLOCKS,
-    QUOTA_STALE_ENTRIES_MIN,
-    QUOTA_STALE_LOOKS_MAX,
-    REUSE_SWEEP_LOOKS,
     STEP_BLOCKS,
     STEP_SLOW_BLOCKS,
 )
-from kvstore.index.block import PIN, Block, Namespace
-from kvstore.policies.learned.leaves import Entry, Queue
+from kvstore.index.block import Block, Namespace
+from kvstore.policies.lru import LeafLru
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 
 Records = Mapping[tuple[Namespace, int], int]  # how many, by namespace and tier bit
-
-
-class Coldest:
-    """The leaves of one holder in one tier, the one used longest ago first."""
-
-    __slots__ = ("_bit", "_entries", "_entries_max", "_number", "_queue", "_sweep")
-
-    def __init__(self, bit: int) -> None:
-        self._bit = bit
-        self._queue: Queue[Block] = Queue()
-        self._number = 0
-        self._entries = 0
-        self._entries_max = QUOTA_STALE_ENTRIES_MIN
-        self._sweep: Iterator[bool] | None = None
-
-    def may_leave(self, block: Block) -> None:
-        """The block is held here and could be displaced now. Telling it twice is harmless."""
-        if self._is_leaf(block):
-            self._push(block)
-
-    def victims(self) -> Iterator[Block]:
-        """A block that is passed over comes back with `may_leave`."""
-        front = self._queue.front
-        for _ in range(QUOTA_STALE_LOOKS_MAX):
-            if not front:
-                return
-            stretch, block = front[-1].stretch, self._queue.pop()
-            self._entries -= 1
-            if not self._is_leaf(block):
-                continue
-            if block.stretch is not stretch:  # used since
-                self._push(block)
-                continue
-            yield block
-
-    def _push(self, block: Block) -> None:
-        self._number += 1
-        self._entries += 1
-        self._queue.push(Entry(block.touched_s, self._number, block, block.stretch))
-        if self._sweep is None and self._entries > self._entries_max:
-            self._sweep = self._queue.sweep(self._is_true)
-        for _ in range(REUSE_SWEEP_LOOKS if self._sweep is not None else 0):
-            is_gone = next(self._sweep, None) if self._sweep is not None else None
-            if is_gone is None:
-                self._sweep, self._entries_max = None, 2 * self._entries + QUOTA_STALE_ENTRIES_MIN
-                break
-            self._entries -= is_gone
-
-    def _is_true(self, entry: Entry[Block]) -> bool:
-        return entry.item.stretch is entry.stretch and self._is_leaf(entry.item)
-
-    def _is_leaf(self, block: Block) -> bool:
-        return bool(block.where & self._bit) and block.where < PIN and not block.has_child_in(self._bit)
 
 
 class Holder:
@@ -95,12 +39,23 @@ class Holder:
     def __init__(self) -> None:
         self.used = [0] * (IN_NVME + 1)
         self.limits: list[int | None] = [None] * (IN_NVME + 1)
-        self.coldest: list[Coldest | None] = [None] * (IN_NVME + 1)
+        self.coldest: list[LeafLru | None] = [None] * (IN_NVME + 1)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a quota."""
+        return any(limit is not None for limit in self.limits)
 
     def excess(self, bit: int, more_bytes: int) -> int:
         """Bytes above the quota if so many came."""
         limit = self.limits[bit]
         return 0 if limit is None else max(0, self.used[bit] + more_bytes - limit)
+
+    def may_leave(self, block: Block) -> None:
+        """The block may have become displaceable. Telling it twice is harmless."""
+        for coldest in self.coldest:
+            if coldest is not None and coldest.is_leaf(block, block.stretch):
+                coldest.may_leave(block)
 
 
 class Quotas:
@@ -165,16 +120,16 @@ class Quotas:
 
     def limit(self, holder: Holder, limits: dict[int, int | None], namespaces: Iterable[Namespace]) -> None:
         """Set a quota by tier bit, None for none. `namespaces`: all there are."""
-        before = any(limit is not None for limit in holder.limits)
+        before = holder.is_limited
         is_new = False
         for bit, limit in limits.items():
             holder.limits[bit] = limit
             if limit is None:
                 holder.coldest[bit] = None
             elif holder.coldest[bit] is None:
-                holder.coldest[bit] = Coldest(bit)
+                holder.coldest[bit] = LeafLru(bit)
                 is_new = True
-        self._limited += any(limit is not None for limit in holder.limits) - before
+        self._limited += holder.is_limited - before
         if is_new:
             self._fill(holder, [n for n in namespaces if holder in self.holders(n)])
 
@@ -182,9 +137,7 @@ class Quotas:
         def slices() -> Iterator[None]:
             for namespace in namespaces:
                 for at, block in enumerate(namespace.blocks.walk(), 1):
-                    for coldest in holder.coldest:
-                        if coldest is not None:
-                            coldest.may_leave(block)
+                    holder.may_leave(block)
                     if at % QUOTA_SLICE_BLOCKS == 0:
                         yield
 
@@ -203,31 +156,19 @@ class Quotas:
             return
         known = set(namespaces)
         self._holders = {n: linked for n, linked in self._holders.items() if n in known}
-        linked_to = {id(linked[1]) for linked in self._holders.values()}
-        self._namespaces = {
-            digest: holder
-            for digest, holder in self._namespaces.items()
-            if id(holder) in linked_to or any(limit is not None for limit in holder.limits)
-        }
-        linked_to = {id(linked[2]) for linked in self._holders.values()}
-        self._tenants = {
-            name: holder
-            for name, holder in self._tenants.items()
-            if id(holder) in linked_to or any(limit is not None for limit in holder.limits)
-        }
+        linked = {holder for _, own, tenant, _ in self._holders.values() for holder in (own, tenant)}
+        linked.update(holder for holder in self._all() if holder.is_limited)
+        self._namespaces = {name: holder for name, holder in self._namespaces.items() if holder in linked}
+        self._tenants = {name: holder for name, holder in self._tenants.items() if holder in linked}
 
     def may_leave(self, block: Block) -> None:
         """The block may have become displaceable; see `Room.settle`."""
         for holder in self.holders(block.namespace):
-            for coldest in holder.coldest:
-                if coldest is not None:
-                    coldest.may_leave(block)
+            holder.may_leave(block)
 
     def over(self, bit: int) -> Iterator[Holder]:
         """Holders that are above their quota now: it was lowered."""
-        for holder in (*self._namespaces.values(), *self._tenants.values()):
-            if holder.excess(bit, 0):
-                yield holder
+        return (holder for holder in self._all() if holder.excess(bit, 0))
 
     def tenants(self, count: int) -> list[tuple[str, list[int]]]:
         """The tenants that hold most, and what they hold, in bytes by tier bit."""
@@ -257,6 +198,9 @@ class Quotas:
                 yield [f"quotas: {who}: counted {holder.used[1:]} bytes, found {counted[1:]}"]
             elif number % STEP_BLOCKS == 0:
                 yield []
+
+    def _all(self) -> Iterator[Holder]:
+        return chain(self._namespaces.values(), self._tenants.values())
 
     def _link(self, namespace: Namespace) -> tuple[str, Holder, Holder, Sequence[int]]:
         tenant = tenant_of(namespace)

@@ -21,8 +21,10 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.constants import (
     RULE_BYTES,
@@ -37,15 +39,23 @@ from tiers.base import NAMESPACE_BYTES
 
 log = logging.getLogger("kvstore.retention.rules")
 
-FORMAT = 1  # bumped when the meaning of a field changes
+FORMAT: Literal[1] = 1  # bumped when the meaning of a field changes
+
+# What a command would accept: a file with anything else could not be listed.
+Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
+Digest = Annotated[str, Meta(pattern=f"^([0-9a-f]{{2}}){{0,{NAMESPACE_BYTES}}}$")]
+Tenant = Annotated[str, Meta(max_length=TENANT_CHARS_MAX)]
+Time = Annotated[float, Meta(ge=0, lt=1 << 32)]
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Shelf = Meta(max_length=RULES_OF_A_KIND_MAX)
 
 
 class Pin(msgspec.Struct, frozen=True):
     """namespace and block_hash are hex, as everywhere in this file; since_s: unix seconds."""
 
-    namespace: str
-    block_hash: str
-    since_s: float
+    namespace: Digest
+    block_hash: Hex
+    since_s: Time
 
     @property
     def about(self) -> tuple[str, str]:
@@ -55,11 +65,11 @@ class Pin(msgspec.Struct, frozen=True):
 class Ttl(msgspec.Struct, frozen=True):
     """For a prefix (namespace and block_hash), a namespace, or a tenant (not None). ttl_s None: for ever."""
 
-    ttl_s: float | None
-    since_s: float
-    namespace: str = ""
-    block_hash: str = ""
-    tenant: str | None = None
+    ttl_s: Annotated[float, Meta(gt=0)] | None
+    since_s: Time
+    namespace: Digest = ""
+    block_hash: Hex = ""
+    tenant: Tenant | None = None
 
     @property
     def about(self) -> tuple[str, str, str | None]:
@@ -69,11 +79,11 @@ class Ttl(msgspec.Struct, frozen=True):
 class Quota(msgspec.Struct, frozen=True):
     """For a namespace or a tenant (not None). None: no limit in that tier."""
 
-    dram_bytes: int | None
-    nvme_bytes: int | None
-    since_s: float
-    namespace: str = ""
-    tenant: str | None = None
+    dram_bytes: Size | None
+    nvme_bytes: Size | None
+    since_s: Time
+    namespace: Digest = ""
+    tenant: Tenant | None = None
 
     @property
     def about(self) -> tuple[str, str | None]:
@@ -87,12 +97,12 @@ class Book(msgspec.Struct, frozen=True):
     """All rules, in the order in which they were given. clock_ahead_s: the clock of TTLs in that boot of the
     machine; see `kvstore.retention.clock`."""
 
-    format: int = FORMAT
-    pins: tuple[Pin, ...] = ()
-    ttls: tuple[Ttl, ...] = ()
-    quotas: tuple[Quota, ...] = ()
+    format: Literal[1] = FORMAT
+    pins: Annotated[tuple[Pin, ...], Shelf] = ()
+    ttls: Annotated[tuple[Ttl, ...], Shelf] = ()
+    quotas: Annotated[tuple[Quota, ...], Shelf] = ()
     boot_id: str = ""
-    clock_ahead_s: float = 0.0
+    clock_ahead_s: Time = 0.0
 
     def rules(self) -> list[Rule]:
         """All of them: pins, TTLs, quotas."""
@@ -168,9 +178,9 @@ class RuleFile:
         try:
             with open(self._path, "rb") as file:
                 book = msgspec.json.decode(file.read(RULES_FILE_BYTES_MAX), type=Book)
-            _require_sound(book)
+            book.require_fitting()
             return book
-        except (OSError, msgspec.MsgspecError, ValueError, LimitExceeded) as error:
+        except (OSError, msgspec.MsgspecError, LimitExceeded) as error:
             aside = self._path.with_suffix(".unreadable")
             log.warning(
                 "pins, TTLs and quotas are lost: %s: %s; the file is kept as %s", self._path, error, aside
@@ -191,27 +201,3 @@ class RuleFile:
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         return ""
-
-
-def _require_sound(book: Book) -> None:
-    """Raises ValueError, LimitExceeded: types are right by then, values may not be."""
-    if book.format != FORMAT:
-        raise ValueError(f"format {book.format}, allowed is {FORMAT}")
-    for shelf in (book.pins, book.ttls, book.quotas):
-        if len(shelf) > RULES_OF_A_KIND_MAX:
-            raise ValueError(f"{len(shelf)} rules of a kind, allowed are {RULES_OF_A_KIND_MAX}")
-    for rule in book.rules():
-        bytes.fromhex(rule.namespace), bytes.fromhex(getattr(rule, "block_hash", ""))
-        if (
-            len(rule.namespace) > 2 * NAMESPACE_BYTES
-            or len(getattr(rule, "tenant", None) or "") > TENANT_CHARS_MAX
-        ):
-            raise ValueError("a name that is too long")
-    if any(not 0 <= (size or 0) < 1 << 63 for q in book.quotas for size in (q.dram_bytes, q.nvme_bytes)):
-        raise ValueError("a quota of bytes that cannot be")
-    if any(ttl.ttl_s is not None and not ttl.ttl_s > 0 for ttl in book.ttls):
-        raise ValueError("a ttl_s that is not positive")
-    times_s = (book.clock_ahead_s, *(rule.since_s for rule in book.rules()))
-    if not all(0 <= time_s < 1 << 32 for time_s in times_s):
-        raise ValueError("a time that cannot be")
-    book.require_fitting()

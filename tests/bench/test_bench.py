@@ -21,6 +21,8 @@ MIB = 1 << 20
 TINY = plan.Plan(
     block_bytes=64 << 10,
     blocks=16,
+    small_block_bytes=4 << 10,
+    small_blocks=16,
     arena_blocks=1024,  # 64 MiB: one slab
     dram_rounds=5,
     view_calls=5,
@@ -35,6 +37,8 @@ TINY = plan.Plan(
     policy_blocks=2000,
     policy_10m_blocks=4000,
     policy_operations=2000,
+    rank_slabs=1,
+    rank_prompts=3,
     warm_up_rounds=1,
 )
 
@@ -96,7 +100,7 @@ def test_memory_that_is_not_there_is_said_before_it_is_touched() -> None:
     from kvstore.bench.memory import Region
 
     with pytest.raises(OpenError, match="bytes free"):
-        Region.shared(SHM, 1 << 20, 1 << 30)
+        Region(1 << 20, 1 << 30, SHM)
 
 
 def test_the_parts_of_the_command_are_those_of_the_runner() -> None:

@@ -32,8 +32,8 @@ KNOWN = {
 def fields(algorithm: str = "sha256", seed: str = DEFAULT_SEED, **more: str) -> dict[str, str]:
     """As the connector names a namespace, as far as explaining needs it."""
     digest = hashlib.sha256(ALGORITHMS[algorithm](seed)).hexdigest()[:32]
-    place = {"pipeline rank": "0", "shard": "0", "group": "0"}
-    return {"model": "llama", "tenant": "", "hash": algorithm, "hash seed": digest, **place, **more}
+    of_a_group = {"shards": "[0, 1]", "group": "0"}
+    return {"model": "llama", "tenant": "", "hash": algorithm, "hash seed": digest, **of_a_group, **more}
 
 
 def named(
@@ -111,20 +111,20 @@ def space(digest: str, blocks: int = 1, **named_fields: str) -> dict[str, Any]:
     return {"digest": digest * 32, "blocks": blocks, "block_tokens": 16, "fields": fields(**named_fields)}
 
 
-def test_ranks_and_groups_of_one_engine_are_asked_together() -> None:
-    """Namespaces that differ in rank, group and what follows from these belong together; others do not."""
-    ranks = [space(str(n), shard=str(n), layers=str(n)) for n in range(4)]
+def test_groups_of_one_engine_are_asked_together() -> None:
+    """Namespaces that differ in group and what follows from these belong together; others do not."""
+    groups = [space(str(n), group=str(n), layers=str(n)) for n in range(4)]
     others = [space("8", model="qwen"), space("9", tenant="acme"), space("a", epoch="1")]
-    assert engine_of(ranks[2], [*others, *ranks]) == ranks
-    assert choose([*others[:2], *ranks], "", "llama", "") == ranks
+    assert engine_of(groups[2], [*others, *groups]) == groups
+    assert choose([*others[:2], *groups], "", "llama", "") == groups
     with pytest.raises(Unclear, match=r"a{8} \(model llama, tenant none, epoch 1, 1 blocks\)"):
-        choose([*others, *ranks], "", "llama", "")
+        choose([*others, *groups], "", "llama", "")
 
 
 def test_of_two_alike_engines_the_chosen_one_is_asked() -> None:
     """Another attention backend is another engine, though its identity is the same."""
-    first = [space(str(n), shard=str(n), attention="FLASH") for n in range(2)]
-    second = [space(str(n + 5), shard=str(n), attention="TRITON") for n in range(2)]
+    first = [space(str(n), group=str(n), attention="FLASH") for n in range(2)]
+    second = [space(str(n + 5), group=str(n), attention="TRITON") for n in range(2)]
     assert engine_of(first[1], [*second, *first]) == first
     assert choose([*first, *second], "6", "", None) == second
 
@@ -164,12 +164,12 @@ def test_runs_cover_every_token_once() -> None:
 
 @pytest.fixture
 def filled(place: Place, serve: Callable[..., Daemon]) -> Iterator[Place]:
-    """A daemon where two ranks stored four blocks of TOKENS, and only one of them the fifth."""
+    """A daemon where two KV groups stored four blocks of TOKENS, and only one of them the fifth."""
     serve(place)
     with Client(place.socket, timeout_s=10) as client:
-        for shard, count in (("0", 5), ("1", 4)):
-            digest = bytes([int(shard) + 1]) * 16
-            described = fields(shard=shard)
+        for group, count in (("0", 5), ("1", 4)):
+            digest = bytes([int(group) + 1]) * 16
+            described = fields(group=group)
             rank = client.namespace(digest, RECORD_BYTES, 32, BLOCK_TOKENS, described)
             assert client.put(rank, named(TOKENS)[:count], b"", [bytes(RECORD_BYTES)] * count) == count
     return place
@@ -180,7 +180,7 @@ def ids(tokens: list[int]) -> str:
 
 
 def test_a_stored_prompt_hits_and_the_rest_says_why(filled: Place) -> None:
-    """Two ranks together: four blocks hit, the others were never seen there, the tail is no block."""
+    """Two groups together: four blocks hit, the others were never seen there, the tail is no block."""
     done = kvstore("explain", "--tokens", ids(TOKENS), "-o", "json", "--socket", filled.socket)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

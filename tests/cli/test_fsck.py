@@ -147,6 +147,16 @@ def test_damaged_rows_are_dropped(stopped: Place) -> None:
     assert code == 0 and 0 < found["records"] == found["verified"] < records
 
 
+@pytest.mark.parametrize("is_arena_lost", [False, True])
+def test_lost_names_cost_no_record(stopped: Place, serve: Serve, is_arena_lost: bool) -> None:
+    """The rows of DRAM, and those of NVMe, say which namespaces there are and how their records are laid out."""
+    (stopped.data_dir / "namespaces.json").unlink(missing_ok=True)
+    if is_arena_lost:
+        stopped.arena().unlink()
+    serve(stopped, *stopped.with_nvme())
+    assert hits(stopped.socket) == len(HASHES)
+
+
 def test_damaged_rows_stop_no_start(stopped: Place, serve: Serve) -> None:
     """A daemon starts over a table of garbage, and what DRAM still has is hit."""
     spoil_rows(stopped)

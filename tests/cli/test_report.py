@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import time
@@ -16,7 +15,7 @@ from kvstore import units
 from kvstore.index.block import Namespace, NamespaceSpec
 from kvstore.ledger import report
 from kvstore.ledger.totals import HOUR_S, LOADED, Totals
-from kvstore.pages import html, svg
+from kvstore.pages import html
 from kvstore.pages.hours import Bars
 from kvstore.pages.report import KINDS, report_page
 from kvstore.pages.style import STYLE
@@ -280,14 +279,6 @@ def test_bars_keep_every_token() -> None:
         assert sum(sum(tokens.values()) for tokens in made.tokens) == document["totals"]["tokens"]
         assert len(made.begins) <= 78
         assert {b - a for a, b in zip(made.begins, made.begins[1:], strict=False)} <= {made.hours * HOUR_S}
-
-
-def test_names_of_lines_keep_their_distance() -> None:
-    """Labels at the right end do not overlap, and stay inside."""
-    placed = svg.apart([10, 11, 12, 300, 301], 15, 0, 310)
-    assert sorted(placed) == placed
-    assert all(b - a >= 15 for a, b in itertools.pairwise(placed))
-    assert placed[-1] <= 310 and placed[0] >= 0
 
 
 @pytest.mark.parametrize(

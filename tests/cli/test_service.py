@@ -20,6 +20,7 @@ from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 
 Serve = Callable[..., Daemon]
 RECORD_BYTES = 100_000
+COLUMNS = [30_000, 30_000, 40_000]
 HASHES = [bytes([n]) * 32 for n in range(1, 21)]
 
 
@@ -28,7 +29,7 @@ def records(count: int = len(HASHES)) -> list[bytes]:
 
 
 def namespace(client: Client) -> Namespace:
-    return client.namespace(b"n" * 16, RECORD_BYTES, 32, 16, {"model": "test"})
+    return client.namespace(b"n" * 16, RECORD_BYTES, 32, 16, {"model": "test"}, COLUMNS)
 
 
 def put(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A daemon in this thread, with slots of a real arena that are handed out again at once.
+"""A daemon in this thread, with slots of a real arena that are handed out again at once; a rank's client in one.
 
 Each record is bytes that follow from its hash, so that a wrong byte cannot hide. Connections
 are lost at any time: then readers' slots are overwritten and get a new generation, and a
@@ -11,12 +11,11 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from itertools import takewhile
 
 import xxhash
 
-from kvstore.client import Namespace, Unavailable
+from kvstore.client import Unavailable
 from kvstore.client.arena_view import ArenaView
 from tests.device.arenas import arena
 
@@ -29,46 +28,48 @@ def truth(name: bytes, size_bytes: int) -> bytes:
 
 
 @dataclass(eq=False)
-class _Lease:
+class Lease:
+    """Slots, by number, of some of these names; its own grant, and what a rank opens."""
+
     store: SlotStore
     arena: ArenaView
-    slots: list[Any]
+    numbers: list[int]
     names: list[bytes]
-    full: bool = False
-    pending: bool = False
     closed: bool = False
     lost_from: int | None = None  # readers: position of the first slot that was taken away
 
-    def touch(self, position: int) -> None:
-        pass
+    @property
+    def views(self) -> list[memoryview]:
+        return [self.store.bytes_of(number, self.arena) for number in self.numbers]
 
-    def leading(self) -> list[Any]:
-        return self.slots
+    def touch(self, count: int) -> None:
+        assert count <= len(self.numbers)
 
     def valid_count(self) -> int:
-        return len(self.slots) if self.lost_from is None else self.lost_from
+        return len(self.numbers) if self.lost_from is None else self.lost_from
 
     def lose(self) -> None:
         """The connection is lost, unless the lease was given back before."""
-        if not self.closed and self.slots:
-            self.lost_from = self.store.draw.randrange(len(self.slots))
-            for slot in self.slots[self.lost_from :]:
-                self.store.overwrite(self.arena, slot.number)
+        if not self.closed and self.numbers:
+            self.lost_from = self.store.draw.randrange(len(self.numbers))
+            for number in self.numbers[self.lost_from :]:
+                self.store.overwrite(self.arena, number)
 
-    def commit(self, checksums: dict[int, bytes]) -> int:
-        if self.store.fails():
-            raise Unavailable("planted: lost before the commit")
-        for slot in self.slots:
-            self.store.records[self.names[slot.index]] = (slot.number, checksums[slot.index])
-            self.store.free.discard(slot.number)
-        return len(self.slots)
+    def commit(self, digests: list[bytes]) -> None:
+        if not self.store.fails():
+            for name, number, digest in zip(self.names, self.numbers, digests, strict=True):
+                self.store.records[name] = (number, digest)
+                self.store.free.discard(number)
 
-    def __enter__(self) -> _Lease:
+    def release(self) -> None:
+        self.closed = True
+        self.store.writing -= set(self.numbers)
+
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.closed = True
-        self.store.writing -= {slot.number for slot in self.slots}
+        pass
 
 
 @dataclass(eq=False)
@@ -112,42 +113,39 @@ class SlotStore:
             assert self.bytes_of(number) == truth(name, self.record_bytes), "a wrong record in the arena"
             assert xxhash.xxh3_128_digest(self.bytes_of(number)) == digest, "a wrong digest was committed"
 
-    # ---- the client ----
-
-    def namespace(self, digest: bytes, *_: Any) -> Namespace:
-        return Namespace(digest, self.record_bytes, 8, 16, {})
-
-    def ping(self) -> None:
-        if self.fails():
-            raise Unavailable("planted")
-
-    def settle(self, *_: Any) -> None:
-        self.ping()
-
-    def reserve(self, space: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int) -> _Lease:
-        self.ping()
-        wanted = [index for index, name in enumerate(hashes) if name not in self.records]
+    def reserve(self, names: Sequence[bytes]) -> Lease:
+        """Slots to write; for some of the names only, where it fails or they are held."""
+        wanted = [name for name in names if name not in self.records]
         for name in self.draw.sample(sorted(self.records), min(len(wanted), len(self.records))):
             self.free.add(self.records.pop(name)[0])  # evicted
         usable = sorted(self.free - self.writing)
         self.draw.shuffle(usable)
         numbers = usable[: self.draw.randint(0, len(wanted)) if self.fails() else len(wanted)]
         self.writing.update(numbers)
-        slots = [
-            SimpleNamespace(index=index, number=number, view=self.bytes_of(number))
-            for index, number in zip(wanted, numbers, strict=False)
-        ]
-        return _Lease(self, self.arena, slots, list(hashes), full=len(slots) < len(wanted))
+        return Lease(self, self.arena, numbers, wanted[: len(numbers)])
 
-    def acquire(self, space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int) -> _Lease:
-        self.ping()
-        slots = []
-        for name in hashes:
-            if name not in self.records:
-                break
-            number = self.records[name][0]
-            slots.append(SimpleNamespace(number=number, view=self.bytes_of(number).toreadonly()))
-        lease = _Lease(self, self.arena, slots, list(hashes))
+    def acquire(self, names: Sequence[bytes]) -> Lease:
+        """Slots to read of the leading names that are held."""
+        held = list(takewhile(self.records.__contains__, names))
+        lease = Lease(self, self.arena, [self.records[name][0] for name in held], held)
         if self.fails():
             self.soon(lease.lose)
         return lease
+
+    # ---- a rank's client ----
+
+    def ping(self) -> None:
+        if self.fails():
+            raise Unavailable("planted")
+
+    def fill(self, fills: Sequence[tuple[Lease, int, list[bytes] | None]]) -> list[int]:
+        self.ping()
+        for lease, _, digests in fills:
+            if digests is not None:
+                lease.commit(digests)
+        return [len(digests or ()) for _, _, digests in fills]
+
+    def open_grant(self, grant: Lease, start_bytes: int, size_bytes: int, writing: bool = False) -> Lease:
+        assert (start_bytes, size_bytes) == (0, self.record_bytes)
+        self.ping()
+        return grant

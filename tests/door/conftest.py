@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,9 +78,12 @@ def client(daemon: Daemon) -> Iterator[Client]:
         yield connected
 
 
-def space_of(client: Client, name: str = "model", record_bytes: int = RECORD_BYTES) -> Namespace:
+def space_of(
+    client: Client, name: str = "model", record_bytes: int = RECORD_BYTES, columns: Sequence[int] = ()
+) -> Namespace:
     """A namespace whose digest is its name."""
-    return client.namespace(name.encode().ljust(16, b"."), record_bytes, HASH_BYTES, 16, {"model": name})
+    digest = name.encode().ljust(16, b".")
+    return client.namespace(digest, record_bytes, HASH_BYTES, 16, {"model": name}, columns)
 
 
 def check(socket_path: str | Path) -> list[str]:

@@ -180,6 +180,9 @@ BAD_REQUESTS: list[tuple[Callable[[int], msgspec.Struct], str]] = [
     (lambda _: frames.Register(b"x" * 16, 4096, 65, 16, {}), "bad_request"),
     (lambda _: frames.Register(b"d" * 16, 4096, 32, 16, {}), "namespace_conflict"),
     (lambda _: frames.Register(b"x" * 16, 4096, 32, 16, {"k": "v" * 1025}), "bad_request"),
+    (lambda _: frames.Register(b"x" * 16, 4096, 32, 16, {}, [4096, 0]), "bad_request"),
+    (lambda _: frames.Register(b"x" * 16, 4096, 32, 16, {}, [1] * 1025), "bad_request"),
+    (lambda _: frames.Register(b"d" * 16, 64 << 10, 32, 16, {}, [32 << 10] * 2), "namespace_conflict"),
 ]
 
 
@@ -191,6 +194,20 @@ def test_bad_requests(daemon: Daemon, peer: Peer, caplog: Any) -> None:
     assert peer.ask(frames.Ping()) == frames.Done()
     assert len(lines(caplog)) == 1
     assert sum(daemon.door.counters["refused"].values()) == len(BAD_REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([2048, 2047], "columns of 4095 bytes together: they must add up to 4096"),
+        ([4095], "columns of 4095 bytes together: they must add up to 4096"),
+        ([1, 2] * 4 + [4084], "columns in 9 runs of equal sizes: at most 8 are allowed"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(peer: Peer, sizes: list[int], words: str) -> None:
+    """One line names the namespace, what is wrong with its columns, and what is allowed."""
+    answer = peer.ask(frames.Register(b"x" * 16, 4096, 32, 16, {}, sizes))
+    assert answer == frames.Error("bad_request", f"namespace {(b'x' * 16).hex()}: {words}")
 
 
 def test_a_commit_of_what_was_not_reserved(daemon: Daemon, peer: Peer) -> None:

@@ -196,10 +196,41 @@ def test_only_tools_check_the_books(daemon: Daemon, client: Client, caplog: pyte
 
 
 def test_namespace_conflict(client: Client) -> None:
-    """The same digest with another record size is refused by name."""
+    """The same digest with another record size, or with other columns, is refused by name."""
     client.lookup([space_of(client)], hashes_of(1))
-    with pytest.raises(Refused, match="namespace_conflict"):
-        client.lookup([space_of(client, record_bytes=4096)], hashes_of(1))
+    for other in (space_of(client, record_bytes=4096), space_of(client, columns=[16 << 10] * 4)):
+        with pytest.raises(Refused, match=r"namespace_conflict.*columns=1\*65536, not"):
+            client.lookup([other], hashes_of(1))
+
+
+def test_columns_that_cannot_be_are_refused_before_sending(client: Client) -> None:
+    """Sizes that do not add up, or are cut in too many ways, are told at once."""
+    with pytest.raises(Refused, match="columns of 4 bytes together: they must add up to 65536"):
+        space_of(client, columns=[1, 3])
+    with pytest.raises(Refused, match="9 runs of equal sizes: at most 8 are allowed"):
+        space_of(client, columns=[1, 2] * 4 + [RECORD_BYTES - 12])
+
+
+@pytest.mark.parametrize("size", [RECORD_BYTES, 400 << 10])
+def test_records_of_columns_have_true_checksums(daemon: Daemon, client: Client, size: int) -> None:
+    """Whether put hashes or a commit does; with a digest of the whole record instead, the bytes are not believed."""
+    space = space_of(client, "several", size, columns=[size // 4] * 3 + [size // 8] * 2)
+    hashes, records = hashes_of(5), [os.urandom(size) for _ in range(5)]
+    assert client.put(space, hashes[:3], b"", records[:3]) == 3
+    for at, sums in ((3, None), (4, {0: xxhash.xxh3_128_digest(records[4])})):
+        with client.reserve(space, hashes[at : at + 1], hashes[at - 1]) as lease:
+            lease.slots[0].view[:] = records[at]
+            assert lease.commit(sums) == 1
+    into = [bytearray(size) for _ in hashes]
+    assert client.get(space, hashes, into) == 5 and into == records
+
+    def verified() -> list[bool]:
+        blocks = next(iter(daemon.engine.namespaces)).blocks
+        return [daemon.arena.verify(blocks[block_hash].slot) for block_hash in hashes]
+
+    assert daemon.call(verified) == [True] * 4 + [False]
+    (report,) = client.status()["namespaces"]
+    assert (report["columns"], report["record_bytes"]) == (5, size)
 
 
 def test_closed_client(client: Client) -> None:
@@ -253,13 +284,14 @@ def imported(module: str) -> tuple[float, set[str]]:
 
 def test_import_is_light() -> None:
     """Importing the client (20 ms on a quiet machine) takes less than two thirds of what asyncio takes on this one, and
-    brings in only the standard library and xxhash."""
+    brings in only the standard library and xxhash (and `tiers.checksum` of ours)."""
     pairs = [(imported("kvstore.client"), imported("asyncio")) for _ in range(5)]
     assert min(client[0] for client, _ in pairs) < 2 / 3 * min(asyncio[0] for _, asyncio in pairs)
     foreign = {name for name in pairs[0][0][1] if name not in sys.stdlib_module_names}
     start_up = {"__main__", "sitecustomize", "_distutils_hack"}
     assert {name for name in foreign if not name.startswith("__editable__")} - start_up == {
         "kvstore",
+        "tiers",
         "xxhash",
     }
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import xxhash
 
 from kvstore.client import Client, Grant, Namespace, Refused, SlotLease, Unavailable
 from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, space_of
 from tests.door.daemon import MIB, Daemon
+from tiers.checksum import digest
 
 T = TypeVar("T")
 RANKS = 4
@@ -28,6 +28,10 @@ def scheduler(daemon: Daemon) -> Iterator[Client]:
         yield connected
 
 
+def columns_of(client: Client) -> Namespace:
+    return space_of(client, columns=[COLUMN_BYTES] * RANKS)
+
+
 def passed_on(lease: SlotLease) -> Grant:
     """The grant as it comes out at another process."""
     grant = pickle.loads(pickle.dumps(lease.grant))
@@ -35,11 +39,15 @@ def passed_on(lease: SlotLease) -> Grant:
     return grant
 
 
-def fill(rank: Client, grant: Grant, column: int) -> None:
+def fill(rank: Client, grant: Grant, column: int) -> int:
+    """Write a column, and say so; returns how many blocks that committed."""
     with rank.open_grant(grant, column * COLUMN_BYTES, COLUMN_BYTES, writing=True) as slots:
         slots.touch(len(slots.views))
         for number, view in enumerate(slots.views):
             view[:] = bytes([16 * column + number + 1]) * COLUMN_BYTES
+        digests = [digest(view) for view in slots.views]
+    (committed,) = rank.fill([(grant, column, digests)])
+    return committed
 
 
 def record(number: int) -> bytes:
@@ -61,17 +69,15 @@ def store(scheduler: Client, rank: Client, space: Namespace, count: int) -> list
     hashes = hashes_of(count)
     lease = scheduler.reserve_slots(space, hashes)
     assert lease.positions == list(range(count)) and not lease.partial
-    for column in range(RANKS):
+    for column in reversed(range(RANKS)):
         assert scheduler.lookup([space], hashes) == 0
-        fill(rank, passed_on(lease), column)
-    digests = [xxhash.xxh3_128_digest(record(number)) for number in range(count)]
-    assert lease.commit(digests) == count
+        assert fill(rank, passed_on(lease), column) == (0 if column else count)
     return hashes
 
 
 def test_ranks_fill_and_read_columns_of_one_record(daemon: Daemon, scheduler: Client, client: Client) -> None:
     """Nothing is found before the commit; then each rank reads its own column, and a whole get all of them."""
-    space = space_of(scheduler)
+    space = columns_of(scheduler)
     hashes = store(scheduler, client, space, 5)
     assert scheduler.lookup([space], hashes) == 5
     lease = scheduler.acquire_slots(space, hashes)
@@ -84,14 +90,19 @@ def test_ranks_fill_and_read_columns_of_one_record(daemon: Daemon, scheduler: Cl
             assert all(view.readonly for view in slots.views) and slots.valid_count() == 5
     lease.release()
     into = [bytearray(RECORD_BYTES) for _ in hashes]
-    assert client.get(space_of(client), hashes, into) == 5
+    assert client.get(space, hashes, into) == 5
     assert [bytes(buffer) for buffer in into] == [record(number) for number in range(5)]
+    assert all(
+        daemon.call(
+            lambda: [daemon.arena.verify(b.slot) for b in daemon.engine.namespaces.get(0).blocks.walk()]
+        )
+    )
     assert check(daemon.socket_path) == []
 
 
 def test_what_is_missing_has_no_slot(scheduler: Client, client: Client) -> None:
     """Only the blocks before the first miss can be read; blocks that are held get no slot to write."""
-    space = space_of(scheduler)
+    space = columns_of(scheduler)
     held = store(scheduler, client, space, 2)
     wanted = [*held, *hashes_of(2, "missing")]
     lease = scheduler.acquire_slots(space, [wanted[0], wanted[2], wanted[1]])
@@ -101,12 +112,55 @@ def test_what_is_missing_has_no_slot(scheduler: Client, client: Client) -> None:
     assert lease.positions == [2, 3]
     lease.release()
     lease.release()
-    assert lease.commit([bytes(16)]) == 0
+    assert fill_nothing(client, lease.grant) == 0
+
+
+def fill_nothing(rank: Client, grant: Grant) -> int:
+    (committed,) = rank.fill([(grant, 0, [bytes(16)])])
+    return committed
+
+
+def test_a_column_that_does_not_come_gives_the_lease_up(
+    daemon: Daemon, scheduler: Client, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One rank cannot copy: the blocks are nobody's any more, other ranks' columns are of no use, and the next one may
+    store them."""
+    space = columns_of(scheduler)
+    lease = scheduler.reserve_slots(space, hashes_of(3))
+    assert fill(client, passed_on(lease), 0) == 0
+    assert client.fill([(lease.grant, 1, None), (lease.grant, 2, [bytes(16)] * 3)]) == [0, 0]
+    with pytest.raises(Refused, match="taken back"):
+        fill(client, passed_on(lease), 3)
+    assert daemon.call(lambda: daemon.engine.sessions[-1].leases) == {}
+    assert store(scheduler, client, space, 3) == hashes_of(3)
+    assert check(daemon.socket_path) == []
+
+
+@pytest.mark.parametrize(("column", "digests"), [(RANKS, 3), (0, 2), (0, 4), (1, 3)])
+def test_a_column_that_makes_no_sense(
+    daemon: Daemon, scheduler: Client, client: Client, column: int, digests: int
+) -> None:
+    """A column that a record does not have, that came already, or that is of other slots is refused by name."""
+    lease = scheduler.reserve_slots(columns_of(scheduler), hashes_of(3))
+    fill(client, lease.grant, 1)
+    with pytest.raises(Refused, match=f"bad_request: fill: column {column} with {16 * digests} bytes"):
+        client.fill([(lease.grant, column, [bytes(16)] * digests)])
+    with pytest.raises(Refused, match="bad_request"):
+        client.fill([(lease.grant, 0, [bytes(16)])] * 65)
+
+
+def test_only_slots_leased_for_others_are_filled_by_others(daemon: Daemon, client: Client) -> None:
+    """The lease of a client that copies itself is its own business."""
+    space = columns_of(client)
+    with Client(daemon.socket_path, label="other") as other, client.reserve(space, hashes_of(1)) as lease:
+        grant = lease._lease.grant
+        assert other.fill([(grant, 0, None)]) == [0]
+        assert lease.commit() == 1
 
 
 def test_slots_that_were_given_up_are_not_written(daemon: Daemon, scheduler: Client, client: Client) -> None:
     """A rank that comes late is refused; one that is in the middle of its copy is waited for."""
-    space, hashes = space_of(scheduler), hashes_of(3)
+    space, hashes = columns_of(scheduler), hashes_of(3)
     lease = scheduler.reserve_slots(space, hashes)
     with client.open_grant(passed_on(lease), 0, COLUMN_BYTES, writing=True):
         lease.release()
@@ -123,7 +177,7 @@ def test_a_rank_that_dies_in_its_copy_is_not_waited_for(
     daemon: Daemon, scheduler: Client, client: Client
 ) -> None:
     """kill -9 of a rank while it writes: its lock is gone, and the slots are free again."""
-    space = space_of(scheduler)
+    space = columns_of(scheduler)
     lease = scheduler.reserve_slots(space, hashes_of(3))
     ready, told = os.pipe()
     rank = os.fork()
@@ -144,7 +198,7 @@ def test_a_rank_that_dies_in_its_copy_is_not_waited_for(
 
 def test_a_scheduler_that_is_lost_leaves_nothing(daemon: Daemon, scheduler: Client, client: Client) -> None:
     """Its leases end with its connection, and no rank writes or trusts what it read."""
-    space = space_of(scheduler)
+    space = columns_of(scheduler)
     hashes = store(scheduler, client, space, 2)
     reading, writing = (
         scheduler.acquire_slots(space, hashes),
@@ -164,7 +218,7 @@ def test_a_grant_of_another_daemon_is_refused(process: DaemonProcess, tmp_path: 
         Client(tmp_path / "s", timeout_s=5, attach=False) as scheduler,
         Client(tmp_path / "s", timeout_s=5) as rank,
     ):
-        space = space_of(scheduler)
+        space = columns_of(scheduler)
         old = scheduler.reserve_slots(space, hashes_of(1))
         assert len(rank.open_grant(old.grant, 0, 8).views) == 1
         process.kill()
@@ -175,11 +229,13 @@ def test_a_grant_of_another_daemon_is_refused(process: DaemonProcess, tmp_path: 
         assert len(until_connected(lambda: rank.open_grant(new.grant, 0, 8)).views) == 1
         with pytest.raises(Unavailable, match="another daemon"):
             rank.open_grant(old.grant, 0, 8, writing=True)
+        with pytest.raises(Unavailable, match="another daemon"):
+            rank.fill([(new.grant, 0, None), (old.grant, 0, None)])
 
 
 def test_grants_need_the_arena(scheduler: Client, daemon: Daemon) -> None:
     """Who has no arena opens no grant, and who only reads writes none; offsets outside of it are not believed."""
-    lease = scheduler.reserve_slots(space_of(scheduler), hashes_of(1))
+    lease = scheduler.reserve_slots(columns_of(scheduler), hashes_of(1))
     with pytest.raises(Refused, match="not_attached"):
         scheduler.open_grant(lease.grant, 0, 8)
     with Client(daemon.socket_path, writable=False) as reader:

@@ -189,7 +189,7 @@ def test_slots_that_were_taken_back_are_not_written(daemon: Daemon, monkeypatch:
             enter(lock)
 
         monkeypatch.setattr(OwnerLock, "enter", entered)
-        with pytest.raises(Unavailable, match="took its slots back"):
+        with pytest.raises(Unavailable, match="taken back"):
             late.reserve(space_of(late), hashes_of(3, "late"))
         clock.now_s += 10
         into = [bytearray(RECORD_BYTES) for _ in range(4)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from kvstore.protocol.frames import Acquired, Reserved
 from tiers.base import Get, Put, Record, SizeClass, TierStats
 from tiers.checksum import digest
+from tiers.device_table import Row
 from tiers.errors import TierError
 from tiers.slots import SlotPool
 
@@ -88,15 +90,6 @@ class SteppedIo:
         raise AssertionError("there is always more work")
 
 
-class Row(NamedTuple):
-    slot: int
-    key: bytes
-    parent: bytes
-    size_bytes: int
-    checksum: bytes
-    stored_s: int
-
-
 class FaultyDevice:
     """A device with `slots` places for records of any size; failures are drawn from a seed. It outlives engines:
     what is in `table` is found again by a scan, evicted records that nobody wrote over included."""
@@ -141,19 +134,18 @@ class FaultyDevice:
         self.pool.settle()
         self.ready = True
 
-    def write(self, items: Sequence[tuple[int, Record, int, memoryview]]) -> list[Put]:
+    def write(self, items: Sequence[tuple[int, Record, memoryview]]) -> list[Put]:
         assert self.ready, "written to before its free slots are known"
         if self.hangs:
             raise Hanging
         if self.raises:
             raise ValueError("fake: a write that raises")
         answers = []
-        for slot, record, stored_s, view in items:
+        for slot, record, view in items:
             if self._fails():
                 answers.append(Put.FAILED)
             else:
-                row = Row(slot, record.key, record.parent, record.size_bytes, record.checksum, stored_s)
-                self.table[slot] = row, bytes(view)
+                self.table[slot] = Row(slot, *astuple(record)), bytes(view)
                 answers.append(Put.STORED)
         return answers
 
@@ -169,7 +161,7 @@ class FaultyDevice:
         if row is None or row.key != key:
             return Get.MISS, b""
         view[:] = data
-        if digest(view) != row.checksum:
+        if digest(view, row.columns) != row.checksum:
             del self.table[slot]
             return Get.CORRUPT, b""
         return Get.HIT, row.checksum

@@ -104,7 +104,7 @@ class SharedMemoryLevel(SharedLevel):
         record, content = found
         wanted.into[:] = content
         if self._chance.random() < self.faults.flipped:
-            wanted.into[0] ^= 1
-        if digest(wanted.into) != record.checksum:
+            wanted.into[self._chance.randrange(len(wanted.into))] ^= 1
+        if digest(wanted.into, record.columns) != record.checksum:
             return Get.CORRUPT, None
         return Get.HIT, record

@@ -23,11 +23,12 @@ from kvstore.replay.policies import POLICIES
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
-from tiers.checksum import digest
+from tiers.checksum import digest, pack_columns
 
 RECORD_BYTES = 100_000  # 20 slots a slab of 2 MiB
 CHAINS, DEPTH = 4, 12
 BLOCK_TOKENS = 16
+COLUMNS = [b"", pack_columns([20_000, 20_000, 29_996, 29_996])]  # of each namespace
 MIB = 1 << 20
 
 
@@ -81,7 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.asked.clear()
         self.engine.adopt()
         self.ids = [
-            self.engine.register(NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8, BLOCK_TOKENS))
+            self.engine.register(
+                NamespaceSpec(bytes([n]) * 16, RECORD_BYTES - 8 * n, 8, BLOCK_TOKENS, columns=COLUMNS[n])
+            )
             for n in range(2)
         ]
         self.sessions: list[Session] = [self.engine.open_session(0, "test") for _ in range(2)]
@@ -117,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.writes:
             session, ns, hashes, answer = self.writes.pop(pick % len(self.writes))
             chosen = [slot.position for slot in granted(answer) if keep >> (slot.position % 8) & 1]
-            sums = b"".join(digest(memoryview(self.wanted(ns, hashes[i]))) for i in chosen)
+            sums = b"".join(digest(self.wanted(ns, hashes[i]), COLUMNS[ns]) for i in chosen)
             assert self.engine.commit(session, answer.lease, chosen, sums) == len(chosen)
 
     @rule(

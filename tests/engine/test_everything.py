@@ -40,10 +40,11 @@ from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
-from tiers.checksum import digest
+from tiers.checksum import digest, pack_columns
 
 MIB = 1 << 20
 SPACES = (("acme", 100_000), ("acme", 400_000), ("beta", 100_000), ("beta", 400_000))
+COLUMNS = (b"", b"", pack_columns([25_000] * 4), pack_columns([150_000, 150_000, 50_000, 50_000]))
 CHAINS, DEPTH, BLOCK_TOKENS = 4, 10, 16
 START_S = 1_700_000_000.0
 STEPS = 300
@@ -131,7 +132,7 @@ class World:
             self.io.run()
         self.ids = [
             self.engine.register(
-                NamespaceSpec(bytes([n + 1]) * 16, size, 8, BLOCK_TOKENS, {"tenant": tenant})
+                NamespaceSpec(bytes([n + 1]) * 16, size, 8, BLOCK_TOKENS, {"tenant": tenant}, COLUMNS[n])
             )
             for n, (tenant, size) in enumerate(SPACES)
         ]
@@ -171,7 +172,7 @@ class World:
         if self.writes:
             session, space, hashes, answer = self.writes.pop(self.draw.randrange(len(self.writes)))
             chosen = [slot.position for slot in granted(answer) if self.draw.random() < 0.9]
-            sums = b"".join(digest(memoryview(self.content(space, hashes[at]))) for at in chosen)
+            sums = b"".join(digest(self.content(space, hashes[at]), COLUMNS[space]) for at in chosen)
             self.engine.commit(session, answer.lease, chosen, sums)
             self.stored_s.update({(space, hashes[at]): self.clock_s for at in chosen})
 

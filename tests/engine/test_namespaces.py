@@ -11,10 +11,13 @@ from kvstore.index import forest, namespaces
 from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM
+from tiers.checksum import pack_columns
+
+COLUMNS = pack_columns([1024] * 4)
 
 
-def spec(number: int, record_bytes: int = 4096) -> NamespaceSpec:
-    return NamespaceSpec(number.to_bytes(16, "big"), record_bytes, 32, 16, {"model": str(number)})
+def spec(number: int, record_bytes: int = 4096, columns: bytes = b"") -> NamespaceSpec:
+    return NamespaceSpec(number.to_bytes(16, "big"), record_bytes, 32, 16, {"model": str(number)}, columns)
 
 
 @pytest.fixture(autouse=True)
@@ -25,21 +28,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_survive_a_restart(tmp_path: Path) -> None:
     """What was saved is there again, with its readable fields."""
     registry = NamespaceRegistry(tmp_path / "names.json")
-    registry.register(spec(1))
+    registry.register(spec(1, columns=COLUMNS))
     content = registry.snapshot()
     assert content is not None
     registry.save(content)
     assert registry.snapshot() is None
-    assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(1)]
+    assert [n.spec for n in NamespaceRegistry(tmp_path / "names.json")] == [spec(1, columns=COLUMNS)]
 
 
 def test_a_damaged_file_loses_names_only(tmp_path: Path) -> None:
     """A registry that cannot be read starts empty, and records bring their namespace back."""
     (tmp_path / "names.json").write_text("{")
     registry = NamespaceRegistry(tmp_path / "names.json")
-    found = registry.found(spec(1).digest + b"h" * 32, 4096)
-    assert found is not None
-    assert registry.register(spec(1)) is found
+    found = registry.found(spec(1).digest + b"h" * 32, 4096, COLUMNS)
+    assert found is not None and found.as_dict()["columns"] == 4
+    assert registry.register(spec(1, columns=COLUMNS)) is found
     assert found.spec.fields == {"model": "1"}
 
 
@@ -71,3 +74,14 @@ def test_another_record_size_is_a_conflict() -> None:
     registry.register(spec(1))
     with pytest.raises(NamespaceConflict):
         registry.register(spec(1, record_bytes=8192))
+
+
+def test_other_columns_are_a_conflict() -> None:
+    """One digest has one layout of its records, also where the number of columns is the same."""
+    registry = NamespaceRegistry()
+    registry.register(spec(1, columns=COLUMNS))
+    for columns in (b"", pack_columns([1023, 1024, 1024, 1025])):
+        assert registry.found(spec(1).digest + b"h" * 32, 4096, columns) is None
+        with pytest.raises(NamespaceConflict, match=r"columns=4\*1024, not .* columns=1\*") as refused:
+            registry.register(spec(1, columns=columns))
+        assert "\n" not in str(refused.value)

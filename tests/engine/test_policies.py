@@ -16,7 +16,6 @@ from kvstore.policies.learned.hazard import (
     AGE_STARTS,
     EVERY_HASH,
     KINDS,
-    RELATIVES_OF,
     USES_GROUP_OF,
     USES_GROUPS,
     Reuse,
@@ -128,18 +127,17 @@ def test_lfu_remembers_those_who_left() -> None:
     assert held(node, chain(1, 1)) == 1
 
 
-def test_kinds_have_the_relatives_they_are_listed_under() -> None:
-    """Every history has a kind, kinds of the same uses are relatives, and so are all last blocks."""
+def test_every_history_has_a_kind() -> None:
+    """Kinds of equal uses are of one group, last blocks included."""
     seen = set()
     for uses in range(1, 256):
         last = kind_of_last(uses)
-        assert RELATIVES_OF[last] == USES_GROUPS
         for turn in range(1, 9):
             for blocks in (1, 5, 20, 100, 500, 5000):
                 kind = kind_of(uses, turn, blocks)
                 assert 0 <= kind < last < KINDS
-                assert RELATIVES_OF[kind] == USES_GROUP_OF[kind] == USES_GROUP_OF[last]
-                seen.add(RELATIVES_OF[kind])
+                assert USES_GROUP_OF[kind] == USES_GROUP_OF[last]
+                seen.add(USES_GROUP_OF[kind])
     assert sorted(seen) == list(range(USES_GROUPS))
 
 
@@ -256,14 +254,14 @@ def test_judges_differ_about_the_same_leaves(judge: type[Judge], first: str) -> 
     reuse.now = 30
     for other in all_judges(reuse):
         leaves.cheapest(other)
-    leaves.cheapest(judge(reuse))
+    leaves.cheapest(judge())
     assert leaves.pop() == first
 
 
 def test_a_shadow_is_the_cache_of_its_judge() -> None:
     """The shadow of LRU has the hits that the engine has under LRU."""
     rng = random.Random(3)
-    shadow, node = Shadow(Youngest(Reuse())), Node(30, POLICIES["lru"]())
+    shadow, node = Shadow(Youngest()), Node(30, POLICIES["lru"]())
     for number in range(800):
         head, depth = rng.randint(1, 3), rng.randint(1, 4)
         tail = chain(100 + 100 * head + 10 * depth + rng.randint(0, 6), rng.randint(0, 6))
@@ -275,7 +273,7 @@ def test_a_shadow_is_the_cache_of_its_judge() -> None:
 
 def test_a_thinned_shadow_still_holds_together() -> None:
     """After the sample is halved, what is left hangs on its nearest ancestors, and all of it can leave."""
-    shadow = Shadow(Youngest(Reuse()))
+    shadow = Shadow(Youngest())
     rng = random.Random(4)
     for number in range(60):
         run = [bytes(16) + chain(number % 20, depth)[-HASH_BYTES:] for depth in range(1, rng.randint(2, 12))]

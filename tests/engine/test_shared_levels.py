@@ -21,11 +21,12 @@ from tests.engine.fakes import SteppedIo, held
 from tests.engine.shared_memory import SharedMemoryLevel
 from tiers.arena import open_arena
 from tiers.base import Get, Record
-from tiers.checksum import digest
+from tiers.checksum import digest, pack_columns
 
 MIB = 1 << 20
 SIZE = 8192
-SPACE = NamespaceSpec(b"s" * 16, SIZE, 8, 16)
+COLUMNS = pack_columns([2048, 2048, 4096])
+SPACE = NamespaceSpec(b"s" * 16, SIZE, 8, 16, columns=COLUMNS)
 
 
 class Timers:
@@ -65,7 +66,8 @@ def fill(level: SharedMemoryLevel, count: int) -> None:
     for number in range(count):
         parent = SPACE.digest + name(number - 1) if number else b""
         data = content(number)
-        level.put(Record(SPACE.digest + name(number), parent, SIZE, digest(data)), data)
+        sums = digest(data, COLUMNS)
+        level.put(Record(SPACE.digest + name(number), parent, SIZE, sums, columns=COLUMNS), data)
 
 
 # -- every shared level --
@@ -107,7 +109,7 @@ def test_what_is_fetched_is_what_was_stored(level: tuple[SharedLevel, Timers]) -
     assert [result for result, _ in answers] == [Get.HIT, Get.HIT, Get.HIT, Get.MISS]
     for number, view, (_, record) in zip(numbers[:3], views, answers, strict=False):
         assert record is not None and bytes(view) == content(number)
-        assert record.checksum == digest(view) and record.key == SPACE.digest + name(number)
+        assert record.checksum == digest(view, COLUMNS) and record.key == SPACE.digest + name(number)
         assert record.parent == (SPACE.digest + name(number - 1) if number else b"")
 
 
@@ -268,6 +270,15 @@ def test_damaged_missing_and_failed_records_are_misses(tmp_path: Path, seed: int
 def test_a_record_under_another_parent_is_not_what_was_asked_for(node: Node) -> None:
     """A request that names a wrong parent gets a miss: the index hangs no block where it does not belong."""
     node.engine.acquire(node.session, node.space, hashes(5, 6), node.answers.append, parent=name(2))
+    node.timers.run(1.0)
+    assert held(node.answers.pop()) == [None]
+
+
+def test_a_record_of_other_columns_is_not_what_was_asked_for(node: Node) -> None:
+    """Its checksum is true, and no record of this namespace can have it: a miss."""
+    data = content(0)
+    node.level.put(Record(SPACE.digest + name(0), b"", SIZE, digest(data)), data)
+    node.engine.acquire(node.session, node.space, hashes(0, 1), node.answers.append)
     node.timers.run(1.0)
     assert held(node.answers.pop()) == [None]
 

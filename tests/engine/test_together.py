@@ -23,7 +23,7 @@ def name(hashes: Iterable[int]) -> bytes:
 def judged_by(judge: type[Judge]) -> Learned:
     """Ours with one judge only, so that none takes over."""
     family = Learned()
-    family.contest = type(family.contest)([judge(family.reuse)])
+    family.contest = type(family.contest)([Density(family.reuse) if judge is Density else judge()])
     return family
 
 

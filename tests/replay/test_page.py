@@ -41,8 +41,8 @@ def test_the_page_has_the_figures_of_the_document(
         assert percent(result["hit_ratio"]) in page.texts and result["policy"] in page.texts
     assert any("a<b>&.jsonl" in text for text in page.texts)
     assert any(text.startswith("recorded in ") for text in page.texts)
-    assert page.texts.count("kvstore (ours)") == 4  # at the line and in the legend, of both plots
-    assert page.texts.count("belady (bound)") == 2 and page.texts.count("infinite (bound), level") == 1
+    for name in ("kvstore (ours)", "belady (bound)", "infinite (bound), level"):
+        assert page.texts.count(name) == 1  # in the legend
 
 
 def test_several_policies_in_one_option(

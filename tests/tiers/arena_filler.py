@@ -29,7 +29,9 @@ def fill(path: Path, seed: str) -> None:
     print("ready", flush=True)
     for number in range(1 << 30):
         item, data = record(number, SIZES[number // 50 % 3])
-        slot = reserve(arena, item.key, item.parent, item.size_bytes, chance.choice((0, CLIENT)))
+        slot = reserve(
+            arena, item.key, item.parent, item.size_bytes, chance.choice((0, CLIENT)), item.columns
+        )
         if slot is None:
             for victim in chance.sample(ready, len(ready) // 2):
                 ready.remove(victim)

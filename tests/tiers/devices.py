@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.tiers.records import content, key, record
+from tests.tiers.records import columns_of, content, key, record
 from tiers.base import Get, Put
 from tiers.checksum import digest
 from tiers.device import Device, Row, capacity_for
@@ -18,7 +18,6 @@ from tiers.direct import DiskIO
 SLAB_BYTES = 1 << 20
 SIZE = 100_000
 PER_SLAB = SLAB_BYTES // (25 * 4096)
-STORED_S = 1_700_000_000
 
 
 class Clock:
@@ -81,7 +80,7 @@ def put(device: Device, number: int, size_bytes: int = SIZE, version: int = 0) -
     if slot is None:
         return Put.NO_ROOM
     item, view = record(number, size_bytes, version)
-    (answer,) = device.write([(slot, item, STORED_S, view)])
+    (answer,) = device.write([(slot, item, view)])
     if answer is Put.STORED:
         return slot
     device.set_aside(slot)
@@ -101,7 +100,7 @@ def read(device: Device, slot: int, number: int, size_bytes: int = SIZE, version
     ((answer, checksum),) = device.read([(slot, key(number), memoryview(into))])
     if answer is Get.HIT:
         assert into == content(number, size_bytes, version)
-    assert checksum == (digest(into) if answer is Get.HIT else b"")
+    assert checksum == (digest(into, columns_of(number, size_bytes)) if answer is Get.HIT else b"")
     return answer
 
 

@@ -10,15 +10,27 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from tests.tiers.arena_filler import CLIENT
-from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES, commit, content, free, place, record, reserve
+from tests.tiers.records import (
+    CAPACITY_BYTES,
+    SLAB_BYTES,
+    STORED_S,
+    commit,
+    content,
+    free,
+    place,
+    record,
+    reserve,
+)
 from tiers import locks
 from tiers.arena import Arena, open_arena
 from tiers.arena_files import existing_layout, table_path
+from tiers.checksum import column_sizes
 from tiers.constants import ARENA_VERSION, OWNER_MAX
 from tiers.errors import BusyError, NotOursError, OpenError, RecordSizeError, TierError
 
@@ -43,14 +55,14 @@ def make(path: Path, capacity_bytes: int = CAPACITY_BYTES) -> Arena:
 
 
 def store(arena: Arena, number: int, size_bytes: int = SIZE) -> int:
-    slot = write(arena, number, 0, size_bytes)
-    commit(arena, slot, record(number, size_bytes)[0].checksum)
+    slot, item = write(arena, number, 0, size_bytes), record(number, size_bytes)[0]
+    commit(arena, slot, item.checksum, item.stored_s)
     return slot
 
 
 def write(arena: Arena, number: int, owner: int, size_bytes: int = SIZE) -> int:
     item, data = record(number, size_bytes)
-    slot = reserve(arena, item.key, item.parent, size_bytes, owner)
+    slot = reserve(arena, item.key, item.parent, size_bytes, owner, item.columns)
     assert slot is not None
     arena.view(slot)[:] = data
     return slot
@@ -253,10 +265,10 @@ def test_killed_writes_wait_for_a_living_owner(path: Path) -> None:
     second.close()
 
 
-STATE, HASH, SIZE_AT, KEY, PARENT = 0, 8, 40, 44, 125
+STATE, HASH, SIZE_AT, KEY, PARENT, COLUMNS = 0, 8, 40, 44, 125, 206
 
 
-@pytest.mark.parametrize("at", [HASH, SIZE_AT, KEY, PARENT])
+@pytest.mark.parametrize("at", [HASH, SIZE_AT, KEY, PARENT, COLUMNS, COLUMNS + 48])
 def test_damaged_rows_are_dropped(path: Path, at: int) -> None:
     """A flipped bit anywhere in a row but its checksum drops the row, and only that one."""
     first = make(path)
@@ -277,6 +289,23 @@ def test_a_damaged_checksum_does_not_verify(path: Path) -> None:
     first.close()
     second = make(path)
     assert [found for found, _ in second.adopted_slots()] == [slot] and not second.verify(slot)
+    second.close()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_flipped_byte_in_any_column_does_not_verify(path: Path, number: int) -> None:
+    """The next daemon knows the columns of a record, and finds damage at either end of each."""
+    first = make(path)
+    slot, item = store(first, number, 3 << 19), record(number, 3 << 19)[0]  # more than is read at a time
+    first.close()
+    second = make(path)
+    assert second.adopted_slots() == [(slot, item)] and second.verify(slot)
+    ends = list(accumulate(column_sizes(item.columns, item.size_bytes)))
+    for at in {0, *ends[:-1], *(end - 1 for end in ends)}:
+        second.view(slot)[at] ^= 1
+        assert not second.verify(slot)
+        second.view(slot)[at] ^= 1
+    assert second.verify(slot)
     second.close()
 
 
@@ -331,13 +360,21 @@ def test_the_time_of_storing_survives(path: Path) -> None:
     slots = first.reserve_run([b"a", b"b"], [b"", b"a"], SIZE, 0)
     first.commit_run(slots, bytes(32), stored_s=(1 << 32) - 1)
     other = store(first, 0)
-    assert [first.stored_s(slot) for slot in (*slots, other)] == [(1 << 32) - 1, (1 << 32) - 1, 0]
+    assert [first.record(slot).stored_s for slot in (*slots, other)] == [
+        (1 << 32) - 1,
+        (1 << 32) - 1,
+        STORED_S,
+    ]
     first.close()
     second = make(path)
-    assert [second.stored_s(slot) for slot in (*slots, other)] == [(1 << 32) - 1, (1 << 32) - 1, 0]
+    assert [second.record(slot).stored_s for slot in (*slots, other)] == [
+        (1 << 32) - 1,
+        (1 << 32) - 1,
+        STORED_S,
+    ]
     free(second, slots[0])
     commit(second, reserve(second, b"c", b"", SIZE, 0) or 0, bytes(16))
-    assert second.stored_s(slots[0]) == 0
+    assert second.record(slots[0]).stored_s == 0
     second.close()
 
 
@@ -505,6 +542,7 @@ USELESS = {
         lambda path: write_at(table_path(path), 8, struct.pack("<I", ARENA_VERSION + 1)),
         f"format version {ARENA_VERSION + 1}",
     ),
+    "version 3": (lambda path: write_at(table_path(path), 8, struct.pack("<I", 3)), "format version 3"),
     "version 1": (first_format, "format version 1"),
     "damaged header": (lambda path: write_at(table_path(path), 17, b"\xff"), "damaged"),
     "short table": (lambda path: os.truncate(table_path(path), 8192), "damaged"),

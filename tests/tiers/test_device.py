@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from tests.tiers.devices import (
     PER_SLAB,
     SIZE,
     SLAB_BYTES,
-    STORED_S,
     Clock,
     FaultyIO,
     flip,
@@ -28,7 +28,6 @@ from tests.tiers.records import content, key, record
 from tiers import device as device_module
 from tiers import device_slabs
 from tiers.base import Get, Put
-from tiers.checksum import digest
 from tiers.constants import DEVICE_ASIDE_MAX, NVME_RETRY_S, ROW_BYTES
 from tiers.direct import DiskIO
 
@@ -44,7 +43,7 @@ def test_a_read_returns_what_was_written(tmp_path: Path, size_bytes: int, shift:
     view = memoryview(mmap.mmap(-1, size_bytes + 8192))[shift : shift + size_bytes]
     view[:] = data
     slot = device.pool.take(device.slot_bytes(size_bytes))
-    assert slot is not None and device.write([(slot, item, STORED_S, view)]) == [Put.STORED]
+    assert slot is not None and device.write([(slot, item, view)]) == [Put.STORED]
     assert read(device, slot, 7, size_bytes) is Get.HIT
     view[:] = bytes(size_bytes)
     assert device.read([(slot, item.key, view)]) == [(Get.HIT, item.checksum)] and view == data
@@ -58,7 +57,7 @@ def test_a_batch_is_answered_item_by_item(tmp_path: Path) -> None:
     slots = device.pool.take_run(device.slot_bytes(SIZE), 12)
     disk.writes = 0
     batch = [(slot, *record(n, SIZE)) for n, slot in enumerate(slots)]
-    assert device.write([(s, item, STORED_S, view) for s, item, view in batch]) == [Put.STORED] * 12
+    assert device.write(batch) == [Put.STORED] * 12
     assert disk.writes == 12 + 2  # one row write for each of the two slabs
     into = [memoryview(bytearray(SIZE)) for _ in slots]
     mixed = [5, 0, 11, 1]
@@ -87,14 +86,14 @@ def test_a_read_believes_nothing_but_the_row(tmp_path: Path) -> None:
 
 
 def test_records_outlive_their_process_with_all_that_the_row_says(tmp_path: Path) -> None:
-    """The scan of the next life tells slot, key, parent, size, checksum and time, and the slots are in use."""
+    """The scan of the next life tells the slot and all of the record, and the slots are in use."""
     device, _ = opened(tmp_path, slabs=6)
     slots = {number: put_slot(device, number, 20_000 * number) for number in range(1, 6)}
     device.close()
     device, rows = opened(tmp_path, slabs=6)
     assert {row.key: row for row in rows} == {
-        key(n): (slot, key(n), key(n - 1), 20_000 * n, digest(content(n, 20_000 * n)), STORED_S)
-        for n, slot in slots.items()
+        item.key: (slot, *astuple(item))
+        for slot, item in ((slot, record(n, 20_000 * n)[0]) for n, slot in slots.items())
     }
     assert all(read(device, slot, n, 20_000 * n) is Get.HIT for n, slot in slots.items())
     assert put_slot(device, 9) not in slots.values() and device.check() == []
@@ -145,6 +144,20 @@ def test_a_slab_taken_over_has_no_rows_of_its_former_class(tmp_path: Path) -> No
     device.close()
     device, rows = opened(tmp_path, slabs=1)
     assert [row.key for row in rows] == [key(100)]
+    device.close()
+
+
+def test_a_flipped_byte_in_any_column_is_corrupt(tmp_path: Path) -> None:
+    """Each column of a record is looked at, also by the next process."""
+    device, _ = opened(tmp_path)
+    for number, at in ((1, 0), (1, SIZE // 4), (1, SIZE // 2), (1, SIZE - 1), (2, 0), (2, 1), (0, 7)):
+        slot = put_slot(device, number)
+        device.close()
+        flip(tmp_path / "slab-000000.kvs", slot * device.slot_bytes(SIZE) + at)
+        device, rows = opened(tmp_path)
+        assert [row.slot for row in rows] == [slot]
+        assert read(device, slot, number) is Get.CORRUPT
+        device.pool.give(slot)
     device.close()
 
 
@@ -251,7 +264,7 @@ def test_rows_of_two_classes_in_one_slab_are_sorted_out(tmp_path: Path) -> None:
     slots = [put_slot(device, n) for n in range(3)]
     device._cut[0] = device.slot_bytes(10_000)  # as if the rows had not been cleared
     item, view = record(50, 10_000)
-    assert device.write([(40, item, STORED_S, view)]) == [Put.STORED]
+    assert device.write([(40, item, view)]) == [Put.STORED]
     device.close()
     device, rows = opened(tmp_path, slabs=1)
     assert [row.slot for row in rows] == slots and device.counters.rows_lost == 1

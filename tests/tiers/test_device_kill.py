@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers.devices import STORED_S, opened, read
-from tests.tiers.records import content, key, record
+from tests.tiers.devices import opened, read
+from tests.tiers.records import STORED_S, content, key, record
 from tiers.base import Get, Put
 from tiers.checksum import digest
 from tiers.device import Device
@@ -50,7 +50,7 @@ def work(device: Device, pool: threading.Lock, seed: int) -> None:
             (slot, number, *record(number, size_bytes, version))
             for slot, number in zip(slots, numbers, strict=False)
         ]
-        answers = device.write([(slot, item, STORED_S + version, view) for slot, _n, item, view in items])
+        answers = device.write([(slot, item, view) for slot, _n, item, view in items])
         for (slot, number, _item, _view), answer in zip(items, answers, strict=True):
             assert answer is Put.STORED
             say(f"+{slot} {number} {version}")
@@ -121,7 +121,7 @@ def test_kill_9_leaves_right_bytes_or_misses(tmp_path: Path) -> None:
             number, version = numbers[row.key], row.stored_s - STORED_S
             assert cleared.get(row.slot) != (number, version)
             true = content(number, SIZES[number % 3], version)
-            assert row.size_bytes == len(true) and row.checksum == digest(true)
+            assert row.size_bytes == len(true) and row.checksum == digest(true, row.columns)
             answer = read(device, row.slot, number, len(true), version)
             assert answer in (Get.HIT, Get.CORRUPT)
             lies += answer is Get.CORRUPT

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from tests.tiers.devices import STORED_S, Clock, FaultyIO, opened, read
-from tests.tiers.records import content, key, record
+from tests.tiers.devices import Clock, FaultyIO, opened, read
+from tests.tiers.records import STORED_S, content, key, record
 from tiers.base import Get, Put
-from tiers.checksum import digest
 from tiers.constants import NVME_RETRY_S
 from tiers.device import Device, Row
 
@@ -40,9 +40,7 @@ class Model:
         by_slot = {row.slot: row for row in rows}
         numbers = {key(n): n for n in range(KEYS)}
         for number, (slot, version) in self.held.items():
-            checksum = digest(content(number, SIZES[number % 3], version))
-            assert by_slot[slot].key == key(number) and by_slot[slot].checksum == checksum
-            assert by_slot[slot].stored_s == STORED_S + version
+            assert by_slot[slot] == (slot, *astuple(record(number, SIZES[number % 3], version)[0]))
             assert read(device, slot, number, SIZES[number % 3], version) is Get.HIT
         adopted = {slot for slot, _version in self.held.values()}
         for row in rows:
@@ -78,7 +76,7 @@ class Model:
             slot = self.device.pool.take(self.device.slot_bytes(size_bytes))
             if slot is not None:
                 item, view = record(number, size_bytes, self.version)
-                batch.append((number, self.version, (slot, item, STORED_S + self.version, view)))
+                batch.append((number, self.version, (slot, item, view)))
         answers = self.device.write([item for _number, _version, item in batch])
         for (number, version, item), answer in zip(batch, answers, strict=True):
             if answer is Put.STORED:
@@ -153,7 +151,7 @@ def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
         for version in range(30):
             numbers = [n for n in range(mine, 128, 4) if chance.random() < 0.2]
             batch = [(slots[n], *record(n, SIZES[0], version)) for n in numbers]
-            answers = device.write([(slot, item, STORED_S, view) for slot, item, view in batch])
+            answers = device.write(batch)
             wrong.extend(answer for answer in answers if answer is not Put.STORED)
             wrong.extend(n for n in numbers if read(device, slots[n], n, SIZES[0], version) is not Get.HIT)
             device.clear([slots[n] for n in numbers[::2]])

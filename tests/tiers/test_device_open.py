@@ -16,6 +16,7 @@ import pytest
 
 from tests.tiers.devices import SIZE, SLAB_BYTES, opened, put_slot, read
 from tiers.base import Get
+from tiers.constants import DEVICE_VERSION
 from tiers.device import Device, capacity_for
 from tiers.direct import DiskIO
 from tiers.errors import BusyError, NotOursError, OpenError, VersionError
@@ -103,8 +104,10 @@ def test_a_foreign_directory_is_untouched(tmp_path: Path, marker: bytes | None) 
 def test_a_newer_format_is_untouched(tmp_path: Path) -> None:
     """A directory of a newer program is refused, naming both versions."""
     marker = used(tmp_path) / "kvstore.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "version": 3}))
-    assert "version 3; this program reads 2" in refusal(tmp_path, VersionError)
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "version": DEVICE_VERSION + 1}))
+    assert f"version {DEVICE_VERSION + 1}; this program reads {DEVICE_VERSION}" in refusal(
+        tmp_path, VersionError
+    )
 
 
 def test_a_claim_cut_short_is_taken_up_again(tmp_path: Path) -> None:
@@ -139,6 +142,21 @@ def test_another_slab_size_starts_cold_with_one_line(
     device.close()
     device, rows = opened(tmp_path)  # back again: files that are too large are replaced
     assert rows == [] and read(device, put_slot(device, 1), 1) is Get.HIT and device.check() == []
+    device.close()
+
+
+def test_a_directory_whose_rows_know_no_columns_starts_cold_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of the rows of the former format is believed."""
+    used(tmp_path)
+    marker = json.loads((tmp_path / "kvstore.json").read_text())
+    (tmp_path / "kvstore.json").write_text(json.dumps({**marker, "version": 2}))
+    device, rows = opened(tmp_path)
+    assert rows == [] and device.counters.rows_damaged == 0
+    assert caplog.messages == [
+        f"nvme directory {tmp_path}: has format version 2, not {DEVICE_VERSION}: it starts cold"
+    ]
     device.close()
 
 

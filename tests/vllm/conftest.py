@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.demo.model import VOCABULARY, ensure_model
+from kvstore.demo.model import VOCABULARY, make_model
 from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
 from tests.vllm.fake_client import FakeStore
@@ -28,7 +28,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_model(tmp_path_factory.mktemp("models"))
+    return make_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

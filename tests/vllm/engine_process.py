@@ -82,35 +82,35 @@ class Host:
 
     def spoil(self, order: dict[str, Any]) -> dict[str, Any]:
         """What loads bring is noise from now on, as if somebody had stored it with a good checksum."""
-        from connectors.vllm import worker
-
-        true_acquire = worker.Line.acquire
-
-        def acquire(line: Any, *arguments: Any) -> Any:
-            lease = true_acquire(line, *arguments)
-            for slot in lease.slots:
-                if slot is not None:
-                    numbers = np.random.default_rng(1).standard_normal(len(slot.view) // 4, dtype=np.float32)
-                    slot.view = memoryview(numbers.tobytes())
-            return lease
-
         import numpy as np
 
-        worker.Line.acquire = acquire  # type: ignore[method-assign]
-        self._undo = lambda: setattr(worker.Line, "acquire", true_acquire)
+        from kvstore.client.leases import GrantedSlots
+
+        true_init = GrantedSlots.__init__
+
+        def init(slots: Any, arena: Any, lock: Any, *arguments: Any) -> None:
+            true_init(slots, arena, lock, *arguments)
+            if lock is None:
+                noise = np.random.default_rng(1).standard_normal
+                slots.views = [
+                    memoryview(noise(len(view) // 4, dtype=np.float32).tobytes()) for view in slots.views
+                ]
+
+        GrantedSlots.__init__ = init  # type: ignore[method-assign]
+        self._undo = lambda: setattr(GrantedSlots, "__init__", true_init)
         return {}
 
     def break_loads(self, order: dict[str, Any]) -> dict[str, Any]:
         """Loads stop at this block of a request from now on."""
-        from connectors.vllm import worker
+        from connectors.transfer.loads import Loads
 
-        true_part = worker.Loads._load_part
+        true_copy = Loads._copy
 
-        def load_part(loads: Any, line: Any, task: Any, part: Any) -> int:
-            return min(order["at"], true_part(loads, line, task, part))
+        def copy(loads: Any, line: Any, task: Any) -> int:
+            return min(order["at"], true_copy(loads, line, task))
 
-        worker.Loads._load_part = load_part  # type: ignore[method-assign]
-        self._undo = lambda: setattr(worker.Loads, "_load_part", true_part)
+        Loads._copy = copy  # type: ignore[method-assign]
+        self._undo = lambda: setattr(Loads, "_copy", true_copy)
         return {}
 
     def mend(self, order: dict[str, Any]) -> dict[str, Any]:

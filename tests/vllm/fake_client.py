@@ -14,6 +14,8 @@ from typing import Any
 
 from kvstore.client import Namespace
 from kvstore.errors import Unavailable
+from tiers.checksum import column_sizes, joined
+from tiers.checksum import digest as digest_of
 
 IN_DRAM, IN_NVME = 1, 2
 Key = tuple[bytes, bytes]
@@ -25,7 +27,7 @@ class FakeStore:
 
     away: every call fails. no_prefetch: hints fail. unreadable: blocks that a lookup finds and an acquire does not.
     torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
-    how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each acquire and reserve takes. spoil: changes the
+    how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each reserve, and each copy of a rank, takes. spoil: changes the
     bytes that are handed out.
     """
 
@@ -39,7 +41,7 @@ class FakeStore:
     slow: set[bytes] = field(default_factory=set)
     room: int = 1 << 30
     budget: int = 1 << 30
-    open_leases: int = 0
+    leases: list[FakeLease | None] = field(default_factory=list)  # None: given back
     delay_s: float = 0.0
     spoil: Callable[[Key, bytes], bytes] | None = None
     calls: list[str] = field(default_factory=list)
@@ -53,69 +55,95 @@ class FakeStore:
     def count(self, name: str) -> int:
         return self.calls.count(name)
 
+    @property
+    def open_leases(self) -> int:
+        return sum(lease is not None for lease in self.leases)
+
+
+@dataclass(frozen=True)
+class FakeGrant:
+    """Travels between processes, as a Grant does: it only names what the store keeps."""
+
+    number: int
+
 
 @dataclass
-class FakeSlot:
-    index: int
-    view: memoryview
-    offset: int = 0
-    tier: int = IN_DRAM
+class FakeSlots:
+    """What a rank opens. valid: how many of the first slots keep their bytes."""
 
+    views: list[memoryview]
+    valid: int
 
-class FakeWriteLease:
-    def __init__(
-        self, store: FakeStore, space: Namespace, hashes: Sequence[bytes], slots: list[FakeSlot], full: bool
-    ) -> None:
-        self.slots, self.full = slots, full
-        self._store, self._space, self._hashes = store, space, hashes
-        with store.lock:
-            store.open_leases += 1
-
-    def commit(self, checksums: Any = None) -> int:
-        with self._store.lock:
-            self._store.calls.append("commit")
-            for slot in self.slots:
-                self._store.records[self._space.digest, self._hashes[slot.index]] = bytes(slot.view)
-        return len(self.slots)
-
-    def touch(self, position: int) -> None:
-        pass
-
-    def __enter__(self) -> FakeWriteLease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._store.lock:
-            self._store.open_leases -= 1
-
-
-class FakeReadLease:
-    def __init__(self, store: FakeStore, slots: list[FakeSlot | None], torn_at: int, pending: bool) -> None:
-        self.slots, self.pending, self._torn_at = slots, pending, torn_at
-        self._store = store
-        with store.lock:
-            store.open_leases += 1
-
-    def leading(self) -> list[FakeSlot]:
-        run = []
-        for slot in self.slots:
-            if slot is None:
-                break
-            run.append(slot)
-        return run
+    def touch(self, count: int) -> None:
+        assert count <= len(self.views)
 
     def valid_count(self) -> int:
-        return self._torn_at
+        return self.valid
 
-    def touch(self, position: int) -> None:
-        pass
-
-    def __enter__(self) -> FakeReadLease:
+    def __enter__(self) -> FakeSlots:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._store.lock:
-            self._store.open_leases -= 1
+        pass
+
+
+class FakeLease:
+    """As `kvstore.client.SlotLease`. slots: position -> the bytes of a record."""
+
+    def __init__(
+        self,
+        store: FakeStore,
+        space: Namespace,
+        hashes: Sequence[bytes],
+        slots: dict[int, bytearray | bytes],
+        partial: bool,
+    ) -> None:
+        self.positions, self.partial = list(slots), partial
+        self.tiers = bytes(
+            (IN_NVME if digest in store.slow else IN_DRAM) if position in slots else 0
+            for position, digest in enumerate(hashes)
+        )
+        self.hashes, self.slots = hashes, slots
+        self.filled: dict[int, list[bytes]] = {}
+        self._store, self._space = store, space
+        with store.lock:
+            self.grant = FakeGrant(len(store.leases))
+            store.leases.append(self if slots else None)
+
+    def writing(self) -> set[Key]:
+        """The blocks that are reserved and not committed."""
+        reserved = (
+            self.hashes[position] for position, slot in self.slots.items() if isinstance(slot, bytearray)
+        )
+        return {(self._space.digest, digest) for digest in reserved}
+
+    def leading(self) -> int:
+        return next((n for n, position in enumerate(self.positions) if position != n), len(self.positions))
+
+    def in_dram(self) -> int:
+        return self.tiers[: self.leading()].count(IN_DRAM)
+
+    def fill(self, column: int, digests: list[bytes] | None) -> int:
+        """As the daemon does it for one column; returns how many blocks are committed."""
+        if self._store.leases[self.grant.number] is None:
+            return 0
+        if digests is None:
+            self.release()
+            return 0
+        assert column not in self.filled and len(digests) == len(self.slots)
+        self.filled[column] = digests
+        if len(self.filled) < len(column_sizes(self._space.columns, self._space.record_bytes)):
+            return 0
+        self._store.calls.append("commit")
+        self.release()
+        for position, slot in self.slots.items():
+            record, digests = bytes(slot), [self.filled[column].pop(0) for column in sorted(self.filled)]
+            assert joined(digests) == digest_of(record, self._space.columns), "a wrong digest was committed"
+            self._store.records[self._space.digest, self.hashes[position]] = record
+        return len(self.slots)
+
+    def release(self) -> None:
+        self._store.leases[self.grant.number] = None
 
 
 class FakeClient:
@@ -133,9 +161,15 @@ class FakeClient:
         pass
 
     def namespace(
-        self, digest: bytes, record_bytes: int, hash_bytes: int, block_tokens: int, fields: dict[str, str]
+        self,
+        digest: bytes,
+        record_bytes: int,
+        hash_bytes: int,
+        block_tokens: int,
+        fields: dict[str, str],
+        columns: Sequence[int],
     ) -> Namespace:
-        space = Namespace(digest, record_bytes, hash_bytes, block_tokens, fields)
+        space = Namespace(digest, record_bytes, hash_bytes, block_tokens, fields, columns)
         return self.store.spaces.setdefault(digest, space)
 
     def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes], **asking: Any) -> int:
@@ -171,41 +205,66 @@ class FakeClient:
         for key in [key for key in self.store.records if key[0] == namespace.digest]:
             del self.store.records[key]
 
-    def reserve(
+    def reserve_slots(
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
-    ) -> FakeWriteLease:
+    ) -> FakeLease:
         self._called("reserve", wait=True)
-        slots: list[FakeSlot] = []
-        full = False
+        slots: dict[int, bytearray | bytes] = {}
+        partial = False
         with self.store.lock:
+            writing = {key for lease in self.store.leases if lease is not None for key in lease.writing()}
             for index, digest in enumerate(hashes):
                 self.store.parents[namespace.digest, digest] = hashes[index - 1] if index else parent
-                if (namespace.digest, digest) in self.store.records:
+                if {(namespace.digest, digest)} & (self.store.records.keys() | writing):
                     continue
-                room = min(self.store.budget, self.store.room - len(self.store.records))
-                full = len(slots) >= room
-                if full:
+                room = min(self.store.budget, self.store.room - len(self.store.records) - len(writing))
+                partial = len(slots) >= room
+                if partial:
                     break
-                slots.append(FakeSlot(index, memoryview(bytearray(namespace.record_bytes))))
-        return FakeWriteLease(self.store, namespace, hashes, slots, full)
+                slots[index] = bytearray(namespace.record_bytes)
+        return FakeLease(self.store, namespace, hashes, slots, partial)
 
-    def acquire(
+    def acquire_slots(
         self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int = 0
-    ) -> FakeReadLease:
-        self._called("acquire", wait=True)
-        slots: list[FakeSlot | None] = []
+    ) -> FakeLease:
+        self._called("acquire")
+        slots: dict[int, bytearray | bytes] = {}
+        partial = False
         for index, digest in enumerate(hashes):
             record = self.store.records.get((namespace.digest, digest))
             if record is None or digest in self.store.unreadable:
-                slots.append(None)
+                continue
+            if len(slots) >= self.store.budget or (digest in self.store.slow and not wait_s):
+                partial = True
                 continue
             if self.store.spoil is not None:
                 record = self.store.spoil((namespace.digest, digest), record)
-            slots.append(FakeSlot(index, memoryview(record)))
-        torn = [index for index, digest in enumerate(hashes) if digest in self.store.torn]
-        slots[self.store.budget :] = [None] * len(slots[self.store.budget :])
-        pending = len(slots) > self.store.budget
-        return FakeReadLease(self.store, slots, min(torn, default=len(hashes)), pending)
+            slots[index] = record
+        return FakeLease(self.store, namespace, hashes, slots, partial)
+
+    def open_grant(
+        self, grant: FakeGrant, start_bytes: int, size_bytes: int, writing: bool = False
+    ) -> FakeSlots:
+        """Makes no call: it works while the daemon is away."""
+        if self.store.delay_s:
+            time.sleep(self.store.delay_s)
+        lease = self.store.leases[grant.number]
+        assert lease is not None, "a rank copies what its scheduler has given back"
+        views = [
+            memoryview(record)[start_bytes : start_bytes + size_bytes] for record in lease.slots.values()
+        ]
+        torn = [
+            at for at, position in enumerate(lease.positions) if lease.hashes[position] in self.store.torn
+        ]
+        return FakeSlots(views, len(views) if writing else min(torn, default=len(views)))
+
+    def fill(self, fills: Sequence[tuple[FakeGrant, int, list[bytes] | None]]) -> list[int]:
+        self._called("fill")
+        with self.store.lock:
+            leases = [(self.store.leases[grant.number], column, digests) for grant, column, digests in fills]
+            return [
+                lease.fill(column, digests) if lease is not None else 0 for lease, column, digests in leases
+            ]
 
     def _called(self, name: str, wait: bool = False) -> None:
         self.store.calls.append(name)

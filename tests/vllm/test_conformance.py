@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -77,15 +77,29 @@ def hold(scheduler: Any, store: FakeStore, request: Any, blocks: int) -> None:
     half = scheduler.connector._scheduler
     assert half._ready()
     for name in request.block_hashes[:blocks]:
-        store.records[half._specs[0, 0].digest, bytes(name)] = bytes(RECORD_BYTES)
+        store.records[half._columns[0].space.digest, bytes(name)] = bytes(RECORD_BYTES)
+
+
+def let_reserve(scheduler: Any) -> None:
+    """Until slots were leased for all that is to be saved: the next step orders it."""
+    storing, give_up_s = scheduler.connector._scheduler._storing, time.monotonic() + 10
+    while not all(store.ended or store in storing._made for store in storing.stores.values()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+
+
+def told(orders: Orders, **more: Any) -> Report:
+    """What workers report that did as they were told."""
+    saves = {save.number: (1, len(save.block_ids), True) for save in orders.saves}
+    return Report(saves, {load.number: (1, len(load.block_ids)) for load in orders.loads}, **more)
 
 
 def play(theirs: ModuleType, scheduler: Any, requests: list[Any], **result: Any) -> Orders:
-    """One step whose workers say `result`; every save that was ordered is reported as done."""
+    """One step whose workers do as they are told, and say `result`."""
+    let_reserve(scheduler)
     output = scheduler.schedule()
     orders: Orders = output.kv_connector_metadata
-    report = result.pop("report", Report())
-    report.saves = Counter({save.number: 1 for save in orders.saves})
+    report = told(orders, failed=result.pop("failed", set()))
     sent = set(orders.draining) or None
     running = [request for request in requests if request.request_id in output.num_scheduled_tokens]
     answer = theirs.create_model_runner_output(
@@ -115,7 +129,7 @@ def test_a_request_without_hits_leaves_nothing(theirs: ModuleType, schedulers: A
     request = request_of(theirs, 1)
     scheduler.add_request(request)
     orders = play(theirs, scheduler, [request])
-    assert not orders.loads and [len(part.block_ids) for part in orders.saves[0].parts] == [PROMPT_BLOCKS]
+    assert not orders.loads and [len(save.block_ids) for save in orders.saves] == [PROMPT_BLOCKS]
     finish(theirs, scheduler, request)
 
 
@@ -126,18 +140,19 @@ def test_an_asynchronous_load(theirs: ModuleType, schedulers: Any, store: FakeSt
     hold(scheduler, store, request, 2)
     scheduler.add_request(request)
     orders = play(theirs, scheduler, [request])
-    (load,) = orders.loads
-    assert not load.sync and len(load.parts[0].block_ids) == 2 and not scheduler.running
-    assert load.parts[0].hashes == [bytes(name) for name in request.block_hashes[:2]]
+    (load,), (end,) = orders.loads, orders.load_ends
+    assert not load.sync and len(load.block_ids) == 2 and not scheduler.running
+    assert (end.request_id, end.missing) == (request.request_id, []) and not store.open_leases
     play(theirs, scheduler, [request], finished_recving={request.request_id})
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {request.request_id: BLOCK_TOKENS + 8}
     (save,) = output.kv_connector_metadata.saves
-    assert save.parts[0].hashes == [bytes(request.block_hashes[2])]
-    assert save.parts[0].parent == bytes(request.block_hashes[1])
-    report = Report(saves=Counter({save.number: 1}))
-    answer = theirs.create_model_runner_output([request], kv_connector_worker_meta=report)
+    answer = theirs.create_model_runner_output(
+        [request], kv_connector_worker_meta=told(output.kv_connector_metadata)
+    )
     scheduler.update_from_output(output, answer)
+    space, hashes = scheduler.connector._scheduler._columns[0].space, [bytes(h) for h in request.block_hashes]
+    assert len(save.block_ids) == 1 and store.parents[space.digest, hashes[2]] == hashes[1]
     finish(theirs, scheduler, request)
 
 
@@ -150,11 +165,12 @@ def test_a_synchronous_load(theirs: ModuleType, schedulers: Any, store: FakeStor
     output = scheduler.schedule()
     orders = output.kv_connector_metadata
     assert output.has_sync_kv_loads and orders.loads[0].sync and not orders.saves
-    report = Report(sync_step=orders.sync_step)
+    report = told(orders, sync_step=orders.sync_step)
     answer = theirs.create_model_runner_output([request], kv_connector_worker_meta=report)
     scheduler.update_from_output(output, answer)
-    orders = play(theirs, scheduler, [request])
-    assert orders.saves[0].parts[0].hashes == [bytes(request.block_hashes[2])]
+    assert not play(theirs, scheduler, [request]).saves
+    (save,) = play(theirs, scheduler, [request]).saves
+    assert len(save.block_ids) == 1
     finish(theirs, scheduler, request)
 
 
@@ -167,17 +183,17 @@ def test_an_asynchronous_load_that_fails(
     request = request_of(theirs, 4 + bad)
     hold(scheduler, store, request, 2)
     scheduler.add_request(request)
-    block_ids = play(theirs, scheduler, [request]).loads[0].parts[0].block_ids
-    report = Report(failed={request.request_id})
+    block_ids = play(theirs, scheduler, [request]).loads[0].block_ids
     play(
         theirs, scheduler, [request],
-        finished_recving={request.request_id}, invalid_block_ids=set(block_ids[bad:]), report=report,
+        finished_recving={request.request_id}, invalid_block_ids=set(block_ids[bad:]), failed={request.request_id},
     )  # fmt: skip
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {request.request_id: (PROMPT_BLOCKS - bad) * BLOCK_TOKENS + 8}
     assert not output.kv_connector_metadata.loads
-    numbers = Counter({save.number: 1 for save in output.kv_connector_metadata.saves})
-    answer = theirs.create_model_runner_output([request], kv_connector_worker_meta=Report(saves=numbers))
+    answer = theirs.create_model_runner_output(
+        [request], kv_connector_worker_meta=told(output.kv_connector_metadata)
+    )
     scheduler.update_from_output(output, answer)
     finish(theirs, scheduler, request)
 
@@ -189,9 +205,9 @@ def test_a_synchronous_load_that_fails(theirs: ModuleType, schedulers: Any, stor
     hold(scheduler, store, request, 2)
     scheduler.add_request(request)
     output = scheduler.schedule()
-    block_ids = output.kv_connector_metadata.loads[0].parts[0].block_ids
+    block_ids = output.kv_connector_metadata.loads[0].block_ids
     name = request.request_id
-    report = Report(sync_step=1, failed={name})
+    report = told(output.kv_connector_metadata, sync_step=1, failed={name})
     answer = theirs.create_model_runner_output(
         [request], invalid_block_ids={block_ids[1]}, kv_connector_worker_meta=report
     )
@@ -215,13 +231,13 @@ def test_finished_requests_wait_for_their_saves(theirs: ModuleType, schedulers: 
     scheduler = schedulers()
     request = request_of(theirs, 7)
     scheduler.add_request(request)
-    output = scheduler.schedule()
-    assert output.kv_connector_metadata.saves
-    scheduler.update_from_output(output, theirs.create_model_runner_output([request], use_eos=True))
+    first = scheduler.schedule()
+    assert first.kv_connector_metadata.saves
+    scheduler.update_from_output(first, theirs.create_model_runner_output([request], use_eos=True))
+    assert not play(theirs, scheduler, []).draining
     assert request.is_finished() and request.request_id in scheduler.requests
-    output = scheduler.schedule()
-    assert output.kv_connector_metadata.draining == [request.request_id]
-    answer = theirs.create_model_runner_output([], finished_sending={request.request_id})
-    scheduler.update_from_output(output, answer)
-    scheduler.schedule()
-    theirs.assert_scheduler_empty(scheduler)
+    report = told(first.kv_connector_metadata)
+    later = theirs.create_model_runner_output([], kv_connector_worker_meta=report)
+    scheduler.update_from_output(scheduler.schedule(), later)
+    assert play(theirs, scheduler, []).draining == [request.request_id]
+    assert request.request_id not in scheduler.requests

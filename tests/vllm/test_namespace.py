@@ -15,7 +15,15 @@ import torch
 
 from connectors.device import Blocks, Run
 from connectors.transfer.weights import DigestInBackground, WeightsUnknown, weight_files, weights_digest
-from connectors.vllm.namespace import identity_fields, model_name, rank_facts, release_of, space_spec
+from connectors.vllm.messages import GroupFacts
+from connectors.vllm.namespace import (
+    identity_fields,
+    joined_facts,
+    model_name,
+    rank_facts,
+    release_of,
+    space_spec,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -55,25 +63,24 @@ def digest(**changes: Any) -> bytes:
     """The namespace of an engine, of which some facts are changed."""
     own = {
         "tenant": "", "weights": "w", "seed": b"seed", "epoch": "", "group": 0, "spec": "full(16)", "layers": ["a", "b"],
-        "runs": (Run(0, 0, 64, 128),), "place": (0, 0), "backends": ["FLASH_ATTN"], "hash_bytes": 32, "block_tokens": 16,
+        "runs": (Run(0, 0, 64, 128),), "backends": ["FLASH_ATTN"], "shards": [0], "block_tokens": 16,
     }  # fmt: skip
     fact = {name: changes.pop(name, value) for name, value in own.items()}
     config = engine(**changes)
     blocks = Blocks((torch.zeros(1024, dtype=torch.uint8),), fact["runs"], 8)
     identity = identity_fields(config, fact["tenant"], fact["weights"], fact["seed"], fact["epoch"])
-    facts = rank_facts(
-        config, fact["group"], fact["spec"], fact["layers"], blocks, fact["place"], fact["backends"]
-    )
-    return space_spec(
-        {**identity, **facts.fields}, facts.record_bytes, fact["hash_bytes"], fact["block_tokens"]
-    ).digest
+    facts = rank_facts(config, fact["group"], fact["spec"], fact["layers"], blocks, fact["backends"])
+    other = GroupFacts(64, dict.fromkeys(facts.fields, "x"))
+    columns = {shard: facts if shard == fact["shards"][0] else other for shard in fact["shards"]}
+    sizes = [column.record_bytes for column in columns.values()]
+    return space_spec({**identity, **joined_facts(columns)}, sizes, fact["block_tokens"]).digest
 
 
 CHANGES: dict[str, Any] = {
     "model": "org/other", "revision": "v2", "weights": "x", "rope": 2, "dtype": "torch.float16", "quantization": "fp8",
     "cache_dtype": "fp8", "algo": "sha256_cbor", "seed": b"other", "tp": 4, "pp": 2, "dcp": 2, "interleave": 8,
-    "layout": "LBHNC", "backends": ["CPU_ATTN"], "place": (0, 1), "group": 1, "spec": "window(16)", "layers": ["b", "a"],
-    "runs": (Run(0, 0, 32, 128), Run(0, 64, 32, 128)), "tenant": "acme", "epoch": "1", "draft": "org/draft", "block_tokens": 32,
+    "layout": "LBHNC", "backends": ["CPU_ATTN"], "group": 1, "spec": "window(16)", "layers": ["b", "a"],
+    "runs": (Run(0, 0, 32, 128), Run(0, 64, 32, 128)), "shards": [1], "tenant": "acme", "epoch": "1", "draft": "org/draft", "block_tokens": 32,
 }  # fmt: skip
 
 
@@ -83,9 +90,10 @@ def test_every_field_counts(name: str) -> None:
     assert digest(**{name: CHANGES[name]}) != digest()
 
 
-def test_pipeline_ranks_differ() -> None:
-    """The same shard number on another pipeline stage holds other layers."""
-    assert digest(place=(1, 0)) != digest(place=(0, 0))
+def test_what_every_shard_says_counts() -> None:
+    """One shard's layers differ, or there is one shard more."""
+    two = {"shards": [0, 1]}
+    assert len({digest(), digest(**two), digest(**two, layers=["b", "a"]), digest(shards=[0, 2])}) == 4
 
 
 def test_layer_partition_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvstore.client import Client
 from tests.running import Daemon
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost
@@ -32,21 +33,28 @@ def test_prefill_and_decode_share_through_the_daemon(
 
 
 def test_two_tensor_parallel_ranks(hosts: Callable[..., EngineHost], daemon: Daemon) -> None:
-    """Each rank stores its own half; a second engine of two ranks loads both, one of a single rank loads neither."""
-    ranks = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    """Each rank stores its own column of one record for both; a second engine of two ranks loads both, one of a
+    single rank loads neither."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    ranks = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
     ranks.start(daemon.socket, **options)
     first = ranks.generate([PROMPT], timeout_s=600)
     deadline = time.monotonic() + 30
-    while ranks.metrics().get("saved_blocks", 0) < 2 * BLOCKS:
+    while ranks.metrics().get("saved_blocks", 0) < BLOCKS:
         assert time.monotonic() < deadline, ranks.metrics()
         ranks.generate([[1, 2, 3]], max_tokens=2)
-    ranks.reset_prefix()
-    again = ranks.generate([PROMPT])
-    assert (again.tokens, again.cached) == (first.tokens, [BLOCKS * BLOCK_TOKENS])
-    metrics = ranks.metrics()
-    assert metrics["loaded_blocks"] == 2 * BLOCKS and metrics.get("hook_errors", 0) == 0
+    with Client(daemon.socket, timeout_s=10, attach=False) as tool:
+        (space,) = tool.list_namespaces()
+        assert space["columns"] == 2 and space["blocks"] >= BLOCKS
+        assert tool.check() == []
     ranks.kill()
+    other = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    other.start(daemon.socket, **options)
+    again = other.generate([PROMPT], timeout_s=600)
+    assert (again.tokens, again.cached) == (first.tokens, [BLOCKS * BLOCK_TOKENS])
+    metrics = other.metrics()
+    assert metrics["loaded_blocks"] == BLOCKS and metrics.get("hook_errors", 0) == 0
+    other.kill()
     single = hosts()
     single.start(daemon.socket)
     alone = single.generate([PROMPT])

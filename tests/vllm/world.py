@@ -56,12 +56,15 @@ GARBAGE = -1
 
 @dataclass
 class Shape:
-    """What kind of engine. window: tokens of a second, sliding-window group; None for one group.
+    """What kind of engine. ranks: all of them, of `stages` pipeline stages, each with one layer more than the one
+    before it. replicas: ranks that hold the same bytes, as those of MLA do. window: tokens of a second, sliding-window group; None for one group.
     ahead: the scheduler plans a step before it has seen what the last one sampled, as it does on accelerators.
     sibling: settings of a TruthConnector beside us under MultiConnector; None: we are alone. ours: our place
     there, 0 or 1. introduced: what the ranks' blocks look like is known before the first step."""
 
     ranks: int = 1
+    stages: int = 1
+    replicas: int = 1
     window: int | None = None
     blocks: int = 64
     budget: int = 64
@@ -97,10 +100,14 @@ class World:
             config = copy.deepcopy(self.config)
             config.parallel_config.rank = rank
             with set_current_vllm_config(config):
-                worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
+                worker = KVConnectorFactory.create_connector(
+                    config, KVConnectorRole.WORKER, self._kv_of(rank)
+                )
             self._ours(worker)._worker._backends = lambda names: ["WORLD"]  # type: ignore[union-attr]
             caches = {
-                name: torch.full((shape.blocks, 1, BLOCK_TOKENS, 1), GARBAGE) for name in self._layers()
+                name: torch.full((shape.blocks, 1, BLOCK_TOKENS, 1), GARBAGE)
+                for group in self._kv_of(rank).kv_cache_groups
+                for name in group.layer_names
             }
             worker.register_kv_caches(caches)
             self.tensors.append(caches)
@@ -113,12 +120,29 @@ class World:
         self._aggregator = KVOutputAggregator(shape.ranks)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
-        self.sums: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._take = self.connector._tally.take
+        self.connector._tally.take = self._counted  # type: ignore[method-assign]  # vLLM's scheduler asks for it too
         self.steps = 0
         self.abort_chance = 0.0
         self.idle = False
         self._texts: dict[str, list[int]] = {}  # what the workers know of each request
         self._flying: deque[tuple[Any, Any]] = deque()  # steps done, whose results the scheduler has not seen
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """What scheduler and workers have counted until now."""
+        self._counted()
+        return self._sums
+
+    def _counted(self) -> Any:
+        stats = self._take()
+        self._add_up(stats)
+        return stats
+
+    def _add_up(self, stats: Any) -> None:
+        for name, amount in (stats.data if stats else {}).items():
+            self._sums[name] = self._sums.get(name, 0) + amount
 
     def _ours(self, connector: Any) -> KVStoreConnector:
         alone = self.shape.sibling is None
@@ -195,9 +219,7 @@ class World:
             worker.start_load_kv(None)
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
-        stats = self._ours(worker).get_kv_connector_stats()
-        for name, amount in (stats.data if stats else {}).items():
-            self.sums[name] = self.sums.get(name, 0) + amount
+        self._add_up(self._ours(worker).get_kv_connector_stats())
         answer = KVConnectorOutput(
             finished_sending=results.finished_sending,
             finished_recving=results.finished_recving,
@@ -241,8 +263,8 @@ class World:
     def _reads_true(self, rank: int, group: int, tokens: list[int], table: list[int], start: int) -> bool:
         window = self.shape.window if group == 1 else None
         first = 0 if window is None else max(0, start - window + 1)
-        truth = kv_of(tokens[:start], rank, group)
-        for layer in self.kv.kv_cache_groups[group].layer_names:
+        truth = kv_of(tokens[:start], rank // self.shape.replicas, group)
+        for layer in self._kv_of(rank).kv_cache_groups[group].layer_names:
             cache = self.tensors[rank][layer]
             for position in range(first, start):
                 block, offset = divmod(position, BLOCK_TOKENS)
@@ -253,15 +275,15 @@ class World:
     def _write(
         self, rank: int, group: int, tokens: list[int], table: list[int], positions: range, sound: bool
     ) -> None:
-        truth = kv_of(tokens[: positions.stop], rank, group)
-        for layer in self.kv.kv_cache_groups[group].layer_names:
+        truth = kv_of(tokens[: positions.stop], rank // self.shape.replicas, group)
+        for layer in self._kv_of(rank).kv_cache_groups[group].layer_names:
             for position in positions:
                 block, offset = divmod(position, BLOCK_TOKENS)
                 value = truth[position] if sound else GARBAGE - 1 - self._draw.randrange(1 << 30)
                 self.tensors[rank][layer][table[block], 0, offset, 0] = value
 
-    def _layers(self) -> list[str]:
-        return [name for group in self.kv.kv_cache_groups for name in group.layer_names]
+    def _kv_of(self, rank: int) -> KVCacheConfig:
+        return _kv_config(self.shape, rank * self.shape.stages // self.shape.ranks)
 
     # ---- what must hold ----
 
@@ -275,10 +297,7 @@ class World:
 
     def check_records(self, store: Any) -> int:
         """Every record in the store is the KV of the tokens its hash names; answers how many there are."""
-        specs = self.connector._scheduler._specs
-        if specs is None:
-            return 0
-        places = {spec.digest: place for place, spec in specs.items()}
+        groups = {group.space.digest: index for index, group in self.connector._scheduler._columns.items()}
         tokens_of = {
             bytes(digest): list(request.all_token_ids)[: (index + 1) * BLOCK_TOKENS]
             for request in self.requests.values()
@@ -286,12 +305,16 @@ class World:
         }
         checked = 0
         for (digest, name), record in store.records.items():
-            if name not in tokens_of or digest not in places:
+            if name not in tokens_of or digest not in groups:
                 continue
-            shard, group = places[digest]
-            values = kv_of(tokens_of[name], shard, group)[-BLOCK_TOKENS:]
-            layers = len(self.kv.kv_cache_groups[group].layer_names)
-            assert record == torch.tensor(values * layers, dtype=torch.int64).numpy().tobytes(), (
+            group = groups[digest]
+            column: list[int] = []
+            for rank in range(0, self.shape.ranks, self.shape.replicas):
+                layers = self._kv_of(rank).kv_cache_groups[group].layer_names
+                column += kv_of(tokens_of[name], rank // self.shape.replicas, group)[-BLOCK_TOKENS:] * len(
+                    layers
+                )
+            assert record == torch.tensor(column, dtype=torch.int64).numpy().tobytes(), (
                 "a bad block was stored"
             )
             checked += 1
@@ -305,8 +328,8 @@ class World:
         half = self.connector._scheduler
         assert (
             not half._requests
-            and not half._pending
-            and not half._new_loads
+            and not half._storing.stores
+            and not half._fetching.fetches
             and not half._ended
             and not half._new_draining
         )
@@ -338,9 +361,9 @@ def next_token(tokens: Sequence[int]) -> int:
     return kv_of(tokens, 0, 0)[-1] % VOCABULARY
 
 
-def _kv_config(shape: Shape) -> KVCacheConfig:
+def _kv_config(shape: Shape, stage: int = 0) -> KVCacheConfig:
     full = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    groups = [KVCacheGroupSpec(["full.0", "full.1"], full)]
+    groups = [KVCacheGroupSpec([f"full.{stage}.{layer}" for layer in range(2 + stage)], full)]
     if shape.window is not None:
         window = SlidingWindowSpec(
             block_size=BLOCK_TOKENS,
@@ -349,8 +372,11 @@ def _kv_config(shape: Shape) -> KVCacheConfig:
             dtype=torch.float32,
             sliding_window=shape.window,
         )
-        groups.append(KVCacheGroupSpec(["window.0", "window.1"], window))
-    return KVCacheConfig(num_blocks=shape.blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        names = [] if stage else ["window.0", "window.1"]  # later stages have none of these layers
+        groups.append(KVCacheGroupSpec(names, window))
+    config = KVCacheConfig(num_blocks=shape.blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.kv_tp_replicas = shape.replicas
+    return config
 
 
 def _transfer(shape: Shape) -> dict[str, Any]:
@@ -395,6 +421,7 @@ def _config(model: Path, shape: Shape) -> VllmConfig:
         device_config=DeviceConfig("cpu"),
     )
     config.scheduler_config.async_scheduling = shape.ahead
-    config.parallel_config.tensor_parallel_size = shape.ranks
+    config.parallel_config.tensor_parallel_size = shape.ranks // shape.stages
+    config.parallel_config.pipeline_parallel_size = shape.stages
     config.parallel_config.world_size = shape.ranks
     return config

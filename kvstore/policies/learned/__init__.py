@@ -11,15 +11,14 @@ what the node has, wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvstore.index.block import PIN, Block, Namespace
 from kvstore.index.prompts import Prompt
-from kvstore.index.stretch import Stretch
-from kvstore.policies.base import Policies, Policy
-from kvstore.policies.learned.experts import all_judges
+from kvstore.policies.base import Policies
+from kvstore.policies.learned.experts import Judge, all_judges
 from kvstore.policies.learned.hazard import Reuse
-from kvstore.policies.learned.leaves import Leaves
+from kvstore.policies.learned.leaves import LeafFirst
 from kvstore.policies.learned.selection import Contest
 
 
@@ -48,21 +47,17 @@ class Learned(Policies):
         self.contest.full()
 
 
-class Judged(Policy):
-    """One tier's leaves; `bit` names the tier as in `Block.where`."""
+class Judged(LeafFirst):
+    """One tier's leaves, as the winner of the contest sees them."""
 
     def __init__(self, bit: int, family: Learned) -> None:
-        self._bit = bit
+        super().__init__(bit, by_kind=True)
         self._reuse = family.reuse
         self._contest = family.contest
-        self.leaves: Leaves[Block] = Leaves(self._is_leaf)
 
-    def may_leave(self, block: Block) -> None:
-        self.leaves.push(block, block.stretch)
-
-    def victims(self, incoming: bytes = b"") -> Iterator[Block]:
-        while self.leaves.cheapest(self._contest.judge) is not None:
-            yield self.leaves.pop()
+    @property
+    def judge(self) -> Judge:
+        return self._contest.judge
 
     def together(self, victim: Block, count: int) -> Sequence[Block]:
         """Blocks of one use are worth the same, whoever judges: as far as nothing else hangs on them."""
@@ -76,21 +71,10 @@ class Judged(Policy):
         return run
 
     def is_choosy(self) -> bool:
-        return self._contest.judge.choosy
+        return self.judge.choosy
 
     def admits(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> bool:
-        judge = self._contest.judge
-        worth = self.leaves.cheapest(judge)
+        worth = self.leaves.cheapest(self.judge)
         if worth is None:
             return True
-        return worth <= judge.worth_of_new(self._reuse.kind_of_new(namespace, block_hash, prompt))
-
-    def coldest_s(self) -> float | None:
-        if self.leaves.cheapest(self._contest.judge) is None:
-            return None
-        return self.leaves.first().touched_s
-
-    def _is_leaf(self, block: Block, stretch: Stretch | None) -> bool:
-        if block.stretch is not stretch or block.where >= PIN:
-            return False
-        return bool(block.where & self._bit) and not block.has_child_in(self._bit)
+        return worth <= self.judge.worth_of_new(self._reuse.kind_of_new(namespace, block_hash, prompt))

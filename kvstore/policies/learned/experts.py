@@ -30,9 +30,6 @@ class Judge(ABC):
 
     choosy = False
 
-    def __init__(self, reuse: Reuse) -> None:
-        self._reuse = reuse
-
     @abstractmethod
     def worth(self, kind: int, touched: int) -> float:
         """Of a block that is held."""
@@ -47,6 +44,9 @@ class Density(Judge):
 
     choosy = True
 
+    def __init__(self, reuse: Reuse) -> None:
+        self._reuse = reuse
+
     def worth(self, kind: int, touched: int) -> float:
         return self._reuse.density(kind, touched)
 
@@ -54,10 +54,8 @@ class Density(Judge):
         return self._reuse.density(kind, self._reuse.now)
 
 
-class Seasoned(Judge):
+class Seasoned(Density):
     """The same, and what the block itself has shown: threefold for each doubling of its uses."""
-
-    choosy = True
 
     def worth(self, kind: int, touched: int) -> float:
         return self._reuse.density(kind, touched) * _SEASONED[kind]
@@ -92,4 +90,4 @@ class Loyal(Frequent):
 def all_judges(reuse: Reuse) -> list[Judge]:
     """The first one is trusted until another proves better: where nothing is known, the least recently used
     leaves. Others do better on average there; none is so seldom far behind the best."""
-    return [judge(reuse) for judge in (Youngest, Seasoned, Density, Frequent, Loyal)]
+    return [Youngest(), Seasoned(reuse), Density(reuse), Frequent(), Loyal()]

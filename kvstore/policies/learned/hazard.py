@@ -8,19 +8,20 @@ The clock counts the blocks that were asked for: what a block competes with is o
 requests, not seconds, and a trace that is replayed at another speed is the same trace.
 
 A kind is what all blocks of one request have in common: how often they were used (uses long
-ago count less), the turn of the conversation, the size of the prompt, and its application if that
-is a large one (`kvstore.policies.learned.applications`); the last blocks of prompts are kinds of their own
-(partly filled ones never come back, and this is how it is noticed). From used/risk follows the chance
-of reuse at every age, and from that the *density* of a block of that age: the best, over all times
-one could still keep it, of
+ago count less), the turn of the conversation, the size of the prompt; the last blocks of prompts are
+kinds of their own (partly filled ones never come back, and this is how it is noticed). Tried, and no
+better: an experience of its own for each of the largest applications, told by their
+first block; to borrow from kinds used as often first.
+
+From used/risk follows the chance of reuse at every age, and from that the *density* of a block of
+that age: the best, over all times one could still keep it, of
 
     chance that it is used until then  ÷  time it is expected to take until used or dropped
 
 The momentary chance would be wrong: it is lowest just after an answer, when people think.
 
 * Counts are looked at when they grew by a share of themselves: often while little is known,
-  seldom later. Kinds with little experience borrow: those of an application from the same kind of
-  everybody, these from kinds used as often, and these from all.
+  seldom later. Kinds with little experience borrow from all.
 * Counts are halved when they get large: new habits replace old ones.
 * Blocks that left are remembered as ghosts, a bounded number of them, because a policy
   that learned only from what it kept would never find out what it should have kept.
@@ -41,7 +42,6 @@ from operator import add
 from zlib import crc32
 
 from kvstore.constants import (
-    APPLICATIONS_MAX,
     REUSE_AGE_EVERY,
     REUSE_AGE_MAX,
     REUSE_AGE_MIN,
@@ -62,7 +62,6 @@ from kvstore.constants import (
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
-from kvstore.policies.learned.applications import Applications
 from tiers.base import NAMESPACE_BYTES
 
 
@@ -90,8 +89,7 @@ USES_GROUPS = 8
 USES_WITH_DETAIL = 4  # groups of uses that are told apart by turn and size, too
 _PLAIN = USES_WITH_DETAIL * TURN_GROUPS * SIZE_GROUPS  # the first kind without
 _LAST = _PLAIN + USES_GROUPS - USES_WITH_DETAIL  # the first kind of last blocks
-KINDS = _LAST + USES_GROUPS  # of everybody; from here on those of applications, so many each
-RELATIVES = USES_GROUPS + 1  # kinds used as often, and all last blocks
+KINDS = _LAST + USES_GROUPS
 _TURN_GROUP = [0, 0, 1, 2, 3, 4, 4]  # 1, 2, 3, 4, 5–6, more
 USES_COUNTED_MAX = 255.0
 
@@ -124,8 +122,7 @@ def _uses_group_of(kind: int) -> int:
     return kind // (TURN_GROUPS * SIZE_GROUPS)
 
 
-USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)] * (1 + APPLICATIONS_MAX)
-RELATIVES_OF = [USES_GROUP_OF[kind] if kind < _LAST else USES_GROUPS for kind in range(KINDS)]
+USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)]
 UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: of somebody's first turn, for all we know
 
 _SCATTER = 0x9E37_79B1  # of 2**32 the golden section: its multiples are in step with no traffic
@@ -142,30 +139,16 @@ Lesson = tuple[Sequence[float], Sequence[float], Sequence[float], float]  # what
 
 
 class Tally:
-    """Of one kind: how many blocks reached each age, how many were used in it. everybody: of an
-    application's kind, the same kind of all. relatives: of others, whose experience they borrow.
+    """Of one kind: how many blocks reached each age, how many were used in it.
 
-    What follows from the counts is worked out when somebody asks: of most ages, and of many kinds, nobody
-    does. Packed numbers: there may be a thousand of these.
+    What follows from the counts is worked out when somebody asks: of most ages, and of many kinds, nobody does.
     """
 
-    __slots__ = (
-        "_chance",
-        "_hits",
-        "_lesson",
-        "densities",
-        "everybody",
-        "grown",
-        "relatives",
-        "risk",
-        "used",
-    )
+    __slots__ = ("_chance", "_hits", "_lesson", "densities", "grown", "risk", "used")
 
-    def __init__(self, relatives: int = 0, everybody: Tally | None = None) -> None:
-        self.relatives = relatives
-        self.everybody = everybody
+    def __init__(self) -> None:
         self.risk, self.used = array("d", _NOTHING), array("d", _NOTHING)
-        self.learn(everybody.chance() if everybody is not None else _PRIOR, 1.0)
+        self.learn(_PRIOR, 1.0)
 
     def learn(self, prior: Sequence[float], weight: float) -> None:
         """Believe the counts of now, and `prior` and `weight` as `chances` has them."""
@@ -194,8 +177,6 @@ class Tally:
         self.grown += blocks
         if self.grown * REUSE_GROWN_SHARE >= risk[0]:
             grown[self] = None
-        if self.everybody is not None:
-            self.everybody.reached(age, blocks, grown)
 
     def were_used(self, age: int, blocks: int, grown: dict[Tally, None]) -> None:
         """The same of blocks that were used at this age."""
@@ -203,8 +184,6 @@ class Tally:
         self.grown += blocks
         if self.grown * REUSE_GROWN_SHARE >= self.risk[0]:
             grown[self] = None
-        if self.everybody is not None:
-            self.everybody.were_used(age, blocks, grown)
 
     def density(self, age: int) -> float:
         """Hits to be expected, for the time it takes, of keeping a block of that age. Worked out once."""
@@ -290,9 +269,7 @@ class Reuse:
     def __init__(self) -> None:
         self.now = 0  # the clock: blocks asked for so far
         self.held = 0  # blocks with a stretch that are no ghosts
-        everybody = [Tally(relatives) for relatives in RELATIVES_OF]
-        self._tallies = everybody * (1 + APPLICATIONS_MAX)  # an application's own come with its first blocks
-        self._applications = Applications(self._forget_application)
+        self._tallies = [Tally() for _ in range(KINDS)]
         self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
         self._ghosts_max = REUSE_GHOSTS_MIN + REUSE_GHOSTS_TRIMMED
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
@@ -300,14 +277,14 @@ class Reuse:
         self._is_counted = True  # the run under way
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
         self._grown: dict[Tally, None] = {}  # whose counts should be looked at, in this order
-        self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the priors were made, and since
-        self._priors: list[list[float]] = [list(_PRIOR) for _ in range(RELATIVES)]
+        self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the prior was made, and since
+        self._prior: list[float] = _PRIOR
 
     # -- what happens --
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float, below: int) -> list[Use]:
         """A request used these blocks of one namespace, or has just brought them. Answers the uses of a sample."""
-        self._begin(len(run), prompt)
+        self._begin(len(run))
         hashes = [block.hash for block in run]
         olds = [block.stretch for block in run]
         were_held = all(olds)
@@ -329,7 +306,7 @@ class Reuse:
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, below: int) -> list[Use]:
         """A request brought these blocks and they were not let in: ghosts from the start."""
-        self._begin(len(hashes), prompt)
+        self._begin(len(hashes))
         names, ghosts = namespace.names_of(hashes), self._ghosts
         olds = [ghosts.pop(name, None) for name in names]
         for start, end in _pieces(hashes, olds, prompt):
@@ -383,20 +360,11 @@ class Reuse:
             return kind_of_last(uses)
         turn = ghost.next_turn() if ghost is not None else prompt.turn or 1
         prompt.turn = turn  # what follows in this prompt goes on behind it
-        return self._kind(uses, turn, prompt)
+        return kind_of(uses, turn, prompt.blocks)
 
     # -- helpers --
 
-    def _kind(self, uses: float, turn: int, prompt: Prompt) -> int:
-        return kind_of(uses, turn, prompt.blocks) + KINDS * self._applications.place(prompt.first)
-
-    def _forget_application(self, place: int) -> None:
-        """Another application gets this place: until it has an experience of its own, everybody's is right."""
-        self._tallies[place * KINDS : (place + 1) * KINDS] = self._tallies[:KINDS]
-
-    def _begin(self, blocks: int, prompt: Prompt) -> None:
-        if prompt.first:
-            self._applications.saw(prompt.first)
+    def _begin(self, blocks: int) -> None:
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
@@ -421,7 +389,7 @@ class Reuse:
         self, old: Stretch | None, turn: int, prompt: Prompt, is_last: bool, now_s: float = 0.0
     ) -> Stretch:
         uses = self._uses_after(old)
-        kind = kind_of_last(uses) if is_last else self._kind(uses, turn, prompt)
+        kind = kind_of_last(uses) if is_last else kind_of(uses, turn, prompt.blocks)
         stretch = Stretch(self.now, kind, uses, old.turn if old is not None else turn, turn, now_s)
         self._stretches += 1
         if self._is_counted:
@@ -439,10 +407,7 @@ class Reuse:
         """So many blocks of one stretch were used and belong to another one now."""
         if self._is_counted:
             new.alive += blocks
-            tally = self._tallies[new.kind]
-            if new.kind >= KINDS and tally.everybody is None:
-                tally = self._tallies[new.kind] = Tally(everybody=tally)
-            tally.reached(0, blocks, self._grown)
+            self._tallies[new.kind].reached(0, blocks, self._grown)
             self._newly_counted += blocks
         if old is not None and old.alive:
             old.alive -= blocks
@@ -477,28 +442,21 @@ class Reuse:
         return REUSE_PRIOR_STRETCHES * max(1.0, self._blocks / max(self._stretches, 1.0))
 
     def _learn(self) -> None:
-        """Look at the counts of one kind of those that have grown, and at what relatives have in common."""
+        """Look at the counts of one kind of those that have grown, and at what all have in common."""
         if self._newly_counted >= self._counted:
-            self._learn_priors()
+            self._learn_prior()
         tally = next(iter(self._grown), None)
         if tally is None:
             return
         del self._grown[tally]
-        everybody = tally.everybody
-        prior = everybody.chance() if everybody is not None else self._priors[tally.relatives]
-        tally.learn(prior, self._weight())
+        tally.learn(self._prior, self._weight())
         tally.halve_if_full()
 
-    def _learn_priors(self) -> None:
+    def _learn_prior(self) -> None:
         self._counted = min(self._counted + self._newly_counted, REUSE_COUNTED_MAX)
         self._newly_counted = 0.0
-        groups = [([0.0] * AGES, [0.0] * AGES) for _ in range(RELATIVES)]
-        for tally in self._tallies[:KINDS]:
+        used, risk = list(_NOTHING), list(_NOTHING)
+        for tally in self._tallies:
             if tally.risk[0]:
-                used, risk = groups[tally.relatives]
-                groups[tally.relatives] = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
-        every_used = [sum(of_age) for of_age in zip(*(used for used, _ in groups), strict=True)]
-        every_risk = [sum(of_age) for of_age in zip(*(risk for _, risk in groups), strict=True)]
-        weight = self._weight()
-        common = chances(every_used, every_risk, _PRIOR, weight)
-        self._priors = [chances(used, risk, common, weight) for used, risk in groups]
+                used, risk = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
+        self._prior = chances(used, risk, _PRIOR, self._weight())

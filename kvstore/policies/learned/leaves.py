@@ -1,4 +1,4 @@
-"""Leaves: what may leave a cache, in queues by kind, and the cheapest of it.
+"""Leaves: what may leave a cache, in queues by kind, and the cheapest of it. Leaves go before their parents.
 
     kind 3 │ oldest … youngest │      Within a kind the oldest goes first, whoever judges;
     kind 7 │ oldest … │               which kind has to give is the judge's opinion: only
@@ -13,6 +13,7 @@ stays in proportion to what is held, and nobody ever waits for all of them to be
 from __future__ import annotations
 
 import heapq
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -29,7 +30,9 @@ from kvstore.constants import (
     REUSE_SWEEP_LOOKS,
     REUSE_SWEEP_SEEN_MAX,
 )
+from kvstore.index.block import PIN, Block
 from kvstore.index.stretch import Stretch
+from kvstore.policies.base import Policy
 from kvstore.policies.learned.experts import Judge
 from kvstore.policies.learned.hazard import UNKNOWN
 
@@ -129,10 +132,12 @@ def _first(heap: list[Entry[T]]) -> Entry[T]:
 
 
 class Leaves(Generic[T]):
-    """Items that nothing hangs on. `is_leaf` says whether an entry of one is true still."""
+    """Items that nothing hangs on. `is_leaf` says whether an entry of one is true still. by_kind: in a queue for
+    each kind; else in one, for a judge that does not look at kinds."""
 
-    def __init__(self, is_leaf: Callable[[T, Stretch | None], bool]) -> None:
+    def __init__(self, is_leaf: Callable[[T, Stretch | None], bool], by_kind: bool = True) -> None:
         self._is_leaf = is_leaf
+        self._by_kind = by_kind
         self._queues: dict[int, Queue[T]] = {}
         self._number = 0
         self._entries = 0
@@ -147,9 +152,10 @@ class Leaves(Generic[T]):
     def push(self, item: T, stretch: Stretch | None) -> None:
         """The item is a leaf now."""
         kind, touched = (stretch.kind, stretch.touched) if stretch is not None else (UNKNOWN, 0)
-        queue = self._queues.get(kind)
+        group = kind if self._by_kind else UNKNOWN
+        queue = self._queues.get(group)
         if queue is None:
-            queue = self._queues[kind] = Queue()
+            queue = self._queues[group] = Queue()
         self._number += 1
         self._entries += 1
         queue.push(Entry(touched, self._number, item, stretch))
@@ -235,3 +241,32 @@ class Leaves(Generic[T]):
             for is_gone in queue.sweep(lambda entry: self._is_leaf(entry.item, entry.stretch)):
                 self._entries -= is_gone
                 yield
+
+
+class LeafFirst(Policy):
+    """The leaves of one tier; `bit` names the tier as in `Block.where`."""
+
+    def __init__(self, bit: int, by_kind: bool) -> None:
+        self._bit = bit
+        self.leaves: Leaves[Block] = Leaves(self.is_leaf, by_kind)
+
+    @property
+    @abstractmethod
+    def judge(self) -> Judge:
+        """Whose opinion counts now."""
+
+    def may_leave(self, block: Block) -> None:
+        self.leaves.push(block, block.stretch)
+
+    def victims(self, incoming: bytes = b"") -> Iterator[Block]:
+        while self.leaves.cheapest(self.judge) is not None:
+            yield self.leaves.pop()
+
+    def coldest_s(self) -> float | None:
+        return self.leaves.first().touched_s if self.leaves.cheapest(self.judge) is not None else None
+
+    def is_leaf(self, block: Block, stretch: Stretch | None) -> bool:
+        """Whether the block may leave, and was not used since it had this stretch."""
+        if block.stretch is not stretch or block.where >= PIN:
+            return False
+        return bool(block.where & self._bit) and not block.has_child_in(self._bit)

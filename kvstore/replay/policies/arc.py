@@ -54,9 +54,6 @@ class Arc(Policy):
             first, second = second, first
         yield from (block for block in chain(first.values(), second.values()) if not block.pins)
 
-    def coldest_s(self) -> float | None:
-        return next((block.touched_s for block in self.victims()), None)
-
     def _adapt(self, key: bytes) -> None:
         recent, frequent = len(self._recent_ghosts), len(self._frequent_ghosts)
         if key in self._recent_ghosts:

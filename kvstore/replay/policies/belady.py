@@ -80,9 +80,6 @@ class Belady(Policy):
                     next_use = self._oracle.next_but_one if block.pins else self._oracle.next_use
                     self._push(block, next_use(block.hash))
 
-    def coldest_s(self) -> float | None:
-        return self._heap[0][2].touched_s if self._settle() else None
-
     def _push(self, block: Block, next_use: int) -> None:
         self._sequence += 1
         self._valid[block] = self._sequence

@@ -43,9 +43,6 @@ class Lfu(Policy):
                 if block in self._latest:
                     self._push(block)
 
-    def coldest_s(self) -> float | None:
-        return self._heap[0][2].touched_s if self._heap else None
-
     def _push(self, block: Block) -> None:
         self._sequence += 1
         self._latest[block] = self._sequence

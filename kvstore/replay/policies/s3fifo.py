@@ -75,7 +75,3 @@ class S3Fifo(Policy):
                 if key in queue:
                     queue.move_to_end(key)
             passed += 1
-
-    def coldest_s(self) -> float | None:
-        queue = self._small or self._main
-        return next(iter(queue.values())).touched_s if queue else None

@@ -62,7 +62,3 @@ class Sieve(Policy):
                 yield block
                 if self._hand is node:  # it was not taken
                     self._hand = node.newer
-
-    def coldest_s(self) -> float | None:
-        block = self._end.newer.block
-        return block.touched_s if block is not None else None

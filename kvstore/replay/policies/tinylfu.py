@@ -78,9 +78,6 @@ class TinyLfu(Policy):
         rest = chain(self._probation.values(), self._protected.values(), self._window.values())
         yield from (block for block in rest if not block.pins)
 
-    def coldest_s(self) -> float | None:
-        return next((b.touched_s for q in (self._probation, self._window) for b in q.values()), None)
-
     def _count(self, key: bytes) -> None:
         self._uses[key] = min(self._uses.get(key, 0) + 1, USES_MAX)
         self._counted += 1

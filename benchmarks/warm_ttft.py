@@ -1,0 +1,129 @@
+"""What a warm prompt costs: loaded from the daemon, against a hit in vLLM's own prefix cache.
+
+    compute and save P   then, in turning order    A   ask P: its blocks are in vLLM's own cache
+                                                   B   empty that cache, ask P: its blocks are loaded
+
+A model of 152 million parameters with random weights, prompts of 1,500 to 3,000 tokens, one output token, so the
+time of a request is that to its first token. Both kinds of engine are measured, in one run: the engine's
+core in a process of its own, as `vllm serve` has it, and in the caller's.
+
+    python -m benchmarks.warm_ttft [--pairs 30] [--threads 1] [--load async|sync] [-o json]
+
+The run fails if a request was not a hit of all its whole blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, BenchError, Engine, connector
+from benchmarks.pairs import overhead
+from kvstore.bench.daemon import Daemon, settings
+from kvstore.bench.machine import Others, facts
+from kvstore.cli.output import print_json, print_table
+from tiers.pages import choose_arena_path
+
+GIB = 1 << 30
+ARENA_BYTES = 4 * GIB
+AIM_PERCENT = 10.0
+PROMPT_TOKENS = (1500, 3000)
+WARM_UP_PAIRS = 3
+KINDS = {"core_apart": True, "core_in_process": False}
+
+
+def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """The report. Raises BenchError, DaemonError."""
+    (scratch / "config.json").write_text(json.dumps(MODEL))
+    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").path.parent
+    report: dict[str, Any] = {"aim_percent": AIM_PERCENT, "pairs": args.pairs, "load": args.load}
+    others = Others()
+    with Daemon(scratch / "daemon", settings(arena_directory, ARENA_BYTES)) as daemon:
+        daemon.wait_until_prefaulted(ARENA_BYTES)
+        chosen = connector(daemon.socket_path)
+        chosen["kv_connector_extra_config"]["load"] = args.load
+        for kind, core_apart in KINDS.items():
+            engine = Engine(kind, scratch, chosen, args.threads, switches=False, core_apart=core_apart)
+            try:
+                _say(f"{kind}: {args.pairs} pairs")
+                own, loaded = _pairs(engine, args.pairs)
+            finally:
+                engine.stop()
+            found = overhead(own, loaded)
+            report |= {
+                f"{kind}_overhead_percent": found.percent,
+                f"{kind}_overhead_low_percent": found.low,
+                f"{kind}_overhead_high_percent": found.high,
+                f"{kind}_own_cache_ms": round(1e3 * statistics.median(own), 2),
+                f"{kind}_loaded_ms": round(1e3 * statistics.median(loaded), 2),
+            }
+    return {**report, "other_cpu_percent": others.percent(), **facts(scratch, arena_directory)}
+
+
+def _pairs(engine: Engine, count: int) -> tuple[list[float], list[float]]:
+    """Seconds of hits in vLLM's own cache, and of loads, pair by pair. Raises BenchError."""
+    rng = random.Random(1)
+    taken: tuple[list[float], list[float]] = ([], [])
+    for pair in range(-WARM_UP_PAIRS, count):
+        prompt = [rng.randrange(3, int(str(MODEL["vocab_size"]))) for _ in range(rng.randint(*PROMPT_TOKENS))]
+        asked = {"prompts": [prompt], "output_tokens": 1}
+        engine.ask(asked)
+        engine.ask({"prompts": [prompt[:8]], "output_tokens": 4})  # steps in which the last saves get through
+        for which in (0, 1) if pair % 2 else (1, 0):
+            answer = engine.ask({**asked, "reset": which == 1})
+            if answer["cached"][0] < (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS:
+                raise BenchError(
+                    f"{answer['cached'][0]} of {len(prompt)} tokens were hits: not all whole blocks"
+                )
+            if pair >= 0:
+                taken[which].append(answer["seconds"])
+    return taken
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    lines = []
+    for kind in KINDS:
+        percent, low, high = (report[f"{kind}_overhead{part}_percent"] for part in ("", "_low", "_high"))
+        verdict = "met" if percent < AIM_PERCENT else "missed"
+        times = report[f"{kind}_own_cache_ms"], report[f"{kind}_loaded_ms"]
+        lines.append((kind, *times, f"{percent:+.2f} %", f"{low:+.2f} … {high:+.2f}", verdict))
+    columns = ["engine", "own cache, ms", "loaded, ms", "overhead", "95 %", f"aim < {AIM_PERCENT:g} %"]
+    print_table("the time to the first token of a warm prompt", columns, lines)
+    print_table("conditions", ["field", "value"], [(k, v) for k, v in report.items() if "core_" not in k])
+
+
+def _say(line: str) -> None:
+    print(f"warm_ttft: {line}", file=sys.stderr, flush=True)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure and print; 0 when everything was measured, whatever the figures are."""
+    parser = argparse.ArgumentParser(
+        prog="warm_ttft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=30, help="for each kind of engine (default 30)")
+    parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
+    parser.add_argument("--load", choices=("async", "sync"), default="async", help="(default async)")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    args = parser.parse_args(words)
+    with tempfile.TemporaryDirectory(prefix="kvb-", ignore_cleanup_errors=True) as name:
+        try:
+            report = measure(args, Path(name))
+        except BenchError as error:
+            _say(str(error))
+            return 1
+    if args.output == "json":
+        print_json(report)
+    else:
+        _print_table(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""A namespace as a client names it: whose blocks, and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.errors import Refused
+from tiers.checksum import column_sizes, pack_columns
+
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+    from kvstore.protocol import frames
+
+
+class Namespace:
+    """A handle: whose blocks. Sizes in bytes; see `Client.namespace`."""
+
+    __slots__ = ("__weakref__", "block_tokens", "columns", "digest", "fields", "hash_bytes", "record_bytes")
+
+    def __init__(
+        self,
+        digest: bytes,
+        record_bytes: int,
+        hash_bytes: int,
+        block_tokens: int,
+        fields: dict[str, str],
+        columns: Sequence[int] = (),
+    ) -> None:
+        """columns: bytes of each. They are kept as tiers/checksum.py packs them. Raises Refused."""
+        try:
+            self.columns = pack_columns(columns, record_bytes)
+        except ValueError as error:
+            raise Refused("bad_request", str(error)) from error
+        self.digest = digest
+        self.record_bytes = record_bytes
+        self.hash_bytes = hash_bytes
+        self.block_tokens = block_tokens
+        self.fields = dict(fields)
+
+    def joined(self, hashes: Sequence[bytes]) -> bytes:
+        """One behind the other, as they travel. Raises Refused for a hash of another length."""
+        joined = b"".join(hashes)
+        if len(joined) != len(hashes) * self.hash_bytes:
+            raise Refused("bad_request", f"every hash must have {self.hash_bytes} bytes")
+        return joined
+
+    def register(self, w: Any) -> frames.Request:
+        """What registers it; w: the module of frames."""
+        columns = column_sizes(self.columns, self.record_bytes)
+        return w.Register(  # type: ignore[no-any-return]
+            self.digest, self.record_bytes, self.hash_bytes, self.block_tokens, self.fields, columns
+        )
