@@ -16,6 +16,7 @@ from kvstore.policies.learned.hazard import (
     AGE_STARTS,
     EVERY_HASH,
     KINDS,
+    RELATIVES_OF,
     USES_GROUP_OF,
     USES_GROUPS,
     Reuse,
@@ -127,17 +128,18 @@ def test_lfu_remembers_those_who_left() -> None:
     assert held(node, chain(1, 1)) == 1
 
 
-def test_every_history_has_a_kind() -> None:
-    """Kinds of equal uses are of one group, last blocks included."""
+def test_kinds_have_the_relatives_they_are_listed_under() -> None:
+    """Every history has a kind, kinds of the same uses are relatives, and so are all last blocks."""
     seen = set()
     for uses in range(1, 256):
         last = kind_of_last(uses)
+        assert RELATIVES_OF[last] == USES_GROUPS
         for turn in range(1, 9):
             for blocks in (1, 5, 20, 100, 500, 5000):
                 kind = kind_of(uses, turn, blocks)
                 assert 0 <= kind < last < KINDS
-                assert USES_GROUP_OF[kind] == USES_GROUP_OF[last]
-                seen.add(USES_GROUP_OF[kind])
+                assert RELATIVES_OF[kind] == USES_GROUP_OF[kind] == USES_GROUP_OF[last]
+                seen.add(RELATIVES_OF[kind])
     assert sorted(seen) == list(range(USES_GROUPS))
 
 

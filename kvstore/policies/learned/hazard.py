@@ -10,8 +10,7 @@ requests, not seconds, and a trace that is replayed at another speed is the same
 A kind is what all blocks of one request have in common: how often they were used (uses long
 ago count less), the turn of the conversation, the size of the prompt; the last blocks of prompts are
 kinds of their own (partly filled ones never come back, and this is how it is noticed). Tried, and no
-better: an experience of its own for each of the largest applications, told by their
-first block; to borrow from kinds used as often first.
+better: an experience of its own for each of the largest applications, told by their first block.
 
 From used/risk follows the chance of reuse at every age, and from that the *density* of a block of
 that age: the best, over all times one could still keep it, of
@@ -21,7 +20,7 @@ that age: the best, over all times one could still keep it, of
 The momentary chance would be wrong: it is lowest just after an answer, when people think.
 
 * Counts are looked at when they grew by a share of themselves: often while little is known,
-  seldom later. Kinds with little experience borrow from all.
+  seldom later. Kinds with little experience borrow from kinds used as often, and these from all.
 * Counts are halved when they get large: new habits replace old ones.
 * Blocks that left are remembered as ghosts, a bounded number of them, because a policy
   that learned only from what it kept would never find out what it should have kept.
@@ -90,6 +89,7 @@ USES_WITH_DETAIL = 4  # groups of uses that are told apart by turn and size, too
 _PLAIN = USES_WITH_DETAIL * TURN_GROUPS * SIZE_GROUPS  # the first kind without
 _LAST = _PLAIN + USES_GROUPS - USES_WITH_DETAIL  # the first kind of last blocks
 KINDS = _LAST + USES_GROUPS
+RELATIVES = USES_GROUPS + 1  # kinds used as often, and all last blocks
 _TURN_GROUP = [0, 0, 1, 2, 3, 4, 4]  # 1, 2, 3, 4, 5–6, more
 USES_COUNTED_MAX = 255.0
 
@@ -123,6 +123,7 @@ def _uses_group_of(kind: int) -> int:
 
 
 USES_GROUP_OF = [_uses_group_of(kind) for kind in range(KINDS)]
+RELATIVES_OF = [USES_GROUP_OF[kind] if kind < _LAST else USES_GROUPS for kind in range(KINDS)]
 UNKNOWN = kind_of(1, 1, 8)  # blocks that a restart found: of somebody's first turn, for all we know
 
 _SCATTER = 0x9E37_79B1  # of 2**32 the golden section: its multiples are in step with no traffic
@@ -139,14 +140,16 @@ Lesson = tuple[Sequence[float], Sequence[float], Sequence[float], float]  # what
 
 
 class Tally:
-    """Of one kind: how many blocks reached each age, how many were used in it.
+    """Of one kind: how many blocks reached each age, how many were used in it. relatives: the kinds whose
+    experience it borrows.
 
     What follows from the counts is worked out when somebody asks: of most ages, and of many kinds, nobody does.
     """
 
-    __slots__ = ("_chance", "_hits", "_lesson", "densities", "grown", "risk", "used")
+    __slots__ = ("_chance", "_hits", "_lesson", "densities", "grown", "relatives", "risk", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, relatives: int) -> None:
+        self.relatives = relatives
         self.risk, self.used = array("d", _NOTHING), array("d", _NOTHING)
         self.learn(_PRIOR, 1.0)
 
@@ -269,7 +272,7 @@ class Reuse:
     def __init__(self) -> None:
         self.now = 0  # the clock: blocks asked for so far
         self.held = 0  # blocks with a stretch that are no ghosts
-        self._tallies = [Tally() for _ in range(KINDS)]
+        self._tallies = [Tally(relatives) for relatives in RELATIVES_OF]
         self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
         self._ghosts_max = REUSE_GHOSTS_MIN + REUSE_GHOSTS_TRIMMED
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
@@ -277,8 +280,8 @@ class Reuse:
         self._is_counted = True  # the run under way
         self._stretches = self._blocks = 0.0  # so far, halved now and then: how long stretches are
         self._grown: dict[Tally, None] = {}  # whose counts should be looked at, in this order
-        self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the prior was made, and since
-        self._prior: list[float] = _PRIOR
+        self._counted = self._newly_counted = 0.0  # blocks of all kinds: when the priors were made, and since
+        self._priors: list[list[float]] = [list(_PRIOR) for _ in range(RELATIVES)]
 
     # -- what happens --
 
@@ -442,21 +445,26 @@ class Reuse:
         return REUSE_PRIOR_STRETCHES * max(1.0, self._blocks / max(self._stretches, 1.0))
 
     def _learn(self) -> None:
-        """Look at the counts of one kind of those that have grown, and at what all have in common."""
+        """Look at the counts of one kind of those that have grown, and at what relatives have in common."""
         if self._newly_counted >= self._counted:
-            self._learn_prior()
+            self._learn_priors()
         tally = next(iter(self._grown), None)
         if tally is None:
             return
         del self._grown[tally]
-        tally.learn(self._prior, self._weight())
+        tally.learn(self._priors[tally.relatives], self._weight())
         tally.halve_if_full()
 
-    def _learn_prior(self) -> None:
+    def _learn_priors(self) -> None:
         self._counted = min(self._counted + self._newly_counted, REUSE_COUNTED_MAX)
         self._newly_counted = 0.0
-        used, risk = list(_NOTHING), list(_NOTHING)
+        groups = [([0.0] * AGES, [0.0] * AGES) for _ in range(RELATIVES)]
         for tally in self._tallies:
             if tally.risk[0]:
-                used, risk = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
-        self._prior = chances(used, risk, _PRIOR, self._weight())
+                used, risk = groups[tally.relatives]
+                groups[tally.relatives] = list(map(add, used, tally.used)), list(map(add, risk, tally.risk))
+        every_used = [sum(of_age) for of_age in zip(*(used for used, _ in groups), strict=True)]
+        every_risk = [sum(of_age) for of_age in zip(*(risk for _, risk in groups), strict=True)]
+        weight = self._weight()
+        common = chances(every_used, every_risk, _PRIOR, weight)
+        self._priors = [chances(used, risk, common, weight) for used, risk in groups]
