@@ -98,6 +98,7 @@ def cost(blocks: int, operations: int, size: str, hold: str) -> dict[str, Value]
     lru: OrderedDict[bytes, int] = OrderedDict()
     for number in range(brought - held, brought):
         _ask_dict(lru, blocks, _prompt(number))
+    heap.freeze()  # no daemon has such a dictionary, for its collector to walk
     engine_s = dict_s = policies.spent_s = 0.0
     for step, hashes in enumerate(asked[rounds:], brought + rounds):
         took_s = _ask(node, step, hashes)
