@@ -62,6 +62,7 @@ class Shadow:
 
     def __init__(self, judge: Judge, shadows: int = 1) -> None:
         self.judge = judge
+        self.below = EVERY_HASH  # as in the contest, when it was thinned out last
         self.hits = 0.0  # lately
         self.doubts = [0.0] * shadows  # variance of the difference to each one's, were requests independent
         self._seats: dict[bytes, Seat] = {}
@@ -99,6 +100,7 @@ class Shadow:
 
     def thin_out(self, below: int) -> None:
         """Keep only the blocks of the smaller sample; they hang on the nearest one that is left."""
+        self.below = below
         for seat in [seat for seat in self._seats.values() if seat.mark >= below]:
             del self._seats[seat.key]
             self._take_out(seat, seat.kids)
@@ -156,16 +158,18 @@ class Contest:
         if not uses:
             return
         self._used, self._refused = [], []
-        capacity = held * (self.below / EVERY_HASH) if self._full else float("inf")
-        answers = [shadow.ask(uses, max(1.0, capacity)) for shadow in self._shadows]
+        share = held / EVERY_HASH if self._full else float("inf")
+        answers = [shadow.ask(uses, max(1.0, share * shadow.below)) for shadow in self._shadows]
+        capacity = share * self.below
         if self._full:
             windows = len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * capacity)
             self._score(answers, 0.5 ** min(windows, 1 / CONTEST_WINDOW_REQUESTS))
             self._choose()
-        if max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
+        behind = [shadow for shadow in self._shadows if shadow.below > self.below]
+        if behind:
+            behind[0].thin_out(self.below)  # one with each request: all at once would hold everybody up
+        elif max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
             self.below -= self.below // CONTEST_THINNED
-            for shadow in self._shadows:
-                shadow.thin_out(self.below)
 
     def _score(self, answers: Sequence[int], fading: float) -> None:
         for shadow, hits in zip(self._shadows, answers, strict=True):
