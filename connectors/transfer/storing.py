@@ -26,8 +26,8 @@ from connectors.transfer.orders import Part, Save
 
 @dataclass(slots=True)
 class Store:
-    """A save under way. decoding: its blocks were filled by decoding, a few at a time. places: (group, position, block id) of blocks that only the request keeps alive. held:
-    blocks that we keep alive. draining: the request is finished, and waits for it. ended: everything of it
+    """A save under way. decoding: its blocks were filled by decoding, a few at a time. places: (group, position,
+    block id) of blocks that only the request keeps alive. held: blocks that we keep alive. draining: the request is finished, and waits for it. ended: everything of it
     was ordered; open: what some rank is not through with."""
 
     number: int
