@@ -15,14 +15,13 @@ from kvstore.constants import PROMPTS_REMEMBERED_MAX
 
 
 class Prompt:
-    """One request. `blocks`: its length; `first`, `last`: hashes of its first and last block, empty if not
-    known; `turn`: 0 until somebody counts."""
+    """One request. `blocks`: its length; `last`: hash of its last block, empty if not known; `turn`: 0 until
+    somebody counts."""
 
-    __slots__ = ("blocks", "first", "last", "turn")
+    __slots__ = ("blocks", "last", "turn")
 
-    def __init__(self, blocks: int, first: bytes = b"", last: bytes = b"") -> None:
+    def __init__(self, blocks: int, last: bytes = b"") -> None:
         self.blocks = blocks
-        self.first = first
         self.last = last
         self.turn = 0
 
@@ -40,7 +39,7 @@ class Prompts:
         """A lookup of namespace `number`."""
         if not hashes or not ticket:
             return
-        prompt = Prompt(len(hashes) // hash_bytes, hashes[:hash_bytes], hashes[-hash_bytes:])
+        prompt = Prompt(len(hashes) // hash_bytes, hashes[-hash_bytes:])
         self._latest[number, ticket] = prompt
         if len(self._latest) > PROMPTS_REMEMBERED_MAX:
             self._latest.popitem(last=False)
