@@ -96,17 +96,18 @@ class Engine:
         *,
         switches: bool = True,
         core_apart: bool = False,
+        kv_bytes: int = ENGINE_KV_BYTES,
     ) -> None:
         """Starts it and waits until it can be asked. switches: it can do without its connector for a request.
-        core_apart: vLLM's engine core is in a process of its own. Raises BenchError."""
+        core_apart: vLLM's engine core is in a process of its own. kv_bytes: of its own cache. Raises BenchError."""
         self._name = name
         self._log = model / f"{name}.log"
         job = {
             "model": str(model),
             "kv_transfer_config": connector,
             "block_tokens": BLOCK_TOKENS,
-            "positions_max": 4096,
-            "kv_bytes": ENGINE_KV_BYTES,
+            "positions_max": json.loads((model / "config.json").read_text())["max_position_embeddings"],
+            "kv_bytes": kv_bytes,
             "concurrency": CONCURRENCY,
             "switches": switches and connector is not None,
         }

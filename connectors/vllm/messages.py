@@ -16,10 +16,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from connectors.transfer.orders import Column, Load, LoadEnd, Save
 
-Digests = dict[
-    int, list[bytes] | None
-]  # of the blocks of one save: shard -> one each, None: nothing was copied
-
 
 @dataclass
 class Orders(KVConnectorMetadata):

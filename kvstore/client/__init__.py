@@ -125,8 +125,7 @@ class Client:
     def arena(self) -> ArenaView:
         """The arena mapped into this process; connects if need be.
 
-        Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the
-        same.
+        Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the same.
         """
         deadline = self._deadline()
         with self._locked(deadline):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -50,10 +51,11 @@ class Lease:
 
     def lose(self) -> None:
         """The connection is lost, unless the lease was given back before."""
-        if not self.closed and self.numbers:
-            self.lost_from = self.store.draw.randrange(len(self.numbers))
-            for number in self.numbers[self.lost_from :]:
-                self.store.overwrite(self.arena, number)
+        with self.store.guard:
+            if not self.closed and self.numbers:
+                self.lost_from = self.store.draw.randrange(len(self.numbers))
+                for number in self.numbers[self.lost_from :]:
+                    self.store.overwrite(self.arena, number)
 
     def commit(self, digests: list[bytes]) -> None:
         if not self.store.fails():
@@ -62,7 +64,8 @@ class Lease:
                 self.store.free.discard(number)
 
     def release(self) -> None:
-        self.closed = True
+        with self.store.guard:
+            self.closed = True
         self.store.writing -= set(self.numbers)
 
     def __enter__(self) -> Lease:
@@ -84,6 +87,7 @@ class SlotStore:
     records: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)
     writing: set[int] = field(default_factory=set)
+    guard: threading.Lock = field(default_factory=threading.Lock)  # connections may be lost on another thread
 
     def __post_init__(self) -> None:
         self.replace_arena()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,7 @@ from tests.device.simulated import SimulatedDriver
 from tests.device.slot_store import SlotStore, truth
 
 SEEDS, SEED = int(os.environ.get("SEEDS", "300")), int(os.environ.get("SEED", "0"))
-BLOCKS, LAYERS, RUN = 12, 3, 40
-RECORD = LAYERS * RUN
+BLOCKS, LAYERS = 12, 3
 EXPECTED = (DriverError, Unavailable)
 
 
@@ -40,15 +40,18 @@ def void(_: object) -> None:
 class Rank:
     """One rank of an engine: its blocks, what the engine believes is in them, and its loads and saves."""
 
-    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch, real: bool, run_bytes: int) -> None:
         self.draw = random.Random(seed)
-        self.driver = SimulatedDriver(seed, device=self.draw.choice((0, 1)))
+        self.driver = _real(seed) if real else SimulatedDriver(seed, device=self.draw.choice((0, 1)))
         self.driver.set_device()  # the engine's own thread
+        self.run_bytes, self.record_bytes = run_bytes, LAYERS * run_bytes
         failures = self.draw.choice((0.0, 0.05, 0.3))
-        self.store = SlotStore(RECORD, 16, self.draw, self.driver.compute, failures)
+        soon = self.driver.soon if real else self.driver.compute
+        self.store = SlotStore(self.record_bytes, 16, self.draw, soon, failures)
         self.driver.refuse = dict.fromkeys(("copy", "wait", "new_stream", "register"), failures)
         monkeypatch.setattr(link, "open_client", lambda *_, **__: self.store)
-        self.cache = torch.zeros((LAYERS, BLOCKS, 1, 1, RUN), dtype=torch.uint8)
+        self.cache = torch.zeros((LAYERS, BLOCKS, 1, 1, run_bytes), dtype=torch.uint8)
+        self.cache = self.cache.cuda() if real else self.cache
         self.pins = Pinning(self.driver, lambda _: None)
         mover = AcceleratorMover(blocks_of(list(self.cache), BLOCKS), self.driver, self.pins)
         self.loads = Loads({0: mover}, self.note)
@@ -63,12 +66,12 @@ class Rank:
             raise error
 
     def block(self, number: int) -> bytes:
-        return b"".join(self.cache[layer, number].numpy().tobytes() for layer in range(LAYERS))
+        return b"".join(self.cache[layer, number].cpu().numpy().tobytes() for layer in range(LAYERS))
 
     def compute(self, number: int, name: bytes | None) -> None:
         """The engine fills a block on its own stream; None: with something that has no name."""
-        record = truth(name if name is not None else b"garbage", RECORD)
-        rows = torch.frombuffer(bytearray(record), dtype=torch.uint8).view(LAYERS, 1, 1, RUN)
+        record = truth(name if name is not None else b"garbage", self.record_bytes)
+        rows = torch.frombuffer(bytearray(record), dtype=torch.uint8).view(LAYERS, 1, 1, self.run_bytes)
         self.driver.compute(lambda: void(self.cache[:, number].copy_(rows)))
         self.holds.pop(number, None)
         if name is not None:
@@ -105,7 +108,7 @@ class Rank:
         for finished in self.loads.take_finished():
             for block, name in zip(chosen, names, strict=False):
                 if block not in finished.missing:
-                    assert self.block(block) == truth(name, RECORD), "a wrong block was loaded"
+                    assert self.block(block) == truth(name, self.record_bytes), "a wrong block was loaded"
                     self.holds[block] = name
                     self.loaded += 1
 
@@ -128,19 +131,34 @@ class Rank:
         self.driver.finish()
         self.store.check()
         for block, name in self.holds.items():
-            assert self.block(block) == truth(name, RECORD), "a late copy changed a block of the engine"
+            assert self.block(block) == truth(name, self.record_bytes), (
+                "a late copy changed a block of the engine"
+            )
         self.pins.close()
         assert not self.driver.registered
 
 
-def test_no_wrong_byte_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def _real(seed: int) -> Any:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an accelerator")
+    from tests.device.real import RealDriver
+
+    return RealDriver(seed)
+
+
+@pytest.mark.parametrize(
+    ("real", "run_bytes", "piece_bytes"), [(False, 40, 700), (True, 1000, 4096)], ids=["simulated", "real"]
+)
+def test_no_wrong_byte_whatever_fails(
+    monkeypatch: pytest.MonkeyPatch, real: bool, run_bytes: int, piece_bytes: int
+) -> None:
     """Over many seeded runs every block loaded and every record stored has the bytes of its hash."""
-    monkeypatch.setattr(pinning, "PIN_PIECE_BYTES", 700)
-    monkeypatch.setattr(accelerator, "HASH_GROUP_BYTES", 3 * RECORD)
+    monkeypatch.setattr(pinning, "PIN_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(accelerator, "HASH_GROUP_BYTES", 3 * LAYERS * run_bytes)
     sums = [0, 0]
     for seed in range(SEED, SEED + SEEDS):
         with monkeypatch.context() as patch:  # which keeps nothing of it
-            rank = Rank(seed, patch)
+            rank = Rank(seed, patch, real, run_bytes)
             try:
                 for number in range(14):
                     rank.step(number)
