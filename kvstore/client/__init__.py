@@ -101,7 +101,6 @@ class Client:
         self._guard = threading.Lock()
         self._connection: Connection | None = None
         self._view: ArenaView | None = None
-        self._epoch = 0
         self._failures = 0
         self._retry_at = 0.0
         self._reason = ""
@@ -125,20 +124,11 @@ class Client:
     def arena(self) -> ArenaView:
         """The arena mapped into this process; connects if need be.
 
-        Valid (mapped) as long as it is referenced; current as long as `arena_epoch` is the same.
+        Valid (mapped) as long as it is referenced; current as long as it is the same object.
         """
         deadline = self._deadline()
         with self._locked(deadline):
             return self._connect(deadline).arena()
-
-    @property
-    def arena_epoch(self) -> int:
-        """Grows whenever a reconnect maps another arena: views and registrations of the old one are stale.
-
-        0 before the first connection. A daemon that came back with the same arena file leaves
-        it as it is: the mapping was kept. Makes no call.
-        """
-        return self._epoch
 
     def close(self) -> None:
         """Disconnect; every later call raises Unavailable. Idempotent. Open leases are void."""
@@ -589,9 +579,8 @@ class Client:
             raise
         self._connection = connection
         self._failures = 0
-        if self._attach and connection.arena() is not self._view:
+        if self._attach:
             self._view = connection.arena()
-            self._epoch += 1
         return connection
 
     def _ask(

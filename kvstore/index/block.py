@@ -44,9 +44,9 @@ DEVICES_MAX = 256  # of one node's NVMe level
 DEVICE_SHIFT = 36  # a slot of a device, below the device's number
 SLOT_MAX = (1 << 44) - 2  # of the arena, or of a device together with its number
 _SLOT_MASK = SLOT_MAX + 1
-_DRAM_SHIFT, _NVME_SHIFT = 8, 52
+_DRAM_SHIFT, NVME_SHIFT = 8, 52
 _WITHOUT_DRAM = ~(_SLOT_MASK << _DRAM_SHIFT)
-_WITHOUT_NVME = ~(_SLOT_MASK << _NVME_SHIFT)
+_WITHOUT_NVME = ~(_SLOT_MASK << NVME_SHIFT)
 _PIN_SHIFT = 96
 PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
@@ -79,17 +79,17 @@ class Block(msgspec.Struct, gc=False, eq=False):
     @property
     def place(self) -> tuple[int, int]:
         """(device, slot) on NVMe; meaningless for a block that is not there."""
-        at = (self.where >> _NVME_SHIFT & _SLOT_MASK) - 1
+        at = (self.where >> NVME_SHIFT & _SLOT_MASK) - 1
         return at >> DEVICE_SHIFT, at & (1 << DEVICE_SHIFT) - 1
 
     @property
     def device(self) -> int:
         """The number of the device that holds it; meaningless for a block that is not on NVMe."""
-        return (self.where >> _NVME_SHIFT & _SLOT_MASK) - 1 >> DEVICE_SHIFT
+        return (self.where >> NVME_SHIFT & _SLOT_MASK) - 1 >> DEVICE_SHIFT
 
     def put_on(self, device: int, slot: int) -> None:
         """Its bytes are in this slot of a device."""
-        self.where = self.where & _WITHOUT_NVME | ((device << DEVICE_SHIFT | slot) + 1) << _NVME_SHIFT
+        self.where = self.where & _WITHOUT_NVME | nvme_bits(device, slot)
 
     def take_off(self) -> tuple[int, int]:
         """Its bytes are on no device any more: returns (device, slot) where they were."""
@@ -152,6 +152,11 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"<Block {self.hash[:4].hex()} where={self.where & 255} pins={self.pins}>"
+
+
+def nvme_bits(device: int, slot: int) -> int:
+    """The part of `where` that names this slot of a device; the next slot is 1 << NVME_SHIFT more."""
+    return ((device << DEVICE_SHIFT | slot) + 1) << NVME_SHIFT
 
 
 class Children:

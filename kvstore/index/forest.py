@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable
 
 from kvstore.constants import STEP_BLOCKS
-from kvstore.index.block import ROOTED, Block, Children, Namespace
+from kvstore.index.block import NVME_SHIFT, ROOTED, Block, Children, Namespace, nvme_bits
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME
 from kvstore.steps import Steps
 
@@ -186,34 +186,44 @@ def left(run: Iterable[Block], bit: int) -> None:
             gone = above
 
 
-def load(namespace: Namespace, rows: Iterable[tuple[bytes, bytes]], bit: int) -> list[Block]:
-    """Put many (hash, parent hash) pairs, in any order, into a namespace: the start-up path.
+def load(
+    namespace: Namespace, rows: Iterable[tuple[bytes, bytes, int, int]], device: int
+) -> list[Block | None]:
+    """Put many rows (hash, parent hash, slot, time) of a device into a namespace, in any order: the start-up path.
 
-    Same result as calling `arrived` for each, in half the time. Returns the blocks that are new to the level.
+    Same result as calling `arrived` and `put_on` for each, in a third of the time where parents come just
+    before their children. Returns for each row its block, None for one that NVMe has already.
     """
-    blocks = namespace.blocks
-    get = blocks.get
-    loaded: list[Block] = []
-    for block_hash, parent in rows:
-        block = get(block_hash)
-        if block is None:
-            block = blocks.setdefault(block_hash, Block(namespace, block_hash))
-        elif block.where & bit:
+    file = namespace.blocks.setdefault
+    first = IN_NVME + nvme_bits(device, 0)
+    filed: list[Block | None] = []
+    last: Block | None = None
+    for block_hash, parent, slot, _ in rows:
+        block = new = Block(namespace, block_hash)
+        if (block := file(block_hash, new)) is not new and block.where & IN_NVME:
+            filed.append(None)
             continue
-        if parent and block.parent is None and not block.where & IN_ANY:
-            above = get(parent)
-            if above is None:
-                above = blocks.setdefault(parent, Block(namespace, parent))
+        where = first + (slot << NVME_SHIFT) | block.where
+        above = block.parent
+        if above is None and parent and not block.where & IN_ANY:  # new, or a ghost known only by name
+            above = (
+                last if last is not None and last.hash == parent else file(parent, Block(namespace, parent))
+            )
             block.parent = above
+            block.where = where
             above.add_child(block)
-        block.where |= bit
-        if block.parent is not None:
-            block.parent.count_child(bit, 1)
-        loaded.append(block)
-    for block in loaded:
-        if not block.where & ROOTED and (block.parent is None or block.parent.where & ROOTED):
-            _spread(block, ROOTED)
-    return loaded
+        else:
+            block.where = where
+            if above is not None:
+                above.count_child(IN_NVME, 1)
+        if not where & ROOTED and (above is None or above.where & ROOTED):
+            if block.children is None:
+                block.where |= ROOTED
+            else:
+                _spread(block, ROOTED)
+        filed.append(block)
+        last = block
+    return filed
 
 
 def forget(namespace: Namespace) -> None:

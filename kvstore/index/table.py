@@ -99,19 +99,14 @@ class BlockTable(Generic[B]):
 
     def walk(self) -> Iterator[B]:
         """Every block that is here all the time while blocks come and go; some of them perhaps twice."""
-        return (block for _, block in self.walk_items())
+        return chain.from_iterable(list(blocks.values()) for blocks in self.dicts())
 
     def walk_items(self) -> Iterator[tuple[bytes, B]]:
         """The same with their hashes. Of those that went meanwhile, some are named still."""
-        number = 0
-        while number < len(self._parts):  # where one splits, both halves have numbers no smaller than its own
-            part = self._parts[number]
-            if number >> part.depth == 0:
-                yield from list(part.blocks.items())
-            number += 1
+        return chain.from_iterable(list(blocks.items()) for blocks in self.dicts())
 
     def dicts(self) -> Iterator[dict[bytes, B]]:
-        """Of each part."""
+        """Of each part. Where one splits meanwhile, both halves have numbers no smaller than its own."""
         return (part.blocks for number, part in enumerate(self._parts) if number >> part.depth == 0)
 
     def _make_room(self, number: int, part: Part[B]) -> None:

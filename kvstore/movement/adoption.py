@@ -95,13 +95,8 @@ class Adoption:
         for namespace in list(self._namespaces):
             blocks = namespace.blocks.walk()
             while chunk := list(islice(blocks, ADOPT_SLICE_ROWS)):
-                yield [
-                    block
-                    for block in chunk
-                    if block.where & IN_NVME
-                    and block.device == member.number
-                    and not block.has_child_in(IN_NVME)
-                ]
+                here = (block for block in chunk if block.where & IN_NVME and block.device == member.number)
+                yield [block for block in here if not block.has_child_in(IN_NVME)]
 
     def _settle_next(self, member: Member, leaves: Iterator[list[Block]]) -> None:
         """Tell the policies who may leave, a slice at a time between requests; then the device is ready."""
@@ -121,15 +116,22 @@ class Adoption:
 
     def _by_namespace(self, member: Member, rows: Rows) -> Iterable[tuple[Namespace, list[AdoptedRow]]]:
         found: dict[tuple[bytes, int, bytes], tuple[Namespace | None, list[AdoptedRow]]] = {}
-        for row in rows:
-            kind = row.key[:NAMESPACE_BYTES], row.size_bytes, row.columns
-            if kind not in found:
-                found[kind] = self._namespaces.found(row.key, row.size_bytes, row.columns), []
-            namespace, run = found[kind]
+        kind: tuple[bytes, int, bytes] | None = None
+        for slot, key, parent, size_bytes, _, stored_s, columns in rows:
+            if (
+                kind is None
+                or key[:NAMESPACE_BYTES] != kind[0]
+                or size_bytes != kind[1]
+                or columns != kind[2]
+            ):
+                kind = key[:NAMESPACE_BYTES], size_bytes, columns
+                if kind not in found:
+                    found[kind] = self._namespaces.found(key, size_bytes, columns), []
+                namespace, run = found[kind]
             if namespace is None:
-                member.drop(row.slot)  # not as its namespace's records are: nobody can ask for it
+                member.drop(slot)  # not as its namespace's records are: nobody can ask for it
             else:
-                run.append((row.key[NAMESPACE_BYTES:], row.parent[NAMESPACE_BYTES:], row.slot, row.stored_s))
+                run.append((key[NAMESPACE_BYTES:], parent[NAMESPACE_BYTES:], slot, stored_s))
         return [(namespace, run) for namespace, run in found.values() if namespace is not None]
 
     def _adopt_arena(self) -> None:

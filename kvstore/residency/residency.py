@@ -194,21 +194,15 @@ class Residency:
 
     def adopted_on_nvme(self, member: Member, namespace: Namespace, rows: Sequence[AdoptedRow]) -> None:
         """An earlier daemon's rows. A slot whose block has another one is given back."""
-        slots: dict[bytes, int] = {}
-        times: dict[bytes, int] = {}
-        for block_hash, _, slot, stored_s in rows:
-            if slots.setdefault(block_hash, slot) != slot:
-                member.give(slot)
-            times[block_hash] = max(stored_s, times.get(block_hash, 0))
-        loaded = forest.load(namespace, [row[:2] for row in rows], IN_NVME)
-        for block in loaded:
-            block.put_on(member.number, slots.pop(block.hash))
-        if self.expiry:
-            for block in loaded:
-                self.expiry.adopted(block, times[block.hash])
-        for slot in slots.values():
-            member.give(slot)
-        self.quotas.used(namespace, IN_NVME, len(loaded))
+        filed = forest.load(namespace, rows, member.number)
+        if self.expiry or None in filed:
+            for block, (block_hash, _, slot, stored_s) in zip(filed, rows, strict=True):
+                held = block or namespace.blocks[block_hash]
+                if self.expiry and (block is held or stored_s > self.expiry.stored_s(held)):
+                    self.expiry.adopted(held, stored_s)
+                if block is None:
+                    member.give(slot)
+        self.quotas.used(namespace, IN_NVME, len(filed) - filed.count(None))
 
     def _came(self, *run: Block) -> None:
         if self.guards:

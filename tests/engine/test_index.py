@@ -187,3 +187,30 @@ def problems_of(space: Namespace) -> list[str]:
         for block_hash, block in space.blocks.items()
         for line in forest.check_block(space, block_hash, block) + finish(forest.check_children(block))
     ]
+
+
+@given(
+    parents=st.lists(st.integers(-1, 5), min_size=6, max_size=6),
+    order=st.lists(st.integers(0, 5), max_size=12),
+    in_dram=st.sets(st.integers(0, 5)),
+)
+def test_rows_of_a_device_are_filed_as_if_they_came_one_by_one(
+    parents: list[int], order: list[int], in_dram: set[int]
+) -> None:
+    """In any order, with doubles and parents that nobody has, and where DRAM holds some of the blocks."""
+    above = {n: NAMES[p] if 0 <= p < n else b"" for n, p in enumerate(parents)}
+    at_once, in_turn = a_namespace(), a_namespace()
+    for space in (at_once, in_turn):
+        for number in sorted(in_dram):
+            forest.arrived(space, NAMES[number], above[number], IN_DRAM)
+    rows = [(NAMES[number], above[number], slot, 0) for slot, number in enumerate(order)]
+    filed = forest.load(at_once, rows, 3)
+    for block_hash, parent, slot, _ in rows:
+        known = in_turn.blocks.get(block_hash)
+        if known is None or not known.where & IN_NVME:
+            forest.arrived(in_turn, block_hash, parent, IN_NVME).put_on(3, slot)
+    assert forest_of(at_once) == forest_of(in_turn)
+    assert problems_of(at_once) == []
+    firsts = [NAMES[number] not in (row[0] for row in rows[:at]) for at, number in enumerate(order)]
+    assert [block is not None for block in filed] == firsts
+    assert all(block.place == (3, row[2]) for block, row in zip(filed, rows, strict=True) if block)
