@@ -43,8 +43,7 @@ KINDS = {"core_apart": True, "core_in_process": False}
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
-    model = json.loads(args.model.read_text()) if args.model else MODEL
-    (scratch / "config.json").write_text(json.dumps(model))
+    (scratch / "config.json").write_text(json.dumps(args.model))
     arena_bytes = args.arena_gib * GIB
     arena_directory = choose_arena_path(None, "auto", 2 * arena_bytes, "bench").path.parent
     report: dict[str, Any] = {"aim_percent": AIM_PERCENT, "pairs": args.pairs, "load": args.load}
@@ -61,7 +60,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             )
             try:
                 _say(f"{kind}: {args.pairs} pairs")
-                computed, own, loaded = _pairs(engine, args, int(model["vocab_size"]))
+                computed, own, loaded = _pairs(engine, args, args.model["vocab_size"])
             finally:
                 engine.stop()
             found = overhead(own, loaded)
@@ -139,6 +138,17 @@ def _print_table(report: dict[str, Any]) -> None:
     print_table("conditions", ["field", "value"], [(k, v) for k, v in report.items() if "core_" not in k])
 
 
+def _model(path: str) -> dict[str, Any]:
+    """What a config.json says. Raises ArgumentTypeError."""
+    try:
+        model: dict[str, Any] = json.loads(Path(path).read_text())
+        if min(model["vocab_size"], model["max_position_embeddings"]) > 3:
+            return model
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} is no config.json of a model: {error}") from error
+    raise argparse.ArgumentTypeError(f"{path}: vocab_size and max_position_embeddings are above 3")
+
+
 def _say(line: str) -> None:
     print(f"warm_ttft: {line}", file=sys.stderr, flush=True)
 
@@ -151,7 +161,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=30, help="for each kind of engine (default 30)")
     parser.add_argument("--threads", type=int, default=1, help="cores each engine computes with (default 1)")
     parser.add_argument("--load", choices=("async", "sync"), default="async", help="(default async)")
-    parser.add_argument("--model", type=Path, help="a config.json (default: 152 million parameters)")
+    parser.add_argument(
+        "--model", type=_model, default=MODEL, help="a config.json (default: 152 million parameters)"
+    )
     parser.add_argument(
         "--tokens", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1500, 3000), help="of a prompt"
     )
