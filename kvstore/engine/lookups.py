@@ -36,6 +36,12 @@ class Lookup(NamedTuple):
         """Blocks that the engine holds itself."""
         return self.asking.local_tokens // max(1, self.namespaces[0].spec.block_tokens)
 
+    @property
+    def lacks_last_block_only(self) -> bool:
+        """vLLM computes at least one token of each prompt, and a block in the same time: a load costs a step more."""
+        lacking = self.asking.tokens - self.asking.local_tokens
+        return self.skip > 0 and 0 < lacking <= self.namespaces[0].spec.block_tokens
+
 
 class Lookups:
     """Answers lookups. Changes no block."""
@@ -88,7 +94,7 @@ class Lookups:
             if block is not None and self._devices and not block.where & IN_DRAM and block.where:
                 source = self._devices[block.device]
                 source.wanted(block.key)
-                source.refused |= found.why == outcomes.SLOWER
+                source.refused |= found.why == outcomes.SLOWER and not asked.lacks_last_block_only
                 return
 
     def _shared_end(self, asked: Lookup, owned: int) -> int:
@@ -102,10 +108,7 @@ class Lookups:
 
     def _used(self, asked: Lookup, owned: int, held: int) -> Found:
         """What to use of `held` blocks, of which owned levels have the first `owned`."""
-        lacking = asked.asking.tokens - asked.asking.local_tokens
-        if (
-            asked.skip and 0 < lacking <= asked.namespaces[0].spec.block_tokens
-        ):  # as fast computed as one token
+        if asked.lacks_last_block_only:
             return Found(min(asked.skip, held), held, outcomes.SLOWER, shared=held - owned)
         if not held or not (self._devices or self._shared):
             return Found(held, held)

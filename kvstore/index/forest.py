@@ -199,16 +199,16 @@ def load(
     filed: list[Block | None] = []
     last: Block | None = None
     for block_hash, parent, slot, _ in rows:
-        block = new = Block(namespace, block_hash)
-        if (block := file(block_hash, new)) is not new and block.where & IN_NVME:
+        block = file(block_hash, Block(namespace, block_hash))
+        if block.where & IN_NVME:
             filed.append(None)
             continue
         where = first + (slot << NVME_SHIFT) | block.where
         above = block.parent
         if above is None and parent and not block.where & IN_ANY:  # new, or a ghost known only by name
-            above = (
-                last if last is not None and last.hash == parent else file(parent, Block(namespace, parent))
-            )
+            above = last
+            if above is None or above.hash != parent:
+                above = file(parent, Block(namespace, parent))
             block.parent = above
             block.where = where
             above.add_child(block)

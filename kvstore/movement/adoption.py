@@ -116,15 +116,10 @@ class Adoption:
 
     def _by_namespace(self, member: Member, rows: Rows) -> Iterable[tuple[Namespace, list[AdoptedRow]]]:
         found: dict[tuple[bytes, int, bytes], tuple[Namespace | None, list[AdoptedRow]]] = {}
-        kind: tuple[bytes, int, bytes] | None = None
+        digest, size, cut = b"", -1, b""  # of the row before: most have a neighbour of their namespace
         for slot, key, parent, size_bytes, _, stored_s, columns in rows:
-            if (
-                kind is None
-                or key[:NAMESPACE_BYTES] != kind[0]
-                or size_bytes != kind[1]
-                or columns != kind[2]
-            ):
-                kind = key[:NAMESPACE_BYTES], size_bytes, columns
+            if size_bytes != size or columns != cut or not key.startswith(digest):
+                kind = digest, size, cut = key[:NAMESPACE_BYTES], size_bytes, columns
                 if kind not in found:
                     found[kind] = self._namespaces.found(key, size_bytes, columns), []
                 namespace, run = found[kind]
