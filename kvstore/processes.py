@@ -26,12 +26,15 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _end_with_parent)
+    # All are started with the first work, before the pool watches them: one that is killed while another
+    # starts would end the pool's own thread with "dictionary changed size during iteration".
+    vars(pool)["_safe_to_dynamically_spawn_children"] = False
     try:
         yield pool
     except BaseException as error:
         for process in set(multiprocessing.active_children()) - others:
             process.kill()
-        if isinstance(error, BrokenProcessPool) or getattr(pool, "_broken", False):  # while another starts
+        if isinstance(error, BrokenProcessPool):
             raise WorkerError("a worker process was killed: is there too little memory?") from error
         raise
     finally:
