@@ -1,6 +1,7 @@
 # make venv   .venv with everything, and .venv/bin/kvstore    (PYTHON=python3.12 make venv)
 # make demo   a real daemon and real engines, shown            make test   everything that proves it
 # make lint   format, lint, types                              make bench  figures of this machine
+# make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
 # make trial  answers in time among bursts                     make clean  what was made here, away
 # make soak   SEEDS=10000 loads and saves over a simulated accelerator, ROUNDS=500 kills, our policy on every traffic
 
@@ -10,7 +11,7 @@ SEEDS ?= 10000
 ROUNDS ?= 500
 WITHOUT_ENGINES := $(addprefix tests/vllm/test_,world.py siblings.py namespace.py settings.py)
 
-.PHONY: venv venv-033 vllm-source demo test test-fast test-033 trial lint format bench soak clean
+.PHONY: venv venv-033 vllm-source demo demo-regions test test-fast test-033 trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -25,6 +26,9 @@ venv-033: venv
 
 demo: venv
 	@$(VENV)/kvstore demo --html demo-report.html
+
+demo-regions: venv
+	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")
 
 # Tests that start engines want the cores for themselves, so they run after the others, one at a time.
 test: venv vllm-source lint

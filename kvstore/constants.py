@@ -272,3 +272,35 @@ REPLAY_BLOCK_TOKENS = 512  # of the Mooncake traces
 REPLAY_HASH_BYTES = 8  # what a hash id becomes
 REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
+
+# ---- the durable set (kvstore/durable) ---------------------------------------------------------------
+GRANULE_TOKENS = 256  # of a prompt, counted and persisted together; one block, if that is more
+DEMAND_PLACES, DEMAND_SET_PLACES = (
+    1 << 20,
+    8,
+)  # prefixes that are counted, 16 bytes each, and how many share a set
+SEEN_TIMES_MAX, DEMAND_S_MAX = 1_000_000, 365 * DAY_S
+PERSIST_BYTES_PER_S_MIN, PACK_BYTES_MIN, PACK_BYTES_MAX = 64 * KIB, 64 * KIB, 512 * MIB
+CLOCK_SKEW_S, CLOCK_SKEW_S_MIN = (
+    300.0,
+    8.0,
+)  # by which clocks differ at most; no less than news takes to be read
+ERASE_STEP_BLOCKS = 500  # dropped between two yields
+ERASE_TRIES_MAX = 600  # steps in a row in which everything left was in use; about ten minutes
+BUCKET_STALL_S = 5.0  # one request of a bucket hangs
+REGIONS_MAX, COPY_RULES_MAX = 64, 1000  # of one deployment
+COPY_BYTES_PER_S_MIN = 64 * KIB
+DEMAND_SAVE_INTERVAL_S = 300.0  # what a kill may lose of them
+OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 16  # loads from the bucket under way, and records of each
+JOIN_PAUSE_S = 5.0  # between two tries to join the region
+JOIN_WAIT_S = 3.0  # of a start, for a bucket that refuses: one that does not answer does not delay it longer
+REGION_CLOSE_S = 2.0  # at a stop, for requests under way
+KEEP_TOLD_SHARE = 0.5  # of its life: a durable prefix that gains more is told to be kept longer
+PERSIST_STEP_GRANULES = 400  # counted between two yields: about a millisecond
+PERSIST_PAUSE_S = 0.1  # between two looks where there is nothing to count
+PERSIST_ASKS_BYTES_MAX = 64 * MIB  # of hashes that wait to be counted
+PERSIST_TICKETS_MAX = 65_536  # requests remembered, so that each counts once
+PERSIST_CANDIDATES_MAX = 4096  # prefixes that wait to be persisted
+PERSIST_DELAY_S = 2.0  # from a lookup until its blocks are looked for; doubles with each try
+PERSIST_TRIES_MAX = 5  # of the same part of a prefix
+PERSIST_JOBS_MAX = 4  # packs being read and put at once

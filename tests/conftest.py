@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.objects import S3Server
 from tests.running import TIMEOUT_S, Daemon, Place, environment
 
 # Time limits of tests are pytest's: a slow machine proves nothing.
@@ -54,3 +55,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         process.wait(TIMEOUT_S)
         assert process.stdout is not None
         process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server with a bucket "kvstore", started when a test first wants it."""
+    server = S3Server()
+    try:
+        server.make_bucket("kvstore")
+        yield server
+    finally:
+        server.stop()

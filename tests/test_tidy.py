@@ -24,10 +24,10 @@ OTHERS = ("tests", "benchmarks", "scripts")
 # The packages of kvstore/, low to high: each may import those before it, and the modules at the root.
 PACKAGES = (
     "protocol", "client", "index", "policies", "retention", "ledger", "health", "residency", "movement",
-    "engine", "door", "daemon", "replay", "pages", "bench", "demo", "cli",
+    "durable", "engine", "door", "daemon", "replay", "pages", "bench", "demo", "cli",
 )  # fmt: skip
 ROOT_FILES_MAX = 10
-LINES_MAX = 28224  # of kvstore, tiers and connectors
+LINES_MAX = 31877  # of kvstore, tiers and connectors: 28,224 for the node, the rest for regions; replication/ counts apart
 GENERATED = ROOT / "kvstore" / "v1"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
@@ -61,7 +61,7 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tempfile.mktemp": ("tempfile.mkdtemp", ()),
     "time.time": (
         "time.monotonic: wall clocks jump",
-        ("kvstore/daemon/service.py", "kvstore/cli/report.py"),
+        ("kvstore/daemon/service.py", "kvstore/cli/report.py", "kvstore/cli/erase.py"),
     ),  # hours of reports
     "datetime.now": ("datetime.now(UTC), for people only", ()),
     "datetime.utcnow": ("datetime.now(UTC), for people only", ()),

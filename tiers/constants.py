@@ -50,6 +50,25 @@ DEVICE_PIECE_ROWS: Final = 512  # rows read and checked at a time: what stays in
 DEVICE_SPARE_SLABS: Final = 32  # backed ahead of need: more than all writes under way can use up
 DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then the oldest is tried again
 
+# Stores of objects.
+OBJECT_REQUESTS_MAX: Final = 64  # under way at once, of one store; more wait within their deadline
+OBJECT_TIMEOUT_S: Final = 20.0  # for one attempt, its bytes included: 64 MiB at 3.4 MB/s
+OBJECT_DEADLINE_S: Final = 60.0  # for one call, all attempts and pauses included
+OBJECT_RETRIES_MAX: Final = 4
+OBJECT_BACKOFF_S_MIN: Final = 0.1  # the longest first pause; doubles from one to the next
+OBJECT_BACKOFF_S_MAX: Final = 5.0
+OBJECT_GAP_BYTES: Final = 64 * KIB  # between two ranges that are read with one request all the same
+OBJECT_LIST_NAMES: Final = 1000  # in a page of a list: what S3 answers at a time
+OBJECT_DELETE_NAMES: Final = 1000  # in one request: the most that S3 takes
+OBJECT_NAME_BYTES_MAX: Final = 1024  # of a name and its prefix: S3's limit
+OBJECT_EXIT_S: Final = 0.1  # the end of the process waits so long for obstore's threads
+
+# Packs.
+PACK_FIRST_BYTES: Final = 64 * KIB  # read at first: the headers of about 1,000 records
+PACK_INLINE_BYTES_MAX: Final = 256 * KIB  # copied and hashed by the event loop itself, in 30 µs
+PACK_PIECE_BYTES: Final = 32 * MIB  # of a pack that is copied, with one request
+PACK_TURN_BYTES: Final = 2 * MIB  # moved before other threads have a turn: 0.3 ms
+
 assert SLAB_BYTES % SLAB_ALIGN_BYTES == 0
 assert SLAB_BYTES_MAX < 1 << 32
 assert SLAB_ALIGN_BYTES % SLOT_ALIGN_BYTES == 0
@@ -60,3 +79,4 @@ assert CHECKSUM_BYTES == 16 and KEY_BYTES_MAX < 256
 assert OWNER_MAX < 1 << 16
 assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
 assert NVME_SLAB_FDS_MAX > 0
+assert OBJECT_TIMEOUT_S <= OBJECT_DEADLINE_S and OBJECT_BACKOFF_S_MIN <= OBJECT_BACKOFF_S_MAX

@@ -30,3 +30,23 @@ class BusyError(OpenError):
 
 class RecordSizeError(TierError):
     """A record is empty or larger than a slab, so no slot can hold it."""
+
+
+class ObjectError(TierError):
+    """A store of objects did not do what it was asked; the message names the store and the object."""
+
+
+class ObjectMissing(ObjectError):
+    """There is no object of this name."""
+
+
+class ObjectRefused(ObjectError):
+    """The store does not allow it: wrong bucket, wrong region, no permission. Trying again is no use."""
+
+
+class ObjectUnavailable(ObjectError):
+    """The store failed, or did not answer in time. It may work later."""
+
+
+class PackDamaged(TierError):
+    """The bytes are no pack, or not the pack that was asked for."""

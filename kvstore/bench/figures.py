@@ -77,6 +77,17 @@ FIGURES: tuple[Figure, ...] = (
     Figure("restart_empty_s", "process start to first answer, nothing stored"),
     Figure("restart_1m_blocks_s", "process start to first lookup answered, a million rows", 3, "lower"),
     Figure("restart_1m_indexed_s", "process start until every row is read", 3, "lower"),
+    Figure("pack_put_gbps", "records packed, hashed and put into the bucket"),
+    Figure("pack_put_ratio", "pack_put / obstore alone, objects of the same size", 0.9),
+    Figure("pack_get_gbps", "records of packs fetched into place, checksums compared"),
+    Figure("pack_get_ratio", "pack_get / obstore alone", 0.9),
+    Figure(
+        "lookup_miss_extra_us",
+        "what ten million durable blocks add to the lookup of a prompt nobody stored",
+        50,
+        "lower",
+    ),
+    Figure("catchup_100k_entries_s", "a catalogue that knows nothing reads 100,000 packs of a feed"),
 )
 
 

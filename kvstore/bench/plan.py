@@ -6,7 +6,9 @@ at least five rounds of everything that is given as a median, but for the restar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tiers.object_options import ObjectOptions
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -40,6 +42,17 @@ class Plan:
     policy_operations: int = 300_000
     rank_slabs: int = 16  # of the arena that eight ranks share
     rank_prompts: int = 200
+    region_url: str = ""  # "": a directory of its own
+    region_options: ObjectOptions = field(default_factory=ObjectOptions)
+    region_pack_bytes: int = 16 * MIB
+    region_record_bytes: int = 1 * MIB
+    region_packs: int = 16  # in one round
+    region_at_once: int = 4
+    region_rounds: int = 7
+    region_entries: int = 100_000  # of a feed, each a pack of 16 blocks
+    region_segment_entries: int = 64
+    region_known_blocks: int = 10_000_000  # of a catalogue
+    region_misses: int = 2000
     warm_up_rounds: int = 2
 
     @property

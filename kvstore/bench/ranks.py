@@ -16,7 +16,6 @@ from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
 from kvstore.engine.engine import Engine
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.policies.base import Policies
@@ -27,6 +26,7 @@ from tiers.arena import open_arena
 from tiers.base import CHECKSUM_BYTES
 from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY, SLAB_BYTES, SLOT_BYTES_MIN
+from tiers.namespace_spec import NamespaceSpec
 
 RANKS = 8
 BLOCK_TOKENS = 16

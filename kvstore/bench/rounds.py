@@ -30,6 +30,13 @@ class Rounds:
         self._seconds.setdefault(name, []).append(time.perf_counter() - started)
         return result
 
+    def add(self, name: str, seconds: float) -> None:
+        """A timing that was taken elsewhere."""
+        self._seconds.setdefault(name, []).append(seconds)
+
+    def median_s(self, name: str) -> float:
+        return statistics.median(self._measured(name))
+
     def gbps(self, name: str) -> float:
         """Median throughput, 10⁹ bytes a second."""
         return round(self._size_bytes / 1e9 / statistics.median(self._measured(name)), 3)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.bench import disk, dram, lookup, machine, policy, promote, ranks, restart
+from kvstore.bench import disk, dram, lookup, machine, policy, promote, ranks, region, restart
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
 from tiers.pages import choose_arena_path
@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, Measure]] = {
     "disk": ("the NVMe tier, and O_DIRECT", disk.measure),
     "promote": ("NVMe to DRAM through a daemon, and O_DIRECT", promote.measure),
     "restart": ("starts over a million rows", restart.measure),
+    "region": ("packs in a bucket, and obstore alone; catching up", region.measure),
 }
 
 

@@ -3,7 +3,8 @@
   kvstore bench                        everything, about five minutes
   kvstore bench --quick                fewer rounds, about forty seconds
   kvstore bench --dir /nvme0           where the files of the NVMe figures go (default: the temporary directory)
-  kvstore bench --only disk            one part: dram, lookup, policy, ranks, disk, promote or restart
+  kvstore bench --only disk            one part: dram, lookup, policy, ranks, disk, promote, restart or region
+  kvstore bench --region na            the bucket of a region of --regions FILE (or of the configuration's regions_file)
   kvstore bench -o json                one flat document; docs/cli.md lists its fields
 
 It starts daemons of its own, with settings of its own; a running daemon is neither asked nor
@@ -16,13 +17,15 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
-from kvstore.cli.options import add_output_argument
+from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
+from kvstore.cli.region import add_regions_argument, region_place
 
-PARTS = ("dram", "lookup", "policy", "ranks", "disk", "promote", "restart")
+PARTS = ("dram", "lookup", "policy", "ranks", "disk", "promote", "restart", "region")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dir", type=Path, metavar="PATH", help="existing directory for the files; a disk, not a tmpfs"
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds and less data")
+    parser.add_argument(
+        "--region",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="only the part of regions: of this region's bucket, or without a NAME of a directory",
+    )
+    add_regions_argument(parser)
+    add_config_arguments(parser)
     parser.add_argument(
         "--only", choices=PARTS, action="append", help="this part; may be given several times"
     )
@@ -47,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
         raise CliError(f"bench: --dir {directory}: not a directory", exit_code=NOT_FOUND)
     chosen = plan.QUICK if args.quick else plan.FULL
     parts = [name for name in PARTS if not args.only or name in args.only]
+    if args.region is not None:
+        parts = ["region"]
+    if args.region:
+        place = region_place(args, args.region, "bench --region")
+        chosen = replace(chosen, region_url=place.url, region_options=place.options())
     try:
         values = runner.run(chosen, directory, parts, _say)
     except (DaemonError, KvstoreError, TierError, OSError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from kvstore.cli import FAILED, OK, CliError
+from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config
 
 
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     import uvloop
 
     from kvstore import logs
+    from kvstore.daemon.regions_file import RegionsFileError
     from kvstore.daemon.service import Service
     from kvstore.daemon.storage import open_storage
     from kvstore.errors import StartError
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         storage = open_storage(config)
         service = Service(config, storage)
         uvloop.run(service.run())
+    except RegionsFileError as error:
+        raise CliError(*error.problems, exit_code=USAGE) from error
     except (StartError, OpenError) as error:
         raise CliError(str(error)) from error
     if service.failure is not None:

@@ -92,7 +92,27 @@ def _print_head(report: Report) -> None:
     share = percent(hit / asked) if asked else "nothing asked yet"
     found = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
     print(f"lookups     {counters['lookups']}: {found}")
+    if report["region"] is not None:
+        _print_region(report["region"], counters)
     print(flush=True)
+
+
+def _print_region(region: Report, counters: Report) -> None:
+    if not region["open"]:
+        print(f"region      not joined: {region['problem'] or 'joining'}")
+        return
+    age_s = region["feed_age_s"]
+    known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
+    read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
+    print(f"region      {region['name']} in {region['bucket']}: {known} durable; feed {read}")
+    put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
+    print(
+        f"            {put}, {region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])})"
+    )
+    if region["feed_failures"] or region["feed_gaps"] or region["feed_damaged"]:
+        print(
+            f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged; {region['feed_failure']}"
+        )
 
 
 def _print_tiers(report: Report) -> None:

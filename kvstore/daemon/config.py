@@ -42,7 +42,7 @@ def _switched(value: object) -> object:
     return value
 
 
-def _between(low: float, high: float) -> AfterValidator:
+def between(low: float, high: float) -> AfterValidator:
     def validate(value: float) -> float:
         if not low <= value <= high:  # also refuses nan
             raise ValueError(f"allowed are {low} to {high}")
@@ -51,7 +51,7 @@ def _between(low: float, high: float) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def _size_between(low: int, high: int, or_none: bool = False) -> AfterValidator:
+def size_between(low: int, high: int, or_none: bool = False) -> AfterValidator:
     """or_none: 0 stands for no limit."""
 
     def validate(value: int) -> int:
@@ -89,7 +89,7 @@ Flag = Annotated[bool, BeforeValidator(_switched)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
-SlabBytes = Annotated[Size, _size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX)]
+SlabBytes = Annotated[Size, size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX)]
 
 
 class Section(BaseModel):
@@ -109,10 +109,10 @@ class Dram(Section):
     """The arena in shared memory."""
 
     capacity_bytes: Annotated[
-        Size, _size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX)
+        Size, size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX)
     ] = 4 * GIB
     slab_bytes: SlabBytes = 64 * MIB
-    slot_bytes_min: Annotated[Size, _size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX)] = (
+    slot_bytes_min: Annotated[Size, size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX)] = (
         16 * KIB
     )
     huge_pages: Switch = "auto"
@@ -128,43 +128,60 @@ class Nvme(Section):
         tuple[AbsolutePath, ...], BeforeValidator(_listed), Field(max_length=limits.NVME_DIRECTORIES_MAX)
     ] = ()
     capacity_bytes: Annotated[
-        Size, _size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX)
+        Size, size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX)
     ] = 64 * GIB
     slab_bytes: SlabBytes = 64 * MIB
     direct: Switch = "auto"
     write_bytes_per_day: Annotated[
-        Size, _size_between(limits.NVME_WRITE_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX, or_none=True)
+        Size, size_between(limits.NVME_WRITE_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX, or_none=True)
     ] = 0
-    stall_s: Annotated[Number, _between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.STALL_S
+    stall_s: Annotated[Number, between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.STALL_S
 
 
 class Engine(Section):
     """How bytes move between the tiers, and which leave."""
 
     policy: Literal["lru", "kvstore"] = "kvstore"
-    io_threads: Annotated[Count, _between(1, limits.IO_THREADS_MAX)] = 4
-    prefill_tokens_per_s: Annotated[Number, _between(0, limits.PREFILL_TOKENS_PER_S_MAX)] = 0.0
+    io_threads: Annotated[Count, between(1, limits.IO_THREADS_MAX)] = 4
+    prefill_tokens_per_s: Annotated[Number, between(0, limits.PREFILL_TOKENS_PER_S_MAX)] = 0.0
 
 
 class Door(Section):
     """What the processes that attach here may take."""
 
-    connections_max: Annotated[Count, _between(1, limits.CONNECTIONS_MAX_MAX)] = limits.DOOR_CONNECTIONS_MAX
-    leases_max: Annotated[Count, _between(1, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
-    lease_share_max: Annotated[Number, _between(0.01, 1.0)] = limits.DOOR_LEASE_SHARE_MAX
+    connections_max: Annotated[Count, between(1, limits.CONNECTIONS_MAX_MAX)] = limits.DOOR_CONNECTIONS_MAX
+    leases_max: Annotated[Count, between(1, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
+    lease_share_max: Annotated[Number, between(0.01, 1.0)] = limits.DOOR_LEASE_SHARE_MAX
 
 
 class Report(Section):
     """What saved prefill is worth, in reports."""
 
-    gpu_hour_price: Annotated[Number, _between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
+    gpu_hour_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
     currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
+
+
+class Durable(Section):
+    """What is persisted in the region's bucket."""
+
+    rule: Literal["seen", "cost", "off"] = "seen"
+    seen_times: Annotated[Count, between(1, limits.SEEN_TIMES_MAX)] = 2
+    seen_within_s: Annotated[Number, between(1, limits.DEMAND_S_MAX)] = limits.DAY_S
+    keep_s: Annotated[Number, between(60, limits.DEMAND_S_MAX)] = 7 * limits.DAY_S
+    half_life_s: Annotated[Number, between(1, limits.DEMAND_S_MAX)] = 6 * limits.HOUR_S
+    bytes_per_s: Annotated[Size, size_between(limits.PERSIST_BYTES_PER_S_MIN, limits.TIB)] = 128 * MIB
+    pack_bytes: Annotated[Size, size_between(limits.PACK_BYTES_MIN, limits.PACK_BYTES_MAX)] = 16 * MIB
+    compression: Literal["off", "split-zstd"] = "off"
+    storage_gb_month_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.023
+    put_million_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 5.0
+    copy_gb_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
+    found_nowhere_share: Annotated[Number, between(0, 1)] = 0.1
 
 
 class Retention(Section):
     """What pins may take."""
 
-    pinned_share_max: Annotated[Number, _between(0, 0.9)] = limits.PINNED_SHARE_DEFAULT
+    pinned_share_max: Annotated[Number, between(0, 0.9)] = limits.PINNED_SHARE_DEFAULT
 
 
 class Config(Section):
@@ -173,7 +190,8 @@ class Config(Section):
     data_dir: AbsolutePath = Path("/var/lib/kvstore")
     socket_path: SocketPath = Path(DEFAULT_SOCKET)
     region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
-    stop_timeout_s: Annotated[Number, _between(0, limits.STOP_TIMEOUT_S_MAX)] = 20.0
+    regions_file: AbsolutePath | Literal[""] = ""
+    stop_timeout_s: Annotated[Number, between(0, limits.STOP_TIMEOUT_S_MAX)] = 20.0
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
@@ -181,6 +199,7 @@ class Config(Section):
     door: Door = Door()
     report: Report = Report()
     retention: Retention = Retention()
+    durable: Durable = Durable()
 
 
 def sections() -> dict[str, type[Section]]:
@@ -234,6 +253,10 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
             "dram.slot_bytes_min",
             f"allowed are multiples of {exact_bytes(limits.SLOT_BYTES_MIN_MIN)} up to dram.slab_bytes",
         )
+    if config.regions_file and not config.region:
+        yield "region", "which of the regions in regions_file this node is in: it must be set"
+    if config.durable.rule == "cost" and not config.report.gpu_hour_price:
+        yield "durable.rule", 'with "cost", report.gpu_hour_price must be set'
     if len(set(nvme.directories)) < len(nvme.directories):
         yield "nvme.directories", "the same directory is listed twice"
     if config.data_dir in nvme.directories:

@@ -7,6 +7,9 @@
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
       endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
+      demand.bin           how often prefixes were asked for lately (kvstore/durable/demand.py)
+      catalogue/           what is durable in the region: a copy of its feed (replication/catalogue.py)
+      mirror/              of `kvstore mirror`, which has a directory of its own: the same of its sources
 
 The instance id names the arena in shared memory, so it decides what a restarted daemon
 adopts. A directory with foreign files in it is refused before anything is written: a
@@ -43,6 +46,8 @@ class DataDir:
         self.rules_path = path / "retention.json"
         self.endurance_path = path / "endurance.json"
         self.totals_path = path / "totals.sqlite"
+        self.demand_path = path / "demand.bin"
+        self.catalogue_path = path / "catalogue"
         self._lock_fd = lock_fd
 
     def close(self) -> None:

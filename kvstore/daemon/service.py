@@ -28,6 +28,8 @@ from kvstore.constants import (
     FLUSH_POLL_S,
     HEAP_INTERVAL_S,
     IO_CLOSE_S,
+    JOIN_WAIT_S,
+    PERSIST_PAUSE_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
     TICK_INTERVAL_S,
@@ -36,11 +38,13 @@ from kvstore.constants import (
 )
 from kvstore.daemon import heap
 from kvstore.daemon.config import Config
+from kvstore.daemon.regional import object_level, persisting
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.unix import Door
+from kvstore.durable.demand_file import DemandFile
 from kvstore.engine.engine import Engine
-from kvstore.errors import SocketPathError
+from kvstore.errors import SocketPathError, StartError
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
@@ -74,14 +78,18 @@ class Service:
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
         io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
+        self._level = object_level(self.config, self.storage.data_dir, loop.call_soon_threadsafe)
         try:
             self._make_engine(io, pools)
+            await self._require_region()
             await self._open_door()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._asked_to_stop)
             with self._prefaulting():
                 self._announce()
-                background = [self._in_background(work()) for work in (self._drop, self._watch)]
+                background = [
+                    self._in_background(work()) for work in (self._drop, self._watch, self._persist)
+                ]
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
@@ -91,17 +99,23 @@ class Service:
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
             self._save_totals()
             self._endurance_file.close(self.engine.endurance)
+            if self._demand_file is not None and self.engine.persister is not None:
+                for _ in self.engine.persister.count_all():
+                    await asyncio.sleep(0)
+                self._demand_file.save()
             for task in background:
                 task.cancel()
         finally:
             give_up_s = time.monotonic() + IO_CLOSE_S  # for all of them together
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
+            if self._level is not None:
+                closed.append(self._level.close())
             if all(closed):
                 # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
                 keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
                 self.storage.close(keep_arena=keep)
             else:  # a thread may write into the arena as long as this process lives
-                log.error("a read or write of NVMe hangs; stopping as after a crash")
+                log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something beside the door. If it fails, so does the daemon: half of one must not serve."""
@@ -141,6 +155,7 @@ class Service:
                 "quarantined_slots": arena.quarantined_slots,
             },
             **self.engine.status(),
+            "region": self._level.status() if self._level is not None else None,
             "door": self.door.counters,
         }
 
@@ -161,6 +176,10 @@ class Service:
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
         self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
+        persisted = persisting(self.config, self._level)
+        self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
+        if self._demand_file is not None:
+            self._demand_file.open()
         self.engine = Engine(
             storage.arena,
             list(zip(storage.devices, pools, strict=True)),
@@ -175,8 +194,20 @@ class Service:
             prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
             rules=RuleFile(storage.data_dir.rules_path),
             pinned_share_max=self.config.retention.pinned_share_max,
+            shared=[self._level] if self._level is not None else (),
+            persisting=persisted,
         )
+        if self._level is not None:
+            self._level.erase = self.engine.erasing.erase
         self.engine.adopt()
+
+    async def _require_region(self) -> None:
+        """A bucket that is not ours stops the start; one that does not answer is waited for while serving."""
+        if self._level is None:
+            return
+        await asyncio.get_running_loop().run_in_executor(None, self._level.tried.wait, JOIN_WAIT_S)
+        if self._level.refusal:
+            raise StartError(self._level.refusal)
 
     def _save_names(self) -> None:
         names = self.engine.namespaces.snapshot()
@@ -299,8 +330,17 @@ class Service:
     async def _drop(self) -> None:
         """Where much is over at once, by a TTL or with its namespace, drop it between requests."""
         while True:
-            is_late = self.engine.drop_ended() | self.engine.retention.step()
+            engine = self.engine
+            is_late = engine.drop_ended() | engine.erasing.step() | engine.retention.step()
             await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
+
+    async def _persist(self) -> None:
+        """Count what is asked for, and persist what deserves it, between requests."""
+        persister = self.engine.persister
+        while persister is not None and self._demand_file is not None:
+            is_late = persister.step()
+            self._demand_file.keep(self.engine.io, time.monotonic())
+            await asyncio.sleep(0 if is_late else PERSIST_PAUSE_S)
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""

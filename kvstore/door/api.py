@@ -32,7 +32,7 @@ from kvstore.errors import (
     TooManyConnections,
     UnknownNamespace,
 )
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
@@ -40,6 +40,7 @@ from kvstore.steps import Steps
 from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
+from tiers.namespace_spec import NamespaceSpec
 
 log = logging.getLogger("kvstore.door")
 

@@ -48,6 +48,7 @@ def _state(engine: Parts) -> list[object]:
         list(engine.writer.writing),
         list(engine.verifier.pinned()),
         [list(watch.pinned()) for watch in engine.watches],
+        engine.persister.pinned() if engine.persister is not None else [],
         engine.retention.book.rules(),
         engine.adoption.done,
     ]
@@ -92,6 +93,7 @@ class _Books:
             list(engine.writer.writing),
             engine.verifier.pinned(),
             *(watch.pinned() for watch in engine.watches),
+            engine.persister.pinned() if engine.persister is not None else (),
         )
         self._pins.update(reads)
         self._coming.update((block.namespace, IN_DRAM) for block in engine.loader.blocks_with_slots())

@@ -38,7 +38,9 @@ from kvstore.constants import (
     TOTALS_TOLD,
     TOTALS_TOLD_BYTES,
 )
+from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit
+from kvstore.engine.erasing import Erasing
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
 from kvstore.engine.queues import queues
@@ -49,7 +51,7 @@ from kvstore.health.breakeven import BreakEven
 from kvstore.health.write_budget import Endurance
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index import forest
-from kvstore.index.block import ROOTED, Block, Namespace, NamespaceSpec
+from kvstore.index.block import ROOTED, Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
 from kvstore.index.prompts import Prompts
 from kvstore.index.slots import Places
@@ -78,6 +80,7 @@ from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
 from tiers.device_table import Row
+from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
 log = logging.getLogger("kvstore.engine")
@@ -104,9 +107,12 @@ class Engine(Parts):
         rules: RuleFile | None = None,
         pinned_share_max: float = PINNED_SHARE_DEFAULT,
         shared: Sequence[SharedLevel] = (),
+        persisting: Persisting | None = None,
     ) -> None:
         """devices: each with the I/O threads that are its own. `io`: threads for everything else."""
         self.arena = arena
+        self.io = io
+        self._clock = clock
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
@@ -134,21 +140,33 @@ class Engine(Parts):
         )
         self.verifier = Verifier(self.blocks, io)
         sources = [DeviceSource(member, arena, jobs_max) for member in self.nvme.members]
-        far = [SharedSource(level, arena, clock, stall_s, self._sources_changed) for level in shared]
+        far = [SharedSource(level, arena, clock, self._sources_changed) for level in shared]
         self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
         self.watches = [Watch(source, self.blocks, clock, self.loader.missed) for source in sources]
         self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, jobs_max, self.loader.feed)
         self.lookups = Lookups(self.blocks, BreakEven(prefill_tokens_per_s), sources, far)
+        self.persister = self._persister(persisting, wall_clock) if persisting is not None else None
         self.blocks.expiry.rows = self._stored_times
         self.retention = Retention(
             self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules, pinned_share_max
         )
+        self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
-        self._clock = clock
-        self.io = io
         self._lease_number = 0
         self._endurance_file = endurance_file
         self._saving_names = False
+
+    def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
+        rate = self.lookups.break_even.rate
+        return Persister(
+            self.blocks,
+            persisting,
+            lambda namespace: rate(namespace, NOBODY_IN_PARTICULAR),
+            lambda: self.loader.underway,
+            self.io,
+            self._clock,
+            wall_clock,
+        )
 
     # -- sessions --
 
@@ -228,6 +246,8 @@ class Engine(Parts):
         spaces = [self.namespaces.get(number) for number in namespaces]
         rate = self.lookups.break_even.rate(spaces[0], asking)
         self.accounts.book(spaces, hashes, found, asking._replace(prefill_tokens_per_s=rate))
+        if self.persister is not None:
+            self.persister.asked(spaces, hashes, asking.ticket)
 
     def settle(self, ticket: int, tokens: int, number: int, block_hash: bytes) -> None:
         """A client could use only so many tokens of what its ticket found; see `Accounts.settle`."""
@@ -495,9 +515,7 @@ class Engine(Parts):
         for watch in self.watches:
             watch.look()
         for source in self.loader.shared:
-            source.loads.look()
-            if source.loads.may_probe():
-                source.loads.close()  # the next request is the probe: others may fetch from elsewhere
+            source.look()
 
     def _sources_changed(self) -> None:
         """A breaker changed its state."""
@@ -528,7 +546,7 @@ class Engine(Parts):
         tiers = [_tier_status(self.arena.stats())]
         if self.nvme:
             tiers.append(_tier_status(self.nvme.stats()))
-        watched = [watch.status() for watch in self.watches]
+        sources = (*self.loader.devices, *self.loader.shared)
         return {
             "tiers": tiers,
             "counters": self.counters.as_dict(),
@@ -540,8 +558,8 @@ class Engine(Parts):
             "unverified_blocks": len(self.blocks.unverified),
             "adopting": not self.adoption.done,
             "endurance": self._endurance_status(),
-            "breakers": [breaker for breakers, _ in watched for breaker in breakers],
-            "speeds": [speed for _, speed in watched],
+            "breakers": [breaker.status() for source in sources for breaker in source.breakers()],
+            "speeds": [source.speed_status() for source in sources],
             "queues": queues(self),
             "namespaces_total": len(self.namespaces),
             "namespaces": [
@@ -636,7 +654,9 @@ class Engine(Parts):
             )
         in_dram = tiers.count(IN_DRAM)
         self.counters.acquired_dram += in_dram
-        self.counters.acquired_nvme += len(slots) - in_dram
+        shared = tiers.count(IN_SHARED)
+        self.counters.acquired_shared += shared
+        self.counters.acquired_nvme += len(slots) - in_dram - shared
         self.counters.acquire_missed += len(tiers) - len(slots)
         if slots:
             self.accounts.moved(lease.namespace, LOADED, len(slots) * lease.namespace.record_bytes)

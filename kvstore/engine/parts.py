@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.durable.persister import Persister
 from kvstore.engine.retention_commands import Retention
 from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
@@ -34,6 +35,7 @@ class Parts:
     verifier: Verifier
     watches: Sequence[Watch]
     adoption: Adoption
+    persister: Persister | None
     retention: Retention
     accounts: Accounts
     prompts: Prompts

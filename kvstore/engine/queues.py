@@ -27,4 +27,13 @@ def queues(engine: Parts) -> list[dict[str, object]]:
         ("rule_commands", engine.retention.commands_waiting, limits.RULE_COMMANDS_MAX),
         ("prompts", len(engine.prompts), limits.PROMPTS_REMEMBERED_MAX),
     ]
+    if engine.persister is not None:
+        rows += [
+            (
+                "persisting",
+                engine.persister.candidates,
+                limits.PERSIST_CANDIDATES_MAX + limits.PERSIST_JOBS_MAX,
+            ),
+            ("asks_bytes", engine.persister.asks.size_bytes, limits.PERSIST_ASKS_BYTES_MAX),
+        ]
     return [{"name": name, "length": length, "limit": limit} for name, length, limit in rows]

@@ -143,6 +143,18 @@ class Breaker:
     def retry_in_s(self) -> float:
         return max(0.0, self._retry_at_s - self._clock()) if self.state == OPEN else 0.0
 
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "trips": self.trips,
+            "reason": self.reason,
+            "retry_in_s": round(self.retry_in_s(), 3),
+            "jobs": self.jobs,
+            "oldest_job_s": round(self.oldest_s(), 3),
+        }
+
     # -- changes of state --
 
     def _trip(self, reason: str) -> None:

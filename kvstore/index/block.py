@@ -35,6 +35,7 @@ from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from tiers.checksum import column_sizes
+from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import slot_bytes_for
 
 ROOTED = 4
@@ -182,18 +183,6 @@ class Children:
         """A child came to that tier (1), or left it (-1)."""
         self.held[bit] += change
         self.where = self.where | bit if self.held[bit] else self.where & ~bit
-
-
-class NamespaceSpec(msgspec.Struct, frozen=True):
-    """What a client says of a namespace. digest: 16 bytes; fields: readable identity; columns: of its records, as
-    tiers/checksum.py describes them."""
-
-    digest: bytes
-    record_bytes: int
-    hash_bytes: int
-    block_tokens: int = 0
-    fields: dict[str, str] = {}
-    columns: bytes = b""
 
 
 class Namespace:

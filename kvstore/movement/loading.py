@@ -240,7 +240,7 @@ class Loader:
                 self._suspects.pop(block.key, None)
                 self._counters.promoted += 1
                 self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
-                self._residency.arena.commit_run([slot], checksum, self._residency.expiry.stored_s(block))
+                self._residency.arena.commit_run([slot], checksum, self._stored_s(source, block))
                 self._finish(source, block, self._arrived(source, block, slot))
             else:
                 self._residency.give_up(block.namespace, [slot])
@@ -253,7 +253,14 @@ class Loader:
         source.loads.end(job, any(result is not Get.FAILED for result, _ in results))
         self.feed()
 
-    def _arrived(self, source: Source, block: Block, slot: int) -> Block:
+    def _stored_s(self, source: Source, block: Block) -> int:
+        """For the row of a block that arrived."""
+        if isinstance(source, SharedSource):
+            return source.stored_s[block]
+        return self._residency.expiry.stored_s(block)
+
+    def _arrived(self, source: Source, block: Block, slot: int) -> Block | None:
+        """The block in DRAM; None if its time is over."""
         if not isinstance(source, SharedSource):
             self._residency.promoted(block, slot)
             return block
@@ -262,6 +269,12 @@ class Loader:
             self._residency.give_up(block.namespace, [slot])
             return known
         run = self._residency.arrived_in_dram(block.namespace, [block.hash], source.parents[block], [slot])
+        expiry = self._residency.expiry
+        if expiry.covers(block.namespace):
+            expiry.adopted(run[0], source.stored_s[block])  # it is as old as when it was stored first
+            if expiry.over(run) and self._residency.drop(run[0], outcomes.EXPIRED):
+                return None
+        self._residency.writes.offer(*run)  # to NVMe, as any block that is new here
         self._residency.settle(*run)
         return run[0]
 
@@ -283,6 +296,7 @@ class Loader:
         if not isinstance(source, SharedSource):
             return False
         del self._incoming[block.namespace.id, block.hash], source.parents[block]
+        source.stored_s.pop(block, None)
         return True
 
     # -- trouble --

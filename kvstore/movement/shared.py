@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvstore.constants import STALL_S
 from kvstore.index.block import Namespace
 from tiers.base import Get, Record
 
@@ -36,6 +37,7 @@ class SharedLimits:
 
     jobs_max: int = 64
     batch_records: int = 16
+    stall_s: float = STALL_S  # a request that takes longer hangs
 
 
 class SharedLevel(ABC):
@@ -58,6 +60,10 @@ class SharedLevel(ABC):
 
         0 while nothing is known. Changes nothing, never raises.
         """
+
+    @abstractmethod
+    def probe(self, done: Callable[[bool], None]) -> None:
+        """Find out whether the level answers, with a request that nobody waits for; `done` is called as by `fetch`."""
 
     @abstractmethod
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:

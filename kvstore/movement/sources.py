@@ -27,6 +27,7 @@ Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
 class Source(ABC):
     """One place to load from: what waits there, how much may be under way, and its health."""
 
+    name: str
     jobs_max: int
     batch_records: int
     loads: Breaker
@@ -51,6 +52,19 @@ class Source(ABC):
     def began(self, block: Block) -> None:  # noqa: B027 only who is probed remembers it
         """A load that a request asked for begins with this block."""
 
+    def breakers(self) -> Sequence[Breaker]:
+        return (self.loads,)
+
+    def speed_status(self) -> dict[str, object]:
+        """Its speed; the fields are documented in docs/cli.md."""
+        return {
+            "name": self.name,
+            "latency_s": round(self.speed.latency_s, 6),
+            "bytes_per_s": round(self.speed.bytes_per_s),
+            "waiting_bytes": self.speed.waiting_bytes,
+            "samples": self.speed.samples,
+        }
+
     @abstractmethod
     def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         """Fill these slots; `done` is called once on the engine's thread, with one answer each."""
@@ -63,12 +77,15 @@ class DeviceSource(Source):
     def __init__(self, member: Member, arena: Places, jobs_max: int) -> None:
         super().__init__()
         self.member = member
-        self.loads, self.speed = member.loads, member.speed
+        self.name, self.loads, self.speed = member.name, member.loads, member.speed
         self.jobs_max, self.batch_records = jobs_max, LOAD_BATCH_RECORDS
         self.targets: OrderedDict[bytes, None] = OrderedDict()
         self.refused = False
         self.begun = 0  # loads that requests asked for
         self._arena = arena
+
+    def breakers(self) -> Sequence[Breaker]:
+        return self.loads, self.member.stores
 
     def wanted(self, key: bytes) -> None:
         """Somebody wants this record from here."""
@@ -93,27 +110,39 @@ class DeviceSource(Source):
 
 
 class SharedSource(Source):
-    """A shared level. `parents`: of blocks on their way, as the request said."""
+    """A shared level. `parents`: of blocks on their way, as the request said. `stored_s`: when those that arrived were
+    stored, 0 if that is not known."""
 
     def __init__(
         self,
         level: SharedLevel,
         arena: Places,
         clock: Callable[[], float],
-        stall_s: float,
         changed: Callable[[], None],
         chance: random.Random | None = None,
     ) -> None:
         super().__init__()
-        self.level = level
-        self.loads = Breaker(f"{level.name} loads", stall_s, clock, changed, chance)
+        self.level, self.name = level, level.name
+        self.loads = Breaker(f"{level.name} loads", level.limits.stall_s, clock, changed, chance)
         self.speed = TierSpeed(clock)
         self.jobs_max, self.batch_records = level.limits.jobs_max, level.limits.batch_records
         self.parents: dict[Block, bytes] = {}
+        self.stored_s: dict[Block, int] = {}
         self._arena = arena
 
     def load_s(self, records: int, size_bytes: int) -> float:
         return max(self.speed.load_s(size_bytes), self.level.load_s(records, size_bytes))
+
+    def look(self) -> None:
+        """Several times a stall: trip where a request hangs; probe when it is time."""
+        self.loads.look()
+        if self.loads.may_probe():
+            job = self.loads.begin(0, probe=True)
+            self.loads.start(job)
+            self.level.probe(lambda is_well: self._probed(job, is_well))
+
+    def _probed(self, job: Job, is_well: bool) -> None:
+        self.loads.end(job, is_well)
 
     def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         self.loads.start(job)
@@ -130,4 +159,5 @@ class SharedSource(Source):
         is_asked = (record.key, record.columns) == (block.key, block.namespace.columns)
         if not is_asked or record.parent[NAMESPACE_BYTES:] != self.parents[block]:
             return Get.MISS, b""
+        self.stored_s[block] = record.stored_s
         return result, record.checksum

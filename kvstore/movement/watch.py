@@ -129,26 +129,3 @@ class Watch:
         self.member.loads.end(job, result is not Get.FAILED)
         if speed.bytes_per_s > PROBE_GAIN * self._probed_at_bytes_per_s:
             self._measure_pause_s = PROBE_PAUSE_S_MIN  # it recovers: look again soon
-
-    def status(self) -> tuple[list[dict[str, object]], dict[str, object]]:
-        """(its breakers, its speed); the fields are documented in docs/cli.md."""
-        breakers = [
-            {
-                "name": breaker.name,
-                "state": breaker.state,
-                "trips": breaker.trips,
-                "reason": breaker.reason,
-                "retry_in_s": round(breaker.retry_in_s(), 3),
-                "jobs": breaker.jobs,
-                "oldest_job_s": round(breaker.oldest_s(), 3),
-            }
-            for breaker in (self.member.loads, self.member.stores)
-        ]
-        speed = self.member.speed
-        return breakers, {
-            "name": self.member.name,
-            "latency_s": round(speed.latency_s, 6),
-            "bytes_per_s": round(speed.bytes_per_s),
-            "waiting_bytes": speed.waiting_bytes,
-            "samples": speed.samples,
-        }

@@ -9,7 +9,6 @@ from typing import TypeVar
 from kvstore.constants import REPLAY_HASH_BYTES
 from kvstore.engine.engine import Engine
 from kvstore.index import forest
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.policies.base import Policies
@@ -17,6 +16,7 @@ from kvstore.protocol.frames import Acquired
 from kvstore.replay.slots import RECORD_BYTES, CountedPlaces
 from kvstore.replay.trace import Trace
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
+from tiers.namespace_spec import NamespaceSpec
 
 T = TypeVar("T")
 _CHECKSUMS = bytes(CHECKSUM_BYTES)

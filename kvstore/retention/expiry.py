@@ -136,6 +136,10 @@ class Expiry:
 
     # -- rules --
 
+    def covers(self, namespace: Namespace) -> bool:
+        """Whether some of its blocks have a TTL."""
+        return namespace.digest in self._spaces
+
     def set_ttl(self, digest: bytes, ttl_s: float | None, since_s: float) -> None:
         """The TTL of a namespace, None for none. since_s: what blocks without a time count from."""
         ttl_s = NEVER if ttl_s is None else ttl_s

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore import units
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.ledger import report
 from kvstore.ledger.totals import HOUR_S, LOADED, Totals
 from kvstore.pages import html
@@ -22,6 +22,7 @@ from kvstore.pages.style import STYLE
 from kvstore.protocol import outcomes
 from tests.pages import read_page
 from tests.running import Daemon, Place, kvstore
+from tiers.namespace_spec import NamespaceSpec
 
 Serve = Callable[..., Daemon]
 NOW_S = 1_000_000 * HOUR_S + 1234.0

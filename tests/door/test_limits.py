@@ -18,12 +18,12 @@ from kvstore import constants
 from kvstore.client import Client, Refused
 from kvstore.daemon.config import Config
 from kvstore.daemon.service import Service
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import frames
 from tests.door.conftest import HASH_BYTES, RECORD_BYTES, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.door.peer import REGISTER, Peer
+from tiers.namespace_spec import NamespaceSpec
 
 AS_ANOTHER_PROCESS = """
 import sys

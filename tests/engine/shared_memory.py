@@ -77,6 +77,10 @@ class SharedMemoryLevel(SharedLevel):
         rounds = -(-records // (self.limits.jobs_max * self.limits.batch_records))
         return rounds * self._latency_s + size_bytes / self._bytes_per_s
 
+    def probe(self, done: Callable[[bool], None]) -> None:
+        if self._chance.random() >= self.faults.lost:
+            self._later(self._latency_s, lambda: done(self._chance.random() >= self.faults.failed))
+
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
         self.under_way += 1
         self.under_way_most = max(self.under_way_most, self.under_way)

@@ -12,7 +12,7 @@ import pytest
 from kvstore.engine.engine import Engine
 from kvstore.engine.lookups import Lookup
 from kvstore.errors import BadRequest
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.index.evicted import Departed
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger import totals as totals_module
@@ -25,6 +25,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 RECORD_BYTES = MIB // 2  # four slots in an arena of one slab

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
-from kvstore.index.block import Block, NamespaceSpec
+from kvstore.index.block import Block
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.table import BlockTable
+from tiers.namespace_spec import NamespaceSpec
 
 PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES_MAX)))
 SPACE = NamespaceRegistry().register(NamespaceSpec(bytes(16), 4096, 8))

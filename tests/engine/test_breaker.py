@@ -12,7 +12,6 @@ import pytest
 from kvstore.constants import BREAKER_FAILURES_MAX, BREAKER_PAUSE_S_MAX, BREAKER_PAUSE_S_MIN
 from kvstore.engine.engine import Engine
 from kvstore.health.breaker import CLOSED, OPEN, PROBING, Breaker
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking, Found
 from kvstore.protocol import outcomes
@@ -22,6 +21,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 RECORD_BYTES = MIB // 2  # four slots a slab of 2 MiB

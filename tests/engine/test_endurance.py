@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvstore.constants import DAY_S, HOUR_S
 from kvstore.engine.engine import Engine
 from kvstore.health.write_budget import Endurance
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
@@ -21,6 +20,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 BLOCK_BYTES = 1000
 MIB = 1 << 20

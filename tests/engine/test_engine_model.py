@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.ledger.totals import Totals
@@ -24,6 +23,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
+from tiers.namespace_spec import NamespaceSpec
 
 RECORD_BYTES = 100_000  # 20 slots a slab of 2 MiB
 CHAINS, DEPTH = 4, 12

@@ -24,7 +24,6 @@ from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import LimitExceeded, NotFound, RequestError
 from kvstore.health.write_budget import Endurance
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger import accounts, totals
 from kvstore.ledger.accounts import Asking
@@ -41,6 +40,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 SPACES = (("acme", 100_000), ("acme", 400_000), ("beta", 100_000), ("beta", 400_000))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.constants import EXPIRY_SLICE_S, EXPIRY_SWEEP_S_MAX, EXPIRY_SWEEP_S_MIN
 from kvstore.engine import retention_commands
 from kvstore.index import forest
-from kvstore.index.block import Block, Namespace, NamespaceSpec
+from kvstore.index.block import Block, Namespace
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.retention import expiry
@@ -19,6 +19,7 @@ from kvstore.retention.clock import Clock
 from kvstore.retention.expiry import NEVER, Expiry
 from kvstore.retention.rules import RuleFile
 from tests.engine.test_retention import Node, chain, joined
+from tiers.namespace_spec import NamespaceSpec
 
 START_S = 1_700_000_000
 DAY_S = 86_400

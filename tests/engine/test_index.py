@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.engine.engine import Engine
 from kvstore.index import forest
-from kvstore.index.block import Block, Children, Namespace, NamespaceSpec
+from kvstore.index.block import Block, Children, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.stretch import Stretch
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
@@ -20,6 +20,7 @@ from kvstore.replay.cell import NoIo
 from kvstore.replay.slots import CountedPlaces
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice
+from tiers.namespace_spec import NamespaceSpec
 
 NAMES = [b"%08d" % number for number in range(6)]
 

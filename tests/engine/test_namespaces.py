@@ -8,10 +8,10 @@ import pytest
 
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index import forest, namespaces
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM
 from tiers.checksum import pack_columns
+from tiers.namespace_spec import NamespaceSpec
 
 COLUMNS = pack_columns([1024] * 4)
 

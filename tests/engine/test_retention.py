@@ -12,7 +12,7 @@ import pytest
 from kvstore.constants import EXPIRY_SWEEP_S_MIN
 from kvstore.engine.engine import Engine
 from kvstore.errors import LimitExceeded, NotFound, RequestError
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement import adoption
 from kvstore.protocol import outcomes
@@ -25,6 +25,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 RECORD_BYTES = 250_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kvstore.engine import retention_commands
-from kvstore.index.block import NamespaceSpec
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
@@ -14,6 +13,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import granted, held
 from tests.engine.test_retention import MIB, Node, chain, joined
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 
 def test_a_record_size_with_pinned_blocks_only_finds_room() -> None:

@@ -11,7 +11,6 @@ import pytest
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import BadRequest
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
 from kvstore.policies.base import Policies
@@ -23,6 +22,7 @@ from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 RECORD_BYTES = MIB // 2  # four slots a slab of 2 MiB

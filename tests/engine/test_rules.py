@@ -9,11 +9,11 @@ import pytest
 from kvstore.constants import RULES_BYTES_MAX, RULES_OF_A_KIND_MAX, TENANT_CHARS_MAX
 from kvstore.engine import retention_commands
 from kvstore.errors import LimitExceeded, RequestError
-from kvstore.index.block import NamespaceSpec
 from kvstore.protocol import frames
 from kvstore.retention import rules
 from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, rule_bytes
 from tests.engine.test_retention import RECORD_BYTES, Node
+from tiers.namespace_spec import NamespaceSpec
 
 LETTERS = {"ascii": "t", "four bytes": "\U0001f600", "escaped": "\x01"}
 SINCE_S = 1_700_000_000.123456

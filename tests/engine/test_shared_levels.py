@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import heapq
+import queue
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore.durable.level import ObjectLevel
+from kvstore.durable.persister import Life
 from kvstore.engine.engine import Engine
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_SHARED
 from kvstore.steps import finish
+from replication.region import init_region
+from replication.region_node import RegionNode
+from replication.tombstones import Tombstone
 from tests.engine.fakes import SteppedIo, held
 from tests.engine.shared_memory import SharedMemoryLevel
+from tests.objects import MemoryObjects
 from tiers.arena import open_arena
 from tiers.base import Get, Record
 from tiers.checksum import digest, pack_columns
+from tiers.namespace_spec import NamespaceSpec
+from tiers.packs import PackHeader
 
 MIB = 1 << 20
 SIZE = 8192
@@ -73,16 +83,65 @@ def fill(level: SharedMemoryLevel, count: int) -> None:
 # -- every shared level --
 
 
-@pytest.fixture(params=["memory"])
-def level(request: pytest.FixtureRequest) -> tuple[SharedLevel, Timers]:
+class Replies:
+    """Answers of another thread, taken when the test says so."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def post(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def run(self, seconds: float) -> None:
+        """Wait for one, and take all that are there."""
+        self._calls.get(timeout=seconds)()
+        while not self._calls.empty():
+            self._calls.get()()
+
+
+def over_bucket(path: Path) -> tuple[ObjectLevel, Replies]:
+    """The object level over a bucket that has a chain of 40 blocks, in packs of 16."""
+    objects, replies = MemoryObjects(), Replies()
+
+    async def join(erased: Callable[[Tombstone], None]) -> RegionNode:
+        await init_region(objects, "acme", "na", time.time)
+        chance = random.Random(1)
+        return await RegionNode.join(objects, "acme", "na", path / "catalogue", "instance", chance, time.time)
+
+    level = ObjectLevel(join, replies.post, SharedLimits())
+    assert level.tried.wait(10.0)
+    while not level.is_open:
+        time.sleep(0.01)
+    for first in range(0, 40, 16):
+        numbers = range(first, min(first + 16, 40))
+        sums = b"".join(digest(content(number), COLUMNS) for number in numbers)
+        header = PackHeader(SPACE, name(first - 1) if first else b"", hashes(first, numbers[-1] + 1), sums)
+        durable: list[bool] = []
+        level.persist(
+            header, [memoryview(content(number)) for number in numbers], Life(1000, 0), durable.append
+        )
+        replies.run(10.0)
+        assert durable == [True]
+    while level.status().get("blocks") != 40:  # announced
+        time.sleep(0.01)
+    return level, replies
+
+
+@pytest.fixture(params=["memory", "object"])
+def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[SharedLevel, Timers | Replies]]:
     """A level that holds a chain of 40 blocks."""
-    timers = Timers()
-    made = SharedMemoryLevel(timers.later, latency_s=0.1)
-    fill(made, 40)
-    return made, timers
+    if request.param == "object":
+        made = over_bucket(tmp_path)
+        yield made
+        assert made[0].close()
+    else:
+        timers = Timers()
+        level = SharedMemoryLevel(timers.later, latency_s=0.1)
+        fill(level, 40)
+        yield level, timers
 
 
-def fetched(level: SharedLevel, timers: Timers, *wanted: Wanted) -> list[Fetched]:
+def fetched(level: SharedLevel, timers: Timers | Replies, *wanted: Wanted) -> list[Fetched]:
     answers: list[list[Fetched]] = []
     level.fetch(wanted, lambda told: answers.append(list(told)))
     timers.run(10.0)
@@ -90,7 +149,7 @@ def fetched(level: SharedLevel, timers: Timers, *wanted: Wanted) -> list[Fetched
     return answers[0]
 
 
-def test_the_catalogue_names_the_longest_prefix(level: tuple[SharedLevel, Timers]) -> None:
+def test_the_catalogue_names_the_longest_prefix(level: tuple[SharedLevel, Timers | Replies]) -> None:
     """From any start, up to the first block that is not there; never before the start."""
     shared, space = level[0], Namespace(0, SPACE)
     assert shared.held(space, hashes(0, 60), 0) == 40
@@ -100,7 +159,7 @@ def test_the_catalogue_names_the_longest_prefix(level: tuple[SharedLevel, Timers
     assert shared.held(space, hashes(0, 60), 45) == 45
 
 
-def test_what_is_fetched_is_what_was_stored(level: tuple[SharedLevel, Timers]) -> None:
+def test_what_is_fetched_is_what_was_stored(level: tuple[SharedLevel, Timers | Replies]) -> None:
     """Bytes, checksum and parent of each record, in the order of the request; a miss says so."""
     numbers = [7, 0, 39, 41]
     views = [memoryview(bytearray(SIZE)) for _ in numbers]
@@ -113,13 +172,21 @@ def test_what_is_fetched_is_what_was_stored(level: tuple[SharedLevel, Timers]) -
         assert record.parent == (SPACE.digest + name(number - 1) if number else b"")
 
 
-def test_a_view_of_another_size_is_a_miss(level: tuple[SharedLevel, Timers]) -> None:
+def test_a_view_of_another_size_is_a_miss(level: tuple[SharedLevel, Timers | Replies]) -> None:
     """A namespace whose records have another size cannot have stored this one."""
     view = memoryview(bytearray(SIZE - 1))
     assert fetched(*level, Wanted(SPACE.digest + name(1), view))[0][0] is Get.MISS
 
 
-def test_more_takes_no_less_time(level: tuple[SharedLevel, Timers]) -> None:
+def test_a_probe_is_answered_once(level: tuple[SharedLevel, Timers | Replies]) -> None:
+    """A level that works says so."""
+    answers: list[bool] = []
+    level[0].probe(answers.append)
+    level[1].run(10.0)
+    assert answers == [True]
+
+
+def test_more_takes_no_less_time(level: tuple[SharedLevel, Timers | Replies]) -> None:
     """Predicted load times grow with what is to be loaded, and are never negative."""
     times = [level[0].load_s(count, count * SIZE) for count in (1, 2, 100, 10_000)]
     assert times == sorted(times) and times[0] >= 0.0

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kvstore.engine.engine import Engine
-from kvstore.index.block import NamespaceSpec
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from tests.engine.fakes import SteppedIo, granted
@@ -16,6 +15,7 @@ from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
 from tiers.constants import SLOT_BYTES_MIN
 from tiers.device import Device, capacity_for
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 SLABS = 2  # of NVMe, of 2 MiB: 256 of the smallest slots

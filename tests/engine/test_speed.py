@@ -12,9 +12,10 @@ from kvstore.health.breaker import Job
 from kvstore.health.breakeven import BreakEven, Slow
 from kvstore.health.speed import TierSpeed
 from kvstore.index import forest
-from kvstore.index.block import Namespace, NamespaceSpec
+from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Asking
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
 BLOCK_TOKENS = 16

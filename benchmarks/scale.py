@@ -1,0 +1,148 @@
+"""The scale plan: requests and money of a region with 10, 100 and 1,000 nodes, from the code's own constants.
+
+    python -m benchmarks.scale          the tables of docs/scale.md
+
+What a node does per second follows from how often it looks, announces and reads; tests/replication/test_scale.py holds this
+against the real code under a virtual clock, and docs/scale.md against this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from replication.constants import (
+    FETCH_RANGE_BYTES,
+    FULL_LOOK_EVERY,
+    POLL_INTERVAL_PER_WRITER_S,
+    POLL_INTERVAL_S,
+    TOMBSTONES_INTERVAL_S,
+    UPKEEP_DELETERS,
+)
+from replication.region_node import announce_interval_s
+
+MONTH_S = 365.25 / 12 * 86_400
+LIST_NAMES = 1000  # in one page of a LIST
+PUT_PRICE, GET_PRICE = 5e-6, 0.4e-6  # a request: PUT and LIST, GET and HEAD; deletes are free
+STORAGE_GB_MONTH_PRICE, TRANSFER_GB_PRICE = 0.023, 0.02
+GPU_NODE_HOUR_PRICE = 16.0  # eight GPUs
+NODES = (10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one node brings and takes, on average. pack_bytes: durable.pack_bytes. kept_s: life of a pack."""
+
+    packs_per_s: float = 0.05
+    pack_bytes: float = 16 * 2**20
+    fetched_bytes_per_s: float = 4e6
+    kept_s: float = 7 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Per second. puts: LISTs, too, which cost the same."""
+
+    puts: float = 0.0
+    gets: float = 0.0
+
+    def __add__(self, other: Requests) -> Requests:
+        return Requests(self.puts + other.puts, self.gets + other.gets)
+
+    def times(self, count: float) -> Requests:
+        return Requests(self.puts * count, self.gets * count)
+
+    @property
+    def month_price(self) -> float:
+        return (self.puts * PUT_PRICE + self.gets * GET_PRICE) * MONTH_S
+
+
+def announcements_per_s(nodes: int, load: Load) -> float:
+    """Of one node: what became durable in an interval is announced at once."""
+    interval_s = announce_interval_s(nodes)
+    return (1 - math.exp(-load.packs_per_s * interval_s)) / interval_s
+
+
+def following(nodes: int, load: Load) -> Requests:
+    """One node reads the feeds of all."""
+    looks = 1 / max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * nodes)
+    pages = math.ceil(nodes / LIST_NAMES)
+    lists = looks * (pages + pages / FULL_LOOK_EVERY)
+    asked_in_vain = looks * nodes / FULL_LOOK_EVERY
+    return Requests(lists, nodes * announcements_per_s(nodes, load) + asked_in_vain)
+
+
+def announcing(nodes: int, load: Load) -> Requests:
+    """One node's own feed: a segment, read back, and the head."""
+    rate = announcements_per_s(nodes, load)
+    return Requests(2 * rate, rate)
+
+
+def persisting(load: Load) -> Requests:
+    """Packs put, and looked at by a few before they are deleted."""
+    return Requests(load.packs_per_s, UPKEEP_DELETERS * load.packs_per_s)
+
+
+def fetching(load: Load) -> Requests:
+    return Requests(0.0, load.fetched_bytes_per_s / min(FETCH_RANGE_BYTES, load.pack_bytes))
+
+
+def watching() -> Requests:
+    """For tombstones."""
+    return Requests(1 / TOMBSTONES_INTERVAL_S, 0.0)
+
+
+def mirroring(nodes: int, load: Load) -> Requests:
+    """A mirror of one other region of so many nodes: follows it, copies each pack, announces it."""
+    copies = nodes * load.packs_per_s
+    return following(nodes, load) + Requests(copies, copies) + announcing(nodes, load)
+
+
+def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
+    """Lines of the table: what, and a figure for each of NODES."""
+    parts = {
+        "following the feeds": [following(n, load).times(n) for n in NODES],
+        "announcing": [announcing(n, load).times(n) for n in NODES],
+        "packs put and deleted": [persisting(load).times(n) for n in NODES],
+        "packs fetched": [fetching(load).times(n) for n in NODES],
+        "watching for tombstones": [watching().times(n) for n in NODES],
+        "one mirror of this region": [mirroring(n, load) for n in NODES],
+    }
+    for what, requests in parts.items():
+        yield what, [f"{r.puts:,.1f} + {r.gets:,.1f} /s, ${r.month_price:,.0f}" for r in requests]
+    stored_gb = [n * load.packs_per_s * load.pack_bytes * load.kept_s / 1e9 for n in NODES]
+    copied_gb = [n * load.packs_per_s * load.pack_bytes * MONTH_S / 1e9 for n in NODES]
+    requests_price = [sum(r[i].month_price for r in parts.values()) for i in range(len(NODES))]
+    yield "stored", [f"{gb / 1000:,.1f} TB, ${gb * STORAGE_GB_MONTH_PRICE:,.0f}" for gb in stored_gb]
+    yield (
+        "copied to one mirror",
+        [f"{gb / 1000:,.1f} TB, ${gb * TRANSFER_GB_PRICE:,.0f}" for gb in copied_gb],
+    )
+    gpus = [n * GPU_NODE_HOUR_PRICE * MONTH_S / 3600 for n in NODES]
+    sums = [
+        r + s * STORAGE_GB_MONTH_PRICE + c * TRANSFER_GB_PRICE
+        for r, s, c in zip(requests_price, stored_gb, copied_gb, strict=True)
+    ]
+    yield "requests of it all", [f"${price:,.0f}" for price in requests_price]
+    yield (
+        "all of it, of what the GPUs cost",
+        [f"{100 * a / b:.2f} %" for a, b in zip(sums, gpus, strict=True)],
+    )
+    yield (
+        "news reaches everybody within",
+        [
+            f"{announce_interval_s(n) + 1.2 * max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * n):.0f} s"
+            for n in NODES
+        ],
+    )
+
+
+def table(load: Load) -> str:
+    head = ["a month", *(f"{n:,} nodes" for n in NODES)]
+    lines = [head, ["---"] * len(head), *([what, *cells] for what, cells in rows(load))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(table(Load()))

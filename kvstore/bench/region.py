@@ -1,0 +1,227 @@
+"""The region's bucket: packs put and read, against what obstore alone does with objects of the same sizes; catching up.
+
+    the same store │ put N objects │ put N packs │ get N objects │ fetch N packs │   some at once, round by round
+    a feed of 100,000 entries ─▶ a catalogue that knows nothing
+    an engine over a catalogue of ten million blocks │ an engine without     lookups of prompts that nobody has stored
+
+Everything lies below a prefix of its own, which is removed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+
+from kvstore.bench.figures import Value
+from kvstore.bench.plan import Plan
+from kvstore.bench.rounds import Rounds
+from kvstore.engine.engine import Engine
+from kvstore.index.block import Namespace
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.movement.shared import Done, SharedLevel, Wanted
+from kvstore.replay.cell import NoIo
+from kvstore.replay.slots import CountedPlaces
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.feed import FeedWriter
+from replication.tail import Tail
+from tiers.base import NAMESPACE_BYTES, Get
+from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
+from tiers.object_options import ObjectOptions
+from tiers.object_store import open_objects
+from tiers.object_urls import open_store
+from tiers.objects import Objects
+from tiers.pack_io import fetch_records, put_pack
+from tiers.packs import PACK_RECORDS_MAX, Pack, PackHeader, describe
+
+if TYPE_CHECKING:  # exists in obstore's stubs only
+    from obstore.store import ObjectStore
+
+HASH_BYTES = 32
+BLOCK_TOKENS = 16
+
+
+def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
+    """Medians of the rounds. Raises TierError."""
+    url = plan.region_url or f"file://{home}"
+    return asyncio.run(
+        _measure(plan, f"{url.rstrip('/')}/bench-{random.SystemRandom().getrandbits(48):x}", home)
+    )
+
+
+async def _measure(plan: Plan, url: str, home: Path) -> dict[str, Value]:
+    options = replace(plan.region_options, create=True)
+    async with _scratch(url, options) as objects:
+        _, store = open_store(url, options)
+        values = await _packs(plan, objects, store)
+        values["catchup_100k_entries_s"] = await _catch_up(plan, objects, home)
+    return values | _misses(plan)
+
+
+@asynccontextmanager
+async def _scratch(url: str, options: ObjectOptions) -> AsyncIterator[Objects]:
+    objects = open_objects(url, options)
+    try:
+        yield objects
+    finally:
+        for folder in await objects.folders(""):
+            async for page in objects.list(f"{folder}/"):
+                await objects.delete([info.name for info in page])
+
+
+# -- packs --
+
+
+async def _packs(plan: Plan, objects: Objects, store: ObjectStore) -> dict[str, Value]:
+    record_bytes, count = plan.region_record_bytes, plan.region_pack_bytes // plan.region_record_bytes
+    records = [random.Random(number).randbytes(record_bytes) for number in range(count)]
+    sums = b"".join(map(digest, records))
+    spec = NamespaceSpec(b"region benchmark", record_bytes, HASH_BYTES, BLOCK_TOKENS)
+    plain = b"".join(records)
+    views = [[memoryview(bytearray(record_bytes)) for _ in range(count)] for _ in range(plan.region_at_once)]
+    rounds = Rounds(plan.region_packs * plan.region_pack_bytes, plan.warm_up_rounds)
+    names = itertools.count()
+    for _ in range(plan.warm_up_rounds + plan.region_rounds):
+        headers = [_header(spec, count, sums, next(names)) for _ in range(plan.region_packs)]
+        bare = [f"plain/{next(names)}" for _ in headers]
+        packs: list[Pack] = []
+
+        async def put_bare(number: int, _: int) -> None:
+            await obstore.put_async(store, bare[number], plain, use_multipart=False)  # noqa: B023 used in this round
+
+        async def put(number: int, _: int) -> None:
+            packs.append(await put_pack(objects, headers[number], records))  # noqa: B023 used in this round
+
+        async def get_bare(number: int, _: int) -> None:
+            answer = await obstore.get_async(store, bare[number])  # noqa: B023 used in this round
+            await answer.bytes_async()
+
+        async def get(number: int, lane: int) -> None:
+            await fetch_records(objects, packs[number], list(enumerate(views[lane])))  # noqa: B023 used in this round
+
+        for name, work in (("put_bare", put_bare), ("put", put), ("get_bare", get_bare), ("get", get)):
+            await _timed(rounds, name, plan, work)
+        await objects.delete([*bare, *(pack.name for pack in packs)])
+    return {
+        "pack_put_gbps": rounds.gbps("put"),
+        "pack_put_ratio": rounds.ratio("put", "put_bare"),
+        "pack_get_gbps": rounds.gbps("get"),
+        "pack_get_ratio": rounds.ratio("get", "get_bare"),
+        "pack_bytes": plan.region_pack_bytes,
+        "pack_record_bytes": record_bytes,
+        "packs_at_once": plan.region_at_once,
+    }
+
+
+async def _timed(rounds: Rounds, name: str, plan: Plan, work: Callable[[int, int], Awaitable[None]]) -> None:
+    """All packs of a round, some at once, each in a lane of its own."""
+    numbers = iter(range(plan.region_packs))
+
+    async def lane(which: int) -> None:
+        for number in numbers:
+            await work(number, which)
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(lane, range(plan.region_at_once)))
+    rounds.add(name, time.perf_counter() - started)
+
+
+def _header(spec: NamespaceSpec, count: int, sums: bytes, number: int) -> PackHeader:
+    return PackHeader(spec, b"", random.Random(number).randbytes(count * HASH_BYTES), sums)
+
+
+# -- catching up --
+
+
+async def _catch_up(plan: Plan, objects: Objects, home: Path) -> float:
+    """Seconds of a daemon that knows nothing until it knows all entries of the feed."""
+    chance = random.Random(1)
+    writer = FeedWriter(objects, "00000000000000aa", time.time, chance)
+    await writer.open()
+    entries = [_entry(number) for number in range(plan.region_entries)]
+    for start in range(0, len(entries), plan.region_segment_entries):
+        await writer.announce(entries[start : start + plan.region_segment_entries])
+    catalogue = Catalogue.open(home / "catalogue", "benchmark")
+    tail = Tail(objects, catalogue, time.time, chance)
+    started = time.perf_counter()
+    following = asyncio.create_task(tail.run())
+    try:
+        await tail.caught_up.wait()
+        assert catalogue.counts.packs == plan.region_entries
+        return round(time.perf_counter() - started, 2)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        catalogue.close()
+
+
+def _entry(number: int) -> Announced:
+    """A pack of 16 blocks, which is nowhere."""
+    spec = NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS)
+    header = _header(spec, 16, bytes(16 * 16), number)
+    return Announced(describe(header)[0])
+
+
+# -- misses --
+
+
+class _Known(SharedLevel):
+    """A shared level that has a catalogue and nothing else."""
+
+    name = "object"
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+        return self._catalogue.held(namespace.digest, namespace.hash_bytes, hashes, start)
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return 0.0
+
+    def probe(self, done: Callable[[bool], None]) -> None:
+        done(True)
+
+    def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
+        done([(Get.MISS, None)] * len(wanted))
+
+
+def _misses(plan: Plan) -> dict[str, Value]:
+    """What the catalogue adds to the lookup of a prompt of 2,048 blocks that nobody has stored, in µs."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        closing(Catalogue.open(Path(scratch) / "catalogue", "benchmark")) as catalogue,
+    ):
+        spec = NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS)
+        chance = random.Random(2)
+        for _ in range(plan.region_known_blocks // PACK_RECORDS_MAX):
+            hashes = chance.randbytes(PACK_RECORDS_MAX * HASH_BYTES)
+            catalogue.expect(describe(PackHeader(spec, b"", hashes, bytes(16 * PACK_RECORDS_MAX)))[0])
+        nodes = [(_node([]), "without"), (_node([_Known(catalogue)]), "with")]
+        rounds = Rounds(1)
+        for _ in range(plan.region_misses):
+            prompt = chance.randbytes(plan.lookup_blocks * HASH_BYTES)
+            for (engine, space), name in nodes:
+                rounds.time(name, lambda: engine.find([space], prompt))  # noqa: B023 called at once
+    return {
+        "lookup_miss_extra_us": round(1e6 * (rounds.median_s("with") - rounds.median_s("without")), 2),
+        "region_known_blocks": plan.region_known_blocks,
+    }
+
+
+def _node(shared: Sequence[SharedLevel]) -> tuple[Engine, int]:
+    engine = Engine(
+        CountedPlaces(1, NAMESPACE_BYTES + HASH_BYTES), [], NamespaceRegistry(), NoIo(), shared=shared
+    )
+    return engine, engine.register(NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS))

@@ -1,0 +1,118 @@
+"""Erase what is stored of a tenant, a namespace or a prefix, in the buckets of all regions and on all their nodes.
+
+  kvstore erase --tenant acme                        everything of a tenant
+  kvstore erase --namespace 3fa2…                    everything of a namespace (its whole digest: kvstore status -o json)
+  kvstore erase --prefix 5f0c…e1 --namespace 3fa2…   a prefix that ends with this block, and all that goes on behind it
+  kvstore erase --tenant acme --region eu            in one region only
+
+A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
+from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again prolongs it. A
+region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too).
+
+Exit code 0 when every bucket has the tombstone, 1 when one refused, 2 for wrong names, 4 when one did not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.output import print_json, print_table
+from kvstore.cli.prefixes import prefix_hash
+from kvstore.cli.region import add_regions_argument, load_deployment
+from kvstore.constants import DAY_S
+
+if TYPE_CHECKING:
+    from kvstore.daemon.regions_file import Deployment
+    from replication.tombstones import Tombstone
+
+DAYS_MAX = 3650
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tenant", default="", metavar="NAME", help="everything of this tenant")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[],
+        metavar="DIGEST",
+        help="32 hex digits; may be given several times",
+    )
+    parser.add_argument(
+        "--prefix", default="", metavar="HASH", help="hash of the last block of a prefix, in hex"
+    )
+    parser.add_argument(
+        "--region", action="append", default=[], metavar="NAME", help="only here (default: everywhere)"
+    )
+    parser.add_argument(
+        "--days", type=float, default=30.0, help="how long nothing of it is kept or copied (default 30)"
+    )
+    add_regions_argument(parser)
+    add_config_arguments(parser)
+    add_output_argument(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    tombstone = _tombstone(args)
+    deployment = load_deployment(args)
+    for name in args.region:
+        if name not in deployment.regions:
+            raise CliError(
+                f"erase: --region {name}: known are {', '.join(deployment.regions)}", exit_code=USAGE
+            )
+    regions = args.region or list(deployment.regions)
+    states = asyncio.run(_bury(deployment, regions, tombstone))
+    rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
+    if args.output == "json":
+        print_json({"tombstone": tombstone.id, "watched_until_s": tombstone.watched_until_s, "regions": rows})
+    else:
+        print_table(f"tombstone {tombstone.id}", ["region", "state"], [list(row.values()) for row in rows])
+    return max(code for _, code in states)
+
+
+def _tombstone(args: argparse.Namespace) -> Tombstone:
+    from replication.tombstones import Tombstone
+
+    for digest in args.namespace:
+        if not re.fullmatch(r"[0-9a-f]{32}", digest):
+            raise CliError(
+                f"erase: --namespace {digest}: a whole digest is required, 32 hex digits", exit_code=USAGE
+            )
+    if not args.tenant and not args.namespace:
+        raise CliError("erase: --tenant or --namespace is required", exit_code=USAGE)
+    if not 0 < args.days <= DAYS_MAX:
+        raise CliError(
+            f"erase: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
+        )
+    return Tombstone(
+        tenant=args.tenant,
+        namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
+        block_hash=prefix_hash("erase", args.prefix) if args.prefix else b"",
+        watched_until_s=int(time.time() + args.days * DAY_S),
+    )
+
+
+async def _bury(deployment: Deployment, regions: list[str], tombstone: Tombstone) -> list[tuple[str, int]]:
+    """What to say of each region, and the exit code it asks for."""
+    from replication.errors import ReplicationError
+    from replication.region import open_region
+    from replication.tombstones import bury
+    from tiers.errors import ObjectUnavailable, TierError
+
+    async def one(name: str) -> tuple[str, int]:
+        try:
+            objects = deployment.regions[name].open()
+            await open_region(objects, deployment.deployment, name)
+            await bury(objects, tombstone)
+        except ObjectUnavailable as error:
+            return str(error), UNREACHABLE
+        except (ReplicationError, TierError) as error:
+            return str(error), FAILED
+        return "buried", OK
+
+    return list(await asyncio.gather(*map(one, regions)))

@@ -1,0 +1,149 @@
+"""The regions of a deployment and their buckets.
+
+  kvstore region ls                    all regions of the file, and whether each bucket is ready
+  kvstore region init NAME             make the bucket of a region ready, once; says so again if it is
+  kvstore region status [NAME]         what the mirrors of a region, or of all, have copied, and what is left
+  kvstore region lag [NAME]            how far they are behind, by the feeds of their sources as they are now
+
+The file of regions is --regions FILE, or regions_file of the configuration (deploy/regions.toml explains it). Credentials
+come from the environment, or from the machine's role.
+
+Exit code 0 when all is well, 1 when a bucket is not ready or refuses, or a mirror has stopped, could not copy something, or
+is more than 15 minutes behind; 2 for a wrong file or name, 4 when a bucket does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from kvstore.daemon.regions_file import Deployment, Place
+
+T = TypeVar("T")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("ls", "init", "status", "lag"))
+    parser.add_argument("region", nargs="?", default="", metavar="NAME", help="a region of the file")
+    add_regions_argument(parser)
+    add_config_arguments(parser)
+    add_output_argument(parser, "table", "json")
+
+
+def add_regions_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--regions",
+        type=Path,
+        metavar="FILE",
+        help="file of regions (default: regions_file of the configuration)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "ls":
+        return _ls(args)
+    if args.action in ("status", "lag"):
+        return _mirrors(args)
+    if not args.region:
+        raise CliError("region init: a NAME is required", exit_code=USAGE)
+    return _init(args)
+
+
+def load_deployment(args: argparse.Namespace) -> Deployment:
+    """The file of regions that is asked for. Raises CliError."""
+    from kvstore.daemon.regions_file import RegionsFileError, load_regions
+
+    path = args.regions or load_config(args).config.regions_file
+    if not path:
+        raise CliError("no file of regions: name one with --regions, or set regions_file", exit_code=USAGE)
+    try:
+        return load_regions(Path(path))
+    except RegionsFileError as error:
+        raise CliError(*error.problems, exit_code=USAGE) from error
+
+
+def region_place(args: argparse.Namespace, region: str, asked_by: str) -> Place:
+    """Where a region is. Raises CliError."""
+    from kvstore.daemon.regions_file import RegionsFileError
+
+    try:
+        return load_deployment(args).place(region, asked_by)
+    except RegionsFileError as error:
+        raise CliError(*error.problems, exit_code=USAGE) from error
+
+
+def asked(work: Callable[[], Awaitable[T]]) -> T:
+    """Run something that talks to buckets. Raises CliError for what a bucket or its content does wrong."""
+    from replication.errors import ReplicationError
+    from tiers.errors import ObjectUnavailable, TierError
+
+    async def answer() -> T:
+        return await work()
+
+    try:
+        return asyncio.run(answer())
+    except ObjectUnavailable as error:
+        raise CliError(str(error), exit_code=UNREACHABLE) from error
+    except (ReplicationError, TierError) as error:
+        raise CliError(str(error), exit_code=FAILED) from error
+
+
+def _mirrors(args: argparse.Namespace) -> int:
+    from kvstore.cli.region_mirrors import show_mirrors
+
+    deployment = load_deployment(args)
+    if args.region and args.region not in deployment.regions:
+        known = ", ".join(deployment.regions)
+        raise CliError(f"region {args.action} {args.region}: known are {known}", exit_code=USAGE)
+    regions = [args.region] if args.region else list(deployment.regions)
+    return show_mirrors(deployment, regions, args.action == "lag", time.time, args.output)
+
+
+def _init(args: argparse.Namespace) -> int:
+    from replication.region import init_region
+
+    deployment, place = load_deployment(args), region_place(args, args.region, "region init")
+    made = asked(lambda: init_region(place.open(), deployment.deployment, args.region, time.time))
+    facts = {"deployment": made.deployment, "region": made.region, "url": place.url, "made_s": made.made_s}
+    if args.output == "json":
+        print_json(facts)
+    else:
+        print(f"{place.url} is region {made.region} of deployment {made.deployment}")
+    return OK
+
+
+def _ls(args: argparse.Namespace) -> int:
+    from replication.errors import ReplicationError
+    from replication.region import open_region
+    from tiers.errors import TierError
+
+    deployment = load_deployment(args)
+
+    async def state(name: str) -> str:
+        try:
+            await open_region(deployment.regions[name].open(), deployment.deployment, name)
+        except (ReplicationError, TierError) as error:
+            return str(error)
+        return "ready"
+
+    async def states() -> list[str]:
+        return await asyncio.gather(*map(state, deployment.regions))
+
+    found = dict(zip(deployment.regions, asked(states), strict=True))
+    rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]
+    if args.output == "json":
+        print_json({"deployment": deployment.deployment, "regions": rows})
+    else:
+        print_table(
+            f"regions of {deployment.deployment}", list(rows[0]), [list(row.values()) for row in rows]
+        )
+    return OK if set(found.values()) == {"ready"} else FAILED

@@ -1,0 +1,51 @@
+"""Demand on disk: written now and then, and at a clean stop. What a kill loses is a few minutes of experience."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kvstore.constants import DEMAND_SAVE_INTERVAL_S
+from kvstore.durable.demand import Demand
+from kvstore.files import replace_file
+from kvstore.io_pool import Io
+
+log = logging.getLogger("kvstore.durable.demand_file")
+
+
+class DemandFile:
+    """Keeps one `Demand`."""
+
+    def __init__(self, path: Path, demand: Demand) -> None:
+        self._path = path
+        self._demand = demand
+        self._save_at_s = 0.0
+        self._saving = False
+
+    def open(self) -> None:
+        """Go on from what an earlier daemon knew. Blocks on the disk."""
+        try:
+            if not self._demand.restore(self._path.read_bytes()):
+                log.warning("demand begins anew: %s: not what this version writes", self._path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("demand begins anew: %s: %s", self._path, error)
+
+    def keep(self, io: Io, now_s: float) -> None:
+        """Have it written when it is time."""
+        if self._saving or now_s < self._save_at_s:
+            return
+
+        def saved(_: None) -> None:
+            self._saving = False
+
+        self._save_at_s, self._saving = now_s + DEMAND_SAVE_INTERVAL_S, True
+        io.submit(self.save, saved, failed=None)
+
+    def save(self) -> None:
+        """Blocks on the disk. Never raises."""
+        try:
+            replace_file(self._path, self._demand.snapshot())
+        except OSError as error:
+            log.warning("demand is not saved: %s: %s", self._path, error)

@@ -1,0 +1,280 @@
+"""Persisting: blocks of prefixes that deserve to last are packed and put into the region's bucket.
+
+    lookup ─▶ asked ─▶ demand, by granules ─▶ worth it? ─▶ candidate ─▶ after a while: its blocks are read
+                                                              ▲             │ (DRAM or NVMe, into own memory)
+                                                              └─ next part ─┴─▶ pack put ─▶ announced
+
+Demand is counted for every granule of a prompt: 256 tokens, or one block if that is more. A prefix is persisted in
+whole granules, from where the durable set ends, so that the set stays closed under prefixes: a part of a chain is begun
+when the part before it is announced. A prompt's blocks are stored after its lookup, so a candidate waits a little, and
+is looked at again a few times before it is given up.
+
+Serving comes first: packs are built at a bounded rate, few at once, and one at a time while engines wait for loads.
+Nothing waits for a pack, and what cannot be put is tried again when it is asked for again.
+
+Blocks under a TTL are not persisted: a bucket does not forget them in time.
+
+Invariant: blocks being read are pinned once by this object, and by nothing longer than the read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from kvstore.constants import (
+    PERSIST_CANDIDATES_MAX,
+    PERSIST_DELAY_S,
+    PERSIST_JOBS_MAX,
+    PERSIST_STEP_GRANULES,
+    PERSIST_TRIES_MAX,
+)
+from kvstore.durable import worth
+from kvstore.durable.asks import Asks, Worthy, granule_blocks
+from kvstore.durable.demand import Demand
+from kvstore.durable.reading import Records, read_records
+from kvstore.index import forest
+from kvstore.index.block import Block, Namespace
+from kvstore.io_pool import Io
+from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM
+from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
+from tiers.packs import PACK_RECORDS_MAX, PackHeader
+
+
+class Life(NamedTuple):
+    """Of a pack, in unix seconds. stored_s: when its oldest record was stored, 0: not known; kept_until_s: it is worth
+    keeping until then, if nobody asks for it."""
+
+    stored_s: int
+    kept_until_s: int
+
+
+class Bucket(Protocol):
+    """What persisting needs of `kvstore.durable.level.ObjectLevel`."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int: ...
+    def persist(
+        self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]
+    ) -> None:
+        """Put a pack and announce it; `done` is called once on the engine's thread: whether it is durable now."""
+
+    def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:
+        """By block hash, until when the packs with these blocks are worth keeping."""
+
+
+class Persisting(NamedTuple):
+    """What persisting is set up with. bytes_per_s: of packs, on average."""
+
+    bucket: Bucket
+    demand: Demand
+    rule: worth.Worth
+    bytes_per_s: int
+    pack_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A prefix that deserves to last: all of `hashes`, each granule until that second."""
+
+    namespace: Namespace
+    hashes: bytes
+    kept_until_s: Sequence[int]
+    due_s: float
+    tries: int = 0
+    start: int = 0  # of the part that is put next, in blocks
+
+    @property
+    def name(self) -> tuple[int, bytes]:
+        return self.namespace.id, self.hashes[-self.namespace.hash_bytes :]
+
+
+class Persister:
+    """Called from the engine's thread only; nothing here blocks."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        persisting: Persisting,
+        prefill_rate: Callable[[Namespace], float],
+        loads_waiting: Callable[[], int],
+        io: Io,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """prefill_rate: tokens per second of a namespace's engines, 0 if not known. loads_waiting: of engines."""
+        self._residency = residency
+        self._counters = residency.counters
+        self._bucket = persisting.bucket
+        self._bytes_per_s = persisting.bytes_per_s
+        self._pack_bytes = persisting.pack_bytes
+        self._prefill_rate = prefill_rate
+        self._loads_waiting = loads_waiting
+        self._io = io
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.asks = Asks(persisting.demand, persisting.rule, self._durable, self._weight)
+        self._candidates: OrderedDict[tuple[int, bytes], Candidate] = OrderedDict()
+        self._jobs: dict[Candidate, Sequence[Block]] = {}  # under way, and what each has pinned
+        self._next_s = 0.0
+
+    # -- figures --
+
+    @property
+    def candidates(self) -> int:
+        """Prefixes that wait to be persisted, or are being."""
+        return len(self._candidates) + len(self._jobs)
+
+    def pinned(self) -> list[Block]:
+        """Each is pinned once by this object."""
+        return [block for run in self._jobs.values() for block in run]
+
+    # -- demand --
+
+    def asked(self, namespaces: Sequence[Namespace], hashes: bytes, ticket: int) -> None:
+        """A prompt was looked up. A ticket counts once in each namespace."""
+        self.asks.add(namespaces, hashes, ticket)
+
+    def step(self) -> bool:
+        """Count for about a millisecond, begin what may begin. Whether there is more to do at once.
+
+        What is asked for before the region is joined is counted then.
+        """
+        if not self._bucket.is_open:
+            return False
+        for prefix in self.asks.count(PERSIST_STEP_GRANULES, int(self._wall_clock())):
+            self._keep(prefix)
+        self.pump()
+        return self.asks.waiting
+
+    def count_all(self) -> Steps[None]:
+        """Count what was asked for and begin nothing: the daemon stops."""
+        while self.asks.waiting:
+            for _ in self.asks.count(PERSIST_STEP_GRANULES, int(self._wall_clock())):
+                pass
+            yield
+
+    def _keep(self, prefix: Worthy) -> None:
+        """A prefix deserves to last: what is durable already is told to be kept, the rest is proposed."""
+        namespace = prefix.namespace
+        if self._residency.expiry.covers(namespace):
+            return
+        if prefix.news:
+            self._bucket.renew(namespace, prefix.news)
+        if len(prefix.kept_until_s) > prefix.durable:
+            self._propose(namespace, prefix.hashes, prefix.kept_until_s)
+
+    def _propose(self, namespace: Namespace, hashes: bytes, kept_until_s: Sequence[int]) -> None:
+        candidate = Candidate(namespace, hashes, kept_until_s, self._clock() + PERSIST_DELAY_S)
+        if candidate.name in self._candidates or any(job.name == candidate.name for job in self._jobs):
+            return
+        if len(self._candidates) >= PERSIST_CANDIDATES_MAX:
+            self._candidates.popitem(last=False)
+            self._counters.persist_given_up += 1
+        self._candidates[candidate.name] = candidate
+
+    def _durable(self, namespace: Namespace, hashes: bytes) -> int:
+        return self._bucket.held(namespace, hashes, 0)
+
+    def _weight(self, namespace: Namespace) -> worth.Block:
+        rate = self._prefill_rate(namespace)
+        prefill_s = namespace.spec.block_tokens / rate if rate else 0.0
+        return worth.Block(namespace.record_bytes, prefill_s, namespace.column_count)
+
+    # -- packs --
+
+    def pump(self) -> None:
+        """Begin as many packs as may be under way."""
+        while self._candidates and self._bucket.is_open:
+            now_s = self._clock()
+            jobs_max = 1 if self._loads_waiting() else PERSIST_JOBS_MAX
+            name, candidate = next(iter(self._candidates.items()))
+            if len(self._jobs) >= jobs_max or now_s < max(self._next_s, candidate.due_s):
+                return
+            del self._candidates[name]
+            run = self._next_run(candidate)
+            if run:
+                size_bytes = len(run) * candidate.namespace.record_bytes
+                self._next_s = max(now_s, self._next_s) + size_bytes / self._bytes_per_s
+                self._read(candidate, run)
+
+    def _next_run(self, candidate: Candidate) -> list[Block]:
+        """The blocks of its next pack, none if there is nothing to pack now."""
+        namespace, size = candidate.namespace, candidate.namespace.hash_bytes
+        if namespace.is_ended:
+            return []
+        start, count = self._bucket.held(namespace, candidate.hashes, 0), len(candidate.hashes) // size
+        if start == count:
+            return []  # somebody else has done it
+        candidate.start, granule = start, granule_blocks(namespace)
+        most = min(PACK_RECORDS_MAX, max(1, self._pack_bytes // namespace.record_bytes))
+        if most > granule:
+            most -= most % granule
+        asked = candidate.hashes[start * size : (start + most) * size]
+        run: list[Block] = []
+        for block in forest.chain(namespace, forest.split_hashes(asked, size)):
+            if block is None or not self._is_readable(block):
+                break
+            run.append(block)
+        if len(run) < min(granule, count - start, most):
+            self._again(candidate)
+            return []
+        return run if len(run) < granule else run[: len(run) - len(run) % granule]
+
+    def _is_readable(self, block: Block) -> bool:
+        if block.where & IN_DRAM:
+            return block not in self._residency.unverified
+        return bool(block.where & IN_ANY) and self._residency.nvme.members[block.device].loads.closed
+
+    def _again(self, candidate: Candidate) -> None:
+        """Its blocks are not all here yet, or the bucket failed: later, a few times."""
+        candidate.tries += 1
+        if candidate.tries > PERSIST_TRIES_MAX:
+            self._counters.persist_given_up += 1
+            return
+        candidate.due_s = self._clock() + PERSIST_DELAY_S * 2**candidate.tries
+        self._candidates[candidate.name] = candidate
+
+    def _read(self, candidate: Candidate, run: Sequence[Block]) -> None:
+        self._jobs[candidate] = run
+        self._residency.pin(*run)
+        read_records(self._residency, self._io, run, lambda records: self._have_read(candidate, run, records))
+
+    def _have_read(self, candidate: Candidate, run: Sequence[Block], records: Records | None) -> None:
+        """records: None if one of them could not be read."""
+        self._jobs[candidate] = ()
+        self._residency.unpin(*run)
+        if records is None:
+            self._put(candidate, False, 0)
+            return
+        namespace, above = candidate.namespace, run[0].parent
+        hashes = b"".join(block.hash for block in run)
+        header = PackHeader(
+            namespace.spec, above.hash if above is not None else b"", hashes, b"".join(records.checksums)
+        )
+        size_bytes = len(run) * namespace.record_bytes
+        last = -(-(candidate.start + len(run)) // granule_blocks(namespace)) - 1
+        self._bucket.persist(
+            header,
+            records.views,
+            Life(records.stored_s, candidate.kept_until_s[last]),
+            lambda is_durable: self._put(candidate, is_durable, size_bytes),
+        )
+
+    def _put(self, candidate: Candidate, is_durable: bool, size_bytes: int) -> None:
+        """A pack ended: on with the rest of its prefix."""
+        del self._jobs[candidate]
+        if is_durable:
+            self._counters.packs_persisted += 1
+            self._counters.persisted_bytes += size_bytes
+            candidate.tries, candidate.due_s = 0, 0.0
+            self._candidates[candidate.name] = candidate
+            self._candidates.move_to_end(candidate.name, last=False)
+        else:
+            self._counters.persist_failed += 1
+            self._again(candidate)
+        self.pump()

@@ -1,0 +1,75 @@
+"""Erasing: blocks that a tombstone names leave the tiers of this node, for good.
+
+    tombstone ─▶ each namespace that it names ─▶ all blocks, or those behind one ─▶ dropped, leaves first, in slices
+
+What is in use is tried again for a while. What comes anew meanwhile may be dropped, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from kvstore.constants import ERASE_STEP_BLOCKS, ERASE_TRIES_MAX
+from kvstore.index.block import Block, Namespace
+from kvstore.index.namespaces import NamespaceRegistry, drop_some
+from kvstore.protocol import outcomes
+from kvstore.residency.residency import Residency
+from replication.tombstones import Tombstone
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    namespace: Namespace
+    block_hash: bytes  # b"": all of it
+    tries: int = 0  # in a row that dropped nothing
+
+
+class Erasing:
+    """Called from the engine's thread only."""
+
+    def __init__(self, residency: Residency, namespaces: NamespaceRegistry) -> None:
+        self._residency = residency
+        self._namespaces = namespaces
+        self._tasks: deque[_Task] = deque()
+
+    def erase(self, tombstone: Tombstone) -> None:
+        """Drop what it names, in the steps that follow."""
+        for namespace in self._namespaces:
+            if tombstone.names(namespace.spec):
+                self._tasks.append(_Task(namespace, tombstone.block_hash))
+
+    def step(self) -> bool:
+        """Drop some blocks, for about a millisecond; whether there is more to do at once."""
+        if not self._tasks:
+            return False
+        task = self._tasks.popleft()
+        if task.block_hash:
+            dropped, is_done = self._drop_behind(task)
+        else:
+            dropped = drop_some(task.namespace, self._drop)
+            is_done = not task.namespace.blocks
+        task.tries = 0 if dropped else task.tries + 1
+        if not is_done and task.tries < ERASE_TRIES_MAX:
+            self._tasks.append(task)
+        return bool(dropped)
+
+    def _drop(self, block: Block) -> bool:
+        return self._residency.drop(block, outcomes.EXPIRED)
+
+    def _drop_behind(self, task: _Task) -> tuple[int, bool]:
+        """How many blocks were dropped of those that hang on one, itself included; and whether none is left."""
+        top = task.namespace.blocks.get(task.block_hash)
+        dropped = 0
+        waiting = [top] if top is not None else []
+        while waiting and dropped < ERASE_STEP_BLOCKS:
+            block = waiting[-1]
+            children = list(block.each_child())
+            if children:
+                waiting.append(children[dropped % len(children)])
+                continue
+            if not self._drop(block):
+                return dropped, False
+            dropped += 1
+            waiting.pop()
+        return dropped, not waiting

@@ -1,0 +1,223 @@
+"""Copying: what a mirror does with its jobs.
+
+    take ─▶ get, verify, put ─▶ announce at home, with its origin ─▶ known there: done
+               │ a slot, and room in memory     │ packs that are ready meanwhile go together
+               ╰────────── failed: again, after a pause that grows ◀──╯
+
+What must always hold:
+
+* Nothing is announced at home that is not there, byte by byte what its header says.
+* A copy keeps its origin, and nobody copies copies: no pack goes in circles.
+* A job ends when home knows the pack, for as long as the source does; or when nobody needs it any more: its life is over, it
+  is erased at home, or the source, though it is there, has not had it for LOST_AFTER_S. A damaged pack is tried for ever,
+  less and less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from replication.announced import Announced, lasts_longer
+from replication.catalogue import Catalogue
+from replication.constants import (
+    COPIES_MAX,
+    COPY_BACKOFF_S_MAX,
+    COPY_BACKOFF_S_MIN,
+    COPY_BYTES_MAX,
+    COPY_PAUSE_S_MIN,
+    DAMAGED_BACKOFF_S_MAX,
+    FAILURES_TOLD,
+    LOST_AFTER_S,
+    UNANNOUNCED_MAX,
+)
+from replication.errors import CatalogueDamaged
+from replication.jobs import Job, Jobs
+from replication.mirror_state import Lags
+from replication.region import MARKER
+from replication.region_node import RegionNode
+from tiers.errors import ObjectError, ObjectMissing, PackDamaged
+from tiers.objects import Objects
+from tiers.pack_io import copy_pack
+
+log = logging.getLogger("replication.copying")
+
+
+class Ways(NamedTuple):
+    """From where to where: the name of a region and its bucket; this region, and its bucket."""
+
+    source: str
+    bucket: Objects
+    home: RegionNode
+    home_bucket: Objects
+
+
+class Copying:
+    """Of one source. lost: packs that are announced there and gone."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        catalogue: Catalogue,
+        jobs: Jobs,
+        ended: Callable[[Job], None],
+        damaged: Callable[[], None],
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        """catalogue: of the source. ended: called when a job is done. damaged: called when the catalogue is found to be.
+        clock: unix seconds."""
+        self.lags = Lags()
+        self.copied_packs = 0
+        self.copied_bytes = 0
+        self.lost = 0
+        self.lost_packs: deque[str] = deque(maxlen=FAILURES_TOLD)
+        self._ways = ways
+        self._catalogue = catalogue
+        self._jobs = jobs
+        self._ended = ended
+        self._damaged = damaged
+        self._clock = clock
+        self._chance = chance
+        self._copies = self._copying_bytes = 0  # under way
+        self._unannounced = 0
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that a store or a disk can cause."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._woken.clear()
+                job = self._take(loop.time())
+                if job is not None:
+                    self._copies += 1
+                    self._copying_bytes += job.size_bytes
+                    tasks.create_task(self._carry_out(job))
+                    continue
+                try:
+                    await asyncio.wait_for(self._woken.wait(), self._pause_s(loop.time()))
+                except TimeoutError:
+                    pass
+
+    def wake(self) -> None:
+        """There are new jobs."""
+        self._woken.set()
+
+    def _take(self, now_s: float) -> Job | None:
+        if self._copies == COPIES_MAX or self._unannounced >= UNANNOUNCED_MAX:
+            return None
+        alone = 1 << 62  # any pack fits
+        return self._jobs.take(now_s, COPY_BYTES_MAX - self._copying_bytes if self._copies else alone)
+
+    def _pause_s(self, now_s: float) -> float | None:
+        """Until time brings the next job; None where it waits for something else."""
+        due_s = self._jobs.due_s()
+        return None if due_s is None or due_s <= now_s else max(due_s - now_s, COPY_PAUSE_S_MIN)
+
+    async def _carry_out(self, job: Job) -> None:
+        try:
+            try:
+                await self._bring(job)
+            except ObjectMissing:
+                if not await self._is_lost(job):
+                    raise
+                self._lose(job)
+        except PackDamaged as error:
+            job.missing_since_s = None
+            self._retry(job, str(error), DAMAGED_BACKOFF_S_MAX)
+        except ObjectError as error:
+            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
+        except CatalogueDamaged as error:
+            self._damaged()
+            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
+        else:
+            self._jobs.done(job)
+            self._ended(job)
+        self._woken.set()
+
+    async def _bring(self, job: Job) -> None:
+        """Until home lacks nothing of this pack."""
+        try:
+            announced = self._lacking(job)
+            if announced is not None and not job.is_put and not self._is_known(job):
+                await copy_pack(self._ways.bucket, self._ways.home_bucket, announced.pack)
+                job.is_put = True
+        finally:
+            self._copies -= 1
+            self._copying_bytes -= job.size_bytes
+            self._woken.set()
+        self._unannounced += 1
+        try:
+            while announced is not None:  # its life may grow meanwhile
+                await self._ways.home.announce(msgspec.structs.replace(announced, origin=self._ways.source))
+                announced = self._lacking(job)
+        finally:
+            self._unannounced -= 1
+        if job.is_put:
+            self.copied_packs += 1
+            self.copied_bytes += job.size_bytes
+            if job.since_s:
+                self.lags.add(max(0.0, self._clock() - job.since_s))
+
+    def _lacking(self, job: Job) -> Announced | None:
+        """What the source says of a pack, if home does not know as much of it and should."""
+        [announced] = self._catalogue.packs([job.pack_id])
+        if announced is None:  # made anew, and not as far yet
+            raise ObjectMissing(f"{self._ways.bucket.where}: pack {job.pack_id.hex()}: is not announced")
+        [known] = self._ways.home.known([job.pack_id])
+        is_wanted = is_lacking(announced, known, self._clock()) and not self._ways.home.erasure.covers(
+            announced
+        )
+        return announced if is_wanted else None
+
+    def _is_known(self, job: Job) -> bool:
+        return self._ways.home.known([job.pack_id]) != [None]
+
+    def _retry(self, job: Job, failure: str, longest_s: float) -> None:
+        if not job.failure:
+            log.info("not copied: %s", failure)
+        pause_s = min(COPY_BACKOFF_S_MIN * 2.0 ** min(job.attempts, 32), longest_s)
+        now_s = asyncio.get_running_loop().time()
+        self._jobs.retry(job, now_s + pause_s * self._chance.uniform(0.5, 1.0), failure)
+
+    async def _is_lost(self, job: Job) -> bool:
+        """Whether a pack that was missing again is missing for good: the place is there, the pack is not."""
+        now_s = asyncio.get_running_loop().time()
+        if job.missing_since_s is None:
+            job.missing_since_s = now_s
+        if now_s - job.missing_since_s < LOST_AFTER_S:
+            return False
+        [announced] = self._catalogue.packs([job.pack_id])
+        if not await self._has(MARKER):
+            return False
+        # Asked again, because the place may have come back just now.
+        return announced is None or await self._has(announced.pack.name) is False
+
+    async def _has(self, name: str) -> bool | None:
+        """Whether the source has an object; None where it does not say."""
+        try:
+            await self._ways.bucket.head(name)
+        except ObjectMissing:
+            return False
+        except ObjectError:
+            return None
+        return True
+
+    def _lose(self, job: Job) -> None:
+        self._catalogue.forget(job.pack_id)  # no sweep finds it again
+        self.lost += 1
+        self.lost_packs.append(job.pack_id.hex())
+        log.warning("%s: pack %s: announced, and lost", self._ways.bucket.where, job.pack_id.hex())
+
+
+def is_lacking(announced: Announced, known: Announced | None, now_s: float) -> bool:
+    """Whether home, where this is `known` of a pack, needs what the source says of it."""
+    is_over = 0 < announced.kept_until_s <= now_s
+    return not is_over and (known is None or lasts_longer(announced, known))

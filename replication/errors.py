@@ -1,0 +1,31 @@
+"""What can go wrong in a region, grouped by when it happens.
+
+Opening: RegionError, CatalogueBusy. Reading: Damaged. Writing: WriterConflict. At any time: CatalogueDamaged, after
+which the catalogue is made anew. What the store of objects itself does wrong is an `ObjectError` of the tiers.
+"""
+
+from __future__ import annotations
+
+
+class ReplicationError(Exception):
+    """Any failure of a region; the message names the place, what is there and what is allowed."""
+
+
+class RegionError(ReplicationError):
+    """This place is not the region that was asked for; nothing was written."""
+
+
+class CatalogueBusy(ReplicationError):
+    """Another process has this catalogue open."""
+
+
+class CatalogueDamaged(ReplicationError):
+    """The catalogue cannot be read or written. It is a copy, and can be made again from the region."""
+
+
+class Damaged(ReplicationError):
+    """The bytes of an object are not what a writer of the region put there."""
+
+
+class WriterConflict(ReplicationError):
+    """Somebody else writes segments under the id of this writer: a data directory was copied."""

@@ -1,0 +1,232 @@
+"""Pull: what one region takes from another one, once it has joined it.
+
+    feed of the source ─▶ Tail ─▶ catalogue of the source ─▶ heard ─▶ jobs ─▶ Copying ─▶ home
+                                        │                              ▲
+                                        └──── sweep: all of it ────────╯   at a start, after a leap, and every hour
+
+Wanted is what the source made itself, what a rule lets through, what is alive and not erased at home, and what home does not know. The feed makes
+it fast; the sweep makes it sure: it asks for every pack that the source's catalogue knows.
+
+The source is only read. Of memory it takes JOBS_MAX jobs; what is heard beyond that is left to a sweep.
+
+`complete_s` trusts no clock but our own: what is heard now was not there when the feed was last read to its end. What a
+writer says is believed where it fits that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.constants import (
+    JOBS_MAX,
+    MIRROR_TOMBSTONES_S,
+    OUTLIVED_S,
+    SETTLE_S_MAX,
+    SPECS_CHOSEN_MAX,
+    SWEEP_INTERVAL_S,
+    SWEEP_ROOM_PAUSE_S,
+    UPKEEP_PACKS,
+)
+from replication.copying import Copying, Ways, is_lacking
+from replication.errors import CatalogueDamaged
+from replication.jobs import Job, Jobs
+from replication.rules import Rule, rule_for
+from replication.segment import Segment
+from replication.tail import Tail
+from replication.tombstones import bury, read_tombstones
+from replication.watermark import Hold, Watermark
+from tiers.errors import ObjectError
+from tiers.namespace_spec import NamespaceSpec
+
+log = logging.getLogger("replication.pull")
+
+
+class Pull:
+    """It is the listener of the source's tail."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        catalogue: Catalogue,
+        rules: Sequence[Rule],
+        paces: dict[Rule, float],
+        watermark: dict[str, int],
+        complete_s: float,
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. clock: unix seconds."""
+        self.jobs = Jobs(paces)
+        self.watermark = Watermark(watermark)
+        self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
+        self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
+        self._ways = ways
+        self._catalogue = catalogue
+        self._rules = rules
+        self._chosen: dict[bytes, Rule | None] = {}  # by spec
+        self._clock = clock
+        self._begun_s = self._leapt_s = complete_s
+        self._leap = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that a store or a disk can cause."""
+        await _within(SETTLE_S_MAX, self._ways.home.caught_up)  # else much would be copied that is there
+        brought = await self._bring_tombstones(set())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.tail.run())
+            tasks.create_task(self.copying.run())
+            tasks.create_task(self._sweep_now_and_then())
+            tasks.create_task(self._bring_more_tombstones(brought))
+
+    @property
+    def read(self) -> dict[str, int]:
+        """By writer, up to which segment the feed was read."""
+        return self._catalogue.positions
+
+    @property
+    def complete_s(self) -> float:
+        """What was announced before this moment is at home, or not for it; unix seconds, 0: all was never."""
+        moments = [self._looked_s()]
+        if self.watermark.is_held:
+            moments.append(self._leapt_s)
+        if (oldest_s := self.jobs.oldest_s()) is not None:
+            moments.append(oldest_s)
+        return min(moments)
+
+    # -- what the tail says --
+
+    def heard(self, segment: Segment) -> None:
+        hold = self.watermark.heard(segment.writer, segment.number)
+        looked_s, now_s = self._looked_s(), self._clock()
+        since_s = segment.written_s if looked_s <= segment.written_s <= now_s else looked_s
+        self._consider(segment.entries, since_s, hold)
+        self.watermark.release(hold)
+
+    def leapt(self) -> None:
+        if not self.watermark.is_held:
+            self._leapt_s = self.complete_s
+        self.watermark.leap()
+        self._leap.set()
+
+    # -- sweeping --
+
+    async def _sweep_now_and_then(self) -> None:
+        await _within(SETTLE_S_MAX, self.tail.caught_up)
+        while True:
+            self._leap.clear()
+            try:
+                await self._sweep()
+            except CatalogueDamaged as error:
+                log.warning("%s: its catalogue is made anew: %s", self._ways.bucket.where, error)
+                self.tail.mend()
+            await _within(SWEEP_INTERVAL_S, self._leap)
+
+    async def _sweep(self) -> None:
+        """Look through all that the source has; the wanted with the highest priority first."""
+        await self._forget_outlived()
+        renewals = self._catalogue.renewals
+        must = self.watermark.must_sweep
+        hold = self.watermark.sweep(self._catalogue.positions) if must else None
+        since_s = self._leapt_s if must else self._looked_s()
+        for priority in sorted({rule.priority for rule in self._rules}, reverse=True):
+            for chunk in self._catalogue.chunks():
+                while len(self.jobs) > JOBS_MAX // 2:
+                    await asyncio.sleep(SWEEP_ROOM_PAUSE_S)
+                if self._catalogue.renewals != renewals:
+                    return  # the leap that came with it brings another sweep
+                self._consider(chunk, since_s, hold, priority)
+                await asyncio.sleep(0)
+        if hold is not None:
+            self.watermark.release(hold)
+
+    async def _forget_outlived(self) -> None:
+        while over := self._catalogue.outlived(self._clock() - OUTLIVED_S, UPKEEP_PACKS):
+            for announced in over:
+                self._catalogue.forget(announced.pack.id)
+            await asyncio.sleep(0)
+
+    # -- tombstones --
+
+    async def _bring_tombstones(self, brought: set[str]) -> set[str]:
+        """What is erased at the source is erased at home. Returns which ones were brought so far."""
+        try:
+            for name, tombstone in (await read_tombstones(self._ways.bucket, brought)).items():
+                await bury(self._ways.home_bucket, tombstone)
+                brought.add(name)
+        except ObjectError as error:
+            log.info("tombstones are brought later: %s", error)
+        return brought
+
+    async def _bring_more_tombstones(self, brought: set[str]) -> None:
+        while True:
+            await asyncio.sleep(MIRROR_TOMBSTONES_S)
+            brought = await self._bring_tombstones(brought)
+
+    # -- jobs --
+
+    def _consider(
+        self, entries: Sequence[Announced], since_s: float, hold: Hold | None, priority: int | None = None
+    ) -> None:
+        """Make jobs of what is wanted; of this priority only, if one is given."""
+        wanted = self._wanted(entries, priority)
+        if len(self.jobs) + len(wanted) > JOBS_MAX:
+            self.leapt()
+            return
+        for announced, rule in wanted:
+            job = self.jobs.get(announced.pack.id)
+            if job is None:
+                job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s)
+                self.jobs.add(job)
+            self.jobs.heard(job, since_s)
+            if hold is not None:
+                hold.left += 1
+                job.holds.append(hold)
+        if wanted:
+            self.copying.wake()
+
+    def _wanted(self, entries: Sequence[Announced], priority: int | None) -> list[tuple[Announced, Rule]]:
+        ruled = [
+            (entry, rule)
+            for entry in entries
+            if not entry.origin and (rule := self._rule(entry.pack.header.spec)) is not None
+            if priority in (None, rule.priority)
+        ]
+        known = self._ways.home.known([entry.pack.id for entry, _ in ruled])
+        now_s, erasure = self._clock(), self._ways.home.erasure
+        return [
+            pair
+            for pair, there in zip(ruled, known, strict=True)
+            if is_lacking(pair[0], there, now_s) and not erasure.covers(pair[0])
+        ]
+
+    def _rule(self, spec: NamespaceSpec) -> Rule | None:
+        name = msgspec.msgpack.encode(spec)
+        if name not in self._chosen:
+            if len(self._chosen) == SPECS_CHOSEN_MAX:
+                self._chosen.clear()
+            self._chosen[name] = rule_for(self._rules, self._ways.source, self._ways.home.region, spec)
+        return self._chosen[name]
+
+    def _ended(self, job: Job) -> None:
+        for hold in job.holds:
+            self.watermark.release(hold)
+
+    def _looked_s(self) -> float:
+        """When the feed was last read to its end, unix seconds."""
+        age_s = self.tail.age_s
+        return self._begun_s if age_s is None else self._clock() - age_s
+
+
+async def _within(limit_s: float, event: asyncio.Event) -> None:
+    """Wait for something, so long at most."""
+    try:
+        await asyncio.wait_for(event.wait(), limit_s)
+    except TimeoutError:
+        pass

@@ -1,0 +1,59 @@
+"""Rules: what is copied from region to region. The first rule that fits a namespace decides; what none fits stays.
+
+namespace {model, tenant} of region `from` ──▶ rule 1 ──▶ rule 2 ──▶ … ──▶ not copied
+                                                 │ copy, at this priority and rate
+                                                 └ skip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tiers.namespace_spec import NamespaceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """sources, to: names of regions, empty: all. models, tenants: patterns with * and ?; namespaces: beginnings
+    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit."""
+
+    sources: tuple[str, ...] = ()
+    to: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    copies: bool = True
+    priority: int = 0
+    bytes_per_s: int = 0
+
+    def fits(self, source: str, to: str, spec: NamespaceSpec) -> bool:
+        """Whether this rule decides about a namespace of region `source`, for region `to`."""
+        return (
+            (not self.sources or source in self.sources)
+            and (not self.to or to in self.to)
+            and _any_fits(self.models, spec.fields.get("model", ""))
+            and _any_fits(self.tenants, spec.fields.get("tenant", ""))
+            and (not self.namespaces or spec.digest.hex().startswith(self.namespaces))
+        )
+
+
+def rule_for(rules: Sequence[Rule], source: str, to: str, spec: NamespaceSpec) -> Rule | None:
+    """The rule by which a namespace is copied; None if it is not."""
+    rule = next((rule for rule in rules if rule.fits(source, to, spec)), None)
+    return rule if rule is not None and rule.copies else None
+
+
+def sources_for(rules: Sequence[Rule], to: str, regions: Iterable[str]) -> list[str]:
+    """The regions from which something may be copied to this one."""
+    copies = [rule for rule in rules if rule.copies and (not rule.to or to in rule.to)]
+    return [
+        region
+        for region in regions
+        if region != to and any(not rule.sources or region in rule.sources for rule in copies)
+    ]
+
+
+def _any_fits(patterns: Sequence[str], name: str) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

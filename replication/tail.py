@@ -1,0 +1,258 @@
+"""The tail: what keeps the catalogue of a daemon up to date with its region.
+
+    start ─▶ filter from rows ─▶ (nothing known: newest snapshot) ─▶ pass ─▶ wait ─▶ pass ─▶ …
+    pass    FeedReader.poll ─▶ Catalogue.add, until there is no more ─▶ a gap: newest snapshot ─▶ caught up
+
+A pass takes what there is, segment by segment, and lets others run in between. What cannot be read now is tried again
+in the next pass, and nothing behind it is taken meanwhile. A store that fails is left alone for longer and longer. A
+catalogue that is damaged is made anew.
+
+Every daemon writes snapshots, rarely: when reading the tail costs as much as reading a snapshot, one of them does, by
+chance. Two at once do no harm. Who follows a region without belonging to it (a mirror) writes nothing, and is told what
+is learned: segments as they come, and that more than they say may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from replication.catalogue import Catalogue
+from replication.constants import (
+    BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
+    POLL_INTERVAL_PER_WRITER_S,
+    POLL_INTERVAL_S,
+    POLL_JITTER,
+    SEGMENT_COST_BYTES,
+    SNAPSHOT_SEGMENTS_MIN,
+    SNAPSHOT_TRY_PASSES,
+)
+from replication.errors import CatalogueDamaged
+from replication.feed import FeedReader, Gap
+from replication.segment import Segment
+from replication.snapshots import Manifest, Snapshots, segments_behind
+from tiers.errors import ObjectError
+from tiers.objects import Objects
+
+log = logging.getLogger("replication.tail")
+
+
+class TailStatus(msgspec.Struct, frozen=True):
+    """age_s: seconds since a pass that read all there was began, None before the first. segments, entries: read since the start.
+    damaged: segments that did not match their checksum, each time counted. failures: passes in a row that could
+    not look. failure: why something could not be read last, "" if never."""
+
+    writers: int
+    positions: Mapping[str, int]
+    age_s: float | None
+    segments: int
+    entries: int
+    damaged: int
+    gaps: tuple[Gap, ...]
+    failures: int
+    failure: str
+    snapshot: str  # the one read or written last, "" if none
+    renewals: int  # of a damaged catalogue
+
+
+class Listener(Protocol):
+    """Told what a tail learns, after the catalogue has."""
+
+    def heard(self, segment: Segment) -> None:
+        """This was read. Of each writer in order, and again after a leap."""
+
+    def leapt(self) -> None:
+        """A snapshot was read, or the catalogue is made anew."""
+
+
+class Tail:
+    """One for each daemon and region. Everything is called on the event loop's thread.
+
+    caught_up: a pass has read all there was, once.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        catalogue: Catalogue,
+        clock: Callable[[], float],
+        chance: random.Random,
+        listener: Listener | None = None,
+    ) -> None:
+        """clock: unix seconds, of what is written. chance: jitter, and who writes a snapshot. listener: told what is
+        learned; with one, nothing is written."""
+        self.caught_up = asyncio.Event()
+        self._objects = objects
+        self._catalogue = catalogue
+        self._chance = chance
+        self._listener = listener
+        self._snapshots = Snapshots(objects, clock, chance)
+        self._reader = FeedReader(objects, catalogue.positions)
+        self._woken = asyncio.Event()
+        self._renewals = catalogue.renewals  # of what the reader goes on from
+        self._tried = ""  # the snapshot that was read last
+        self._segments = self._entries = self._damaged_before = 0
+        self._failures = self._unread_passes = self._since_check = 0
+        self._failure = ""
+        self._read_all_at_s: float | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        self._restart()
+        while True:
+            self._woken.clear()
+            try:
+                await self._pass()
+                self._failures = 0
+            except ObjectError as error:
+                self._failed(str(error))
+            except CatalogueDamaged as error:
+                self._failed(str(error))
+                self._renew()
+            try:
+                await asyncio.wait_for(self._woken.wait(), self._pause_s())
+            except TimeoutError:
+                pass
+
+    def wake(self) -> None:
+        """Look now: something was announced."""
+        self._woken.set()
+
+    def mend(self) -> None:
+        """Somebody found the catalogue damaged: it is made anew, unless it just was."""
+        self._renew()
+        self._woken.set()
+
+    @property
+    def age_s(self) -> float | None:
+        """See `TailStatus`."""
+        if self._read_all_at_s is None:
+            return None
+        return asyncio.get_running_loop().time() - self._read_all_at_s
+
+    def status(self) -> TailStatus:
+        return TailStatus(
+            writers=self._reader.writers,
+            positions=self._catalogue.positions,
+            age_s=self.age_s,
+            segments=self._segments,
+            entries=self._entries,
+            damaged=self._damaged_before + self._reader.damaged,
+            gaps=tuple(self._reader.gaps.values()),
+            failures=self._failures,
+            failure=self._failure or self._reader.last_failure,
+            snapshot=self._tried,
+            renewals=self._catalogue.renewals,
+        )
+
+    async def _pass(self) -> None:
+        if self._catalogue.renewals != self._renewals:
+            self._restart()
+        await self._catalogue.load()
+        if not self._catalogue.positions:
+            await self._read_snapshot()
+        began_s = asyncio.get_running_loop().time()
+        await self._read_feeds()
+        self._unread_passes = 0 if self._reader.all_read else self._unread_passes + 1
+        # What cannot be read for long may be in a snapshot by now, which somebody wrote who could.
+        is_stuck = (
+            bool(self._reader.gaps) or self._unread_passes % SNAPSHOT_TRY_PASSES == SNAPSHOT_TRY_PASSES - 1
+        )
+        if is_stuck and await self._read_snapshot():
+            await self._read_feeds()
+        if self._reader.all_read:
+            self._read_all_at_s = began_s
+            self.caught_up.set()
+            await self._write_snapshot_if_due()
+
+    def _renew(self) -> None:
+        """Make the catalogue anew, if nobody else has: whoever finds it damaged may."""
+        if self._catalogue.renewals == self._renewals:
+            try:
+                self._catalogue.renew()
+            except CatalogueDamaged as error:
+                self._failed(str(error))
+            if self._listener is not None:
+                self._listener.leapt()
+
+    def _restart(self) -> None:
+        """Go on from what the catalogue knows."""
+        self._renewals = self._catalogue.renewals
+        self._damaged_before += self._reader.damaged
+        self._reader = FeedReader(self._objects, self._catalogue.positions)
+        self._tried = ""
+
+    async def _read_feeds(self) -> None:
+        more = True
+        while more:
+            page = await self._reader.poll()
+            for segment in page.segments:
+                if self._catalogue.renewals != self._renewals:
+                    raise CatalogueDamaged("the catalogue was made anew meanwhile")
+                self._catalogue.add(segment)
+                self._segments += 1
+                self._entries += len(segment.entries)
+                if self._listener is not None:
+                    self._listener.heard(segment)
+                await asyncio.sleep(0)
+            self._since_check += len(page.segments)
+            more = page.more
+
+    async def _read_snapshot(self) -> bool:
+        """Whether there was one that was not read yet."""
+        newest = await self._snapshots.newest()
+        if newest is None or newest.name == self._tried:
+            return False
+        read = await self._snapshots.read_newest(self._catalogue)
+        self._tried = newest.name
+        if self._catalogue.renewals == self._renewals:
+            self._reader.jump(self._catalogue.positions)
+        if self._listener is not None:
+            self._listener.leapt()
+        return read is not None
+
+    async def _write_snapshot_if_due(self) -> None:
+        """That it cannot be written delays nothing: the next thousand segments bring the next attempt."""
+        if self._listener is not None:
+            return
+        if self._since_check < SNAPSHOT_SEGMENTS_MIN or self._chance.random() * self._reader.writers > 1:
+            return
+        self._since_check = 0
+        try:
+            newest = await self._snapshots.newest()
+            if not _is_due(newest, self._catalogue.positions):
+                return
+            written = await self._snapshots.write(self._catalogue)
+            self._tried = written.name
+            retired = await self._snapshots.retire()
+        except ObjectError as error:
+            log.warning("%s: no snapshot: %s", self._objects.where, error)
+            return
+        log.info(
+            "snapshot %s: %d packs in %d parts; %s", written.name, written.packs, len(written.parts), retired
+        )
+
+    def _failed(self, failure: str) -> None:
+        if self._failures == 0:
+            log.warning("%s: not read: %s", self._objects.where, failure)
+        self._failures += 1
+        self._failure = failure
+
+    def _pause_s(self) -> float:
+        pause_s = max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * self._reader.writers)
+        if self._failures:
+            pause_s = max(pause_s, min(BACKOFF_S_MIN * 2.0 ** min(self._failures, 32), BACKOFF_S_MAX))
+        return pause_s * self._chance.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+
+
+def _is_due(newest: Manifest | None, positions: Mapping[str, int]) -> bool:
+    """Whether reading the tail costs as much as reading the snapshot before it."""
+    behind = segments_behind(newest, positions)
+    size_bytes = newest.size_bytes if newest is not None else 0
+    return behind >= SNAPSHOT_SEGMENTS_MIN and behind * SEGMENT_COST_BYTES >= size_bytes

@@ -1,0 +1,94 @@
+"""Erasing on a node: what a tombstone names leaves DRAM and NVMe for good, once nobody uses it; the rest stays."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from kvstore.engine.engine import Engine
+from kvstore.index.namespaces import NamespaceRegistry
+from replication.tombstones import Tombstone
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted
+from tiers.arena import open_arena
+from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
+
+MIB = 1 << 20
+SIZE = 16384
+
+
+def block(path: tuple[int, ...]) -> bytes:
+    return digest(repr(path).encode())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_named_leaves_for_good(tmp_path: Path, seed: int) -> None:
+    """Trees of blocks of two tenants, some in use, some only on NVMe: a tombstone drops what it names and no more, a block
+    in use when it is given back, and an engine that starts anew does not find them."""
+    chance, io, device = random.Random(seed), SteppedIo(), FaultyDevice(400, seed)
+    arena = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
+    engine = Engine(arena, [(device, io)], NamespaceRegistry(), io)
+    engine.adopt()
+    io.run()
+    session = engine.open_session(0)
+    specs = [
+        NamespaceSpec(tenant.encode().ljust(16), SIZE, 16, 16, {"tenant": tenant}) for tenant in ("a", "b")
+    ]
+    spaces = [engine.register(spec) for spec in specs]
+    held: list[tuple[int, tuple[int, ...]]] = []
+    for _ in range(40):
+        which = chance.randrange(2)
+        path = (
+            next((p for w, p in chance.sample(held, len(held)) if w == which), ())
+            if chance.random() < 0.8
+            else ()
+        )
+        steps = [(*path, *(chance.randrange(4) for _ in range(n + 1))) for n in range(2)]
+        steps[1] = (*steps[0], chance.randrange(4))
+        answer = engine.reserve(
+            session, spaces[which], b"".join(map(block, steps)), block(path) if path else b""
+        )
+        sums = b"".join(digest(arena.mapping[s.offset : s.offset + SIZE]) for s in granted(answer))
+        if sums:
+            engine.commit(session, answer.lease, [s.position for s in granted(answer)], sums)
+        held += [(which, step) for step in steps if (which, step) not in held]
+        io.run()
+    top = chance.choice([path for which, path in held if which == 0])
+    is_prefix = chance.random() < 0.6
+    stone = Tombstone(
+        tenant="" if is_prefix else "a",
+        namespaces=(specs[0].digest,) if is_prefix else (),
+        block_hash=block(top) if is_prefix else b"",
+        watched_until_s=1,
+    )
+    named = {p for w, p in held if w == 0 and (not is_prefix or p[: len(top)] == top)}
+    kept = {(w, p) for w, p in held if w == 1 or p not in named}
+    in_use = chance.choice(sorted(named))
+    lease = engine.acquire(session, spaces[0], block(in_use), lambda _: None)
+    io.run()
+    engine.erasing.erase(stone)
+    for _ in range(200):
+        engine.erasing.step()
+    blocks = [engine.namespaces.get(space).blocks for space in spaces]
+    found = blocks[0].get(block(in_use))
+    assert found is None or found.where
+    if lease.number in session.leases:
+        engine.release(session, lease.number)
+    while engine.erasing.step():
+        pass
+    engine.erasing.step()
+    assert {(w, p) for w, p in held if blocks[w].get(block(p)) and blocks[w][block(p)].where & 3} == kept
+    for _ in range(5):
+        engine.tick()
+        io.run()
+    assert engine.check() == []
+    arena.close()
+    again = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
+    engine = Engine(again, [(device, io)], NamespaceRegistry(), io)
+    engine.adopt()
+    io.run()
+    blocks = [engine.namespaces.get(engine.register(spec)).blocks for spec in specs]
+    assert {(w, p) for w, p in held if blocks[w].get(block(p)) and blocks[w][block(p)].where & 3} == kept
+    again.close(unlink=True)

@@ -1,0 +1,63 @@
+"""A proxy in front of an S3 server that does what networks and stores do: passes on, hangs, answers 503, flips bits, cuts off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+
+_UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_PIECE_BYTES = 64 * 1024
+
+
+class Proxy:
+    """mode: "pass", "hang", "503", "flip" (a bit of each larger piece of an answer) or "cut". It may change at any time."""
+
+    def __init__(self, port: int, seed: int = 0) -> None:
+        self.mode = "pass"
+        self.flipped = 0
+        self._to = port
+        self._chance = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+        ).result(10)
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            if self.mode == "503":
+                await reader.read(1)
+                writer.write(_UNAVAILABLE)
+                await writer.drain()
+                writer.close()
+                return
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            await asyncio.gather(self._pump(reader, far_writer, False), self._pump(far_reader, writer, True))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
+        try:
+            while piece := await reader.read(_PIECE_BYTES):
+                while self.mode == "hang":
+                    await asyncio.sleep(0.05)
+                if self.mode in ("503", "cut"):
+                    break
+                if self.mode == "flip" and answers and len(piece) > 4096:
+                    damaged = bytearray(piece)
+                    damaged[self._chance.randrange(2048, len(piece))] ^= 1 << self._chance.randrange(8)
+                    piece, self.flipped = bytes(damaged), self.flipped + 1
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            writer.close()

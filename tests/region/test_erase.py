@@ -1,0 +1,75 @@
+"""`kvstore erase`: what a tenant stored is gone from the bucket and from every node, and does not come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore.client import Client
+from tests.region.regions import arguments, chain, init, read, regions_file, space_of, status, store, until
+from tests.running import Daemon, Place, kvstore
+
+Serve = Callable[..., Daemon]
+
+
+def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
+    """Of two tenants on two nodes one is erased: its packs go, its blocks leave DRAM, it is not persisted again, and the
+    other one's are hit as before, on both nodes and after a restart."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    prompts = {tenant: chain(tenant, 8) for tenant in ("acme", "umbrella")}
+    nodes, clients = [], []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        place = Place(tmp_path / name)
+        daemon = serve(place, *arguments(place, file, "na", "--set=durable.seen_times=1"))
+        nodes.append((place, daemon))
+        clients.append(Client(str(daemon.socket), timeout_s=5.0))
+    first, second = clients
+    for tenant, hashes in prompts.items():
+        space = space_of(first, tenant)
+        store(first, space, hashes)
+        first.lookup([space], hashes, ticket=1, tokens=8 * 64)
+    until(lambda: status(second)["blocks"] == 16)
+    for tenant, hashes in prompts.items():
+        assert read(second, space_of(second, tenant), hashes) == 8
+    said = kvstore("erase", "--tenant", "acme", "--regions", file, "-o", "json")
+    assert said.returncode == 0 and json.loads(said.stdout)["regions"] == [
+        {"region": "na", "state": "buried"}
+    ]
+    for client in clients:
+        until(lambda: status(client)["blocks"] == 8)  # noqa: B023 called in this round
+        until(lambda: client.lookup([space_of(client, "acme")], prompts["acme"]) == 0)  # noqa: B023 called in this round
+        assert client.lookup([space_of(client, "umbrella")], prompts["umbrella"]) == 8
+    until(lambda: len([path for path in (tmp_path / "na" / "packs").rglob("*") if path.is_file()]) == 1)
+    space = space_of(first, "acme")
+    store(first, space, prompts["acme"])
+    first.lookup([space], prompts["acme"], ticket=2, tokens=8 * 64)
+    until(lambda: first.status()["counters"]["persist_failed"] > 0)
+    assert status(first)["blocks"] == 8
+    for client in clients:
+        client.close()
+    place, daemon = nodes[1]
+    assert daemon.stop() == 0
+    daemon = serve(place, *daemon.arguments)
+    with Client(str(daemon.socket), timeout_s=5.0) as client:
+        until(lambda: client.lookup([space_of(client, "umbrella")], prompts["umbrella"]) == 8)
+        assert client.lookup([space_of(client, "acme")], prompts["acme"]) == 0
+
+
+def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
+    """No subject, no digest, no hash, no region: exit code 2; a bucket that is no region: 1; nothing is written."""
+    file = regions_file(tmp_path, "na")
+    for words, said in (
+        ((), "--tenant or --namespace is required"),
+        (("--namespace", "abc"), "32 hex digits"),
+        (("--tenant", "a", "--prefix", "xyz"), "not a block hash"),
+        (("--tenant", "a", "--region", "eu"), "known are na"),
+        (("--tenant", "a", "--days", "0"), "allowed are"),
+    ):
+        run = kvstore("erase", *words, "--regions", file)
+        assert run.returncode == 2 and said in run.stderr and len(run.stderr.splitlines()) == 1
+    run = kvstore("erase", "--tenant", "a", "--regions", file)
+    assert run.returncode == 1 and "kvstore region init" in run.stdout
+    assert not list((tmp_path / "na").iterdir())

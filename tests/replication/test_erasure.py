@@ -1,0 +1,175 @@
+"""Erasure: what a tombstone names leaves catalogue and bucket, and does not come back; nothing else goes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.erasure import Erasure
+from replication.tombstones import TOMBSTONES, Tombstone, bury, read_tombstones
+from tests.objects import MemoryObjects
+from tests.replication.durable import hash_of, spec_of
+from tests.replication.memory_rows import MemoryRows
+from tests.replication.virtual_loop import run
+from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
+from tiers.packs import PackHeader, describe
+
+LONG_S = 10**9
+TENANTS = ("acme", "umbrella")
+SPECS = [
+    NamespaceSpec(digest(f"{tenant} {model}".encode()), 64, 32, 16, {"tenant": tenant, "model": model})
+    for tenant in TENANTS
+    for model in ("small", "large")
+]
+
+
+class Node:
+    """A bucket, a catalogue of it, and the erasure of one daemon."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+        self.objects = MemoryObjects()
+        self.told: list[Tombstone] = []
+        self.catalogue = Catalogue(MemoryRows())
+        self.erasure = Erasure(self.objects, self.catalogue, lambda: self.now_s, self.told.append)
+        self.trees: dict[bytes, list[tuple[str, ...]]] = {spec.digest: [()] for spec in SPECS}
+
+    def grow(self, chance: random.Random) -> Announced:
+        """A pack of one to three blocks behind a block that another pack has, or at the beginning."""
+        spec = chance.choice(SPECS)
+        path = chance.choice(self.trees[spec.digest])
+        return self.add(spec, path, tuple(str(chance.randrange(3)) for _ in range(chance.randint(1, 3))))
+
+    def add(self, spec: NamespaceSpec, path: tuple[str, ...], steps: tuple[str, ...]) -> Announced:
+        names = [(*path, *steps[: n + 1]) for n in range(len(steps))]
+        hashes = b"".join(map(hash_of, names))
+        header = PackHeader(spec, hash_of(path) if path else b"", hashes, bytes(16 * len(names)))
+        announced = Announced(describe(header)[0])
+        self.objects_put(announced)
+        self.catalogue.add_packs([announced])
+        self.trees[spec.digest] += names
+        return announced
+
+    def objects_put(self, announced: Announced) -> None:
+        run(self.objects.put(announced.pack.name, b"a pack"))
+
+    def work(self) -> None:
+        async def once() -> None:
+            await self.erasure.look()
+            await self.erasure.step()
+
+        run(once())
+
+    def known(self) -> set[bytes]:
+        return {one.pack.id for chunk in self.catalogue.chunks() for one in chunk}
+
+    def stored(self) -> set[bytes]:
+        return {
+            bytes.fromhex(name.rsplit("/", 1)[1]) for name in self.objects.stored if name.startswith("packs/")
+        }
+
+
+def paths_of(announced: Announced, names: dict[bytes, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [names[block] for block in announced.pack.header.each_hash()]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_exactly_what_is_named_goes(seed: int) -> None:
+    """Trees of packs, tombstones of tenants, namespaces and prefixes at any time, packs that come later: what is left
+    is what no tombstone names; of a prefix goes its block and all that hangs on it, and no sibling."""
+    chance, node = random.Random(seed), Node()
+    made: list[Announced] = []
+    stones: list[Tombstone] = []
+    for _ in range(60):
+        if chance.random() < 0.8:
+            one = node.grow(chance)
+            made.append(one)
+        elif len(stones) < 3:
+            spec = chance.choice(SPECS)
+            names = [path for path in node.trees[spec.digest] if path]
+            stone = chance.choice(
+                [
+                    Tombstone(tenant=spec.fields["tenant"], watched_until_s=LONG_S),
+                    Tombstone(namespaces=(spec.digest,), watched_until_s=LONG_S),
+                    *[
+                        Tombstone(
+                            namespaces=(spec.digest,),
+                            block_hash=hash_of(chance.choice(names)),
+                            watched_until_s=LONG_S,
+                        )
+                        for _ in range(4)
+                        if names
+                    ],
+                ]
+            )
+            stones.append(stone)
+            run(bury(node.objects, stone))
+        if chance.random() < 0.3:
+            node.work()
+    node.work()
+    names = {hash_of(path): path for paths in node.trees.values() for path in paths if path}
+    expected = {one.pack.id for one in made if not any(is_named(one, stone, names) for stone in stones)}
+    assert node.known() == expected == node.stored()
+    assert {stone.id for stone in node.told} == {stone.id for stone in stones}
+    for one in made:
+        header = one.pack.header
+        path = paths_of(one, names)[0]
+        before = b"".join(hash_of(path[:n]) for n in range(1, len(path)))
+        is_gone = any(is_named(one, stone, names) for stone in stones)
+        assert not is_gone or node.erasure.forbids(header.spec, before + header.hashes)
+
+
+def is_named(one: Announced, stone: Tombstone, names: dict[bytes, tuple[str, ...]]) -> bool:
+    """What erasing means, said with whole paths."""
+    spec = one.pack.header.spec
+    if stone.tenant and spec.fields["tenant"] != stone.tenant:
+        return False
+    if stone.namespaces and spec.digest not in stone.namespaces:
+        return False
+    if not stone.block_hash:
+        return True
+    top = names[stone.block_hash]
+    return any(path[: len(top)] == top for path in paths_of(one, names))
+
+
+def test_a_tombstone_whose_time_is_over_forbids_nothing() -> None:
+    """Until then what comes is removed; afterwards it stays."""
+    node = Node()
+    run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=100)))
+    first = node.add(SPECS[0], (), ("0",))
+    node.work()
+    assert not node.known() and node.erasure.forbids(SPECS[0])
+    node.now_s = 100.0
+    node.objects_put(first)
+    node.catalogue.add_packs([first])
+    node.work()
+    assert node.known() == {first.pack.id} and not node.erasure.forbids(SPECS[0])
+
+
+def test_erasing_again_prolongs_and_never_shortens() -> None:
+    """The same thing has one tombstone; the longer time holds, and a daemon is told of it once."""
+    node = Node()
+    for until_s, is_new in ((100, True), (50, False), (200, True), (200, False)):
+        assert run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=until_s))) is is_new
+        node.work()
+    assert [stone.watched_until_s for stone in node.erasure.tombstones] == [200]
+    assert len(node.told) == 1
+
+
+def test_damaged_tombstones_are_left_out() -> None:
+    """One that cannot be read erases nothing, and hides no other one."""
+    node = Node()
+    run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=LONG_S)))
+    for name, content in list(node.objects.stored.items()):
+        run(node.objects.put(TOMBSTONES + "0" * 32, content[:-1] + b"\1"))
+        assert name.startswith(TOMBSTONES)
+    assert len(run(read_tombstones(node.objects))) == 1
+
+
+def test_a_tombstone_that_names_nothing_erases_nothing() -> None:
+    """Without a tenant and without namespaces it is about nobody."""
+    assert not Tombstone(watched_until_s=LONG_S).names(spec_of())

@@ -1,0 +1,325 @@
+"""A simulated region: writers, readers, snapshots and retention, the real code, over a store that does its worst.
+
+    chance ─▶ writers (put pack, announce), killed and restarted, some with a copied data directory
+           ─▶ readers (Tail), killed and restarted with the rows they had written
+           ─▶ faults of the store: fail, hang, lose answers, do it late or twice, rot, cut off, flip, delay
+
+Everything is drawn from one seed, time is virtual. While it runs: a pack is there before it is announced, no number has
+a gap before it or two contents, and whoever has a position knows all that lies before it. After the faults: every
+reader knows exactly what was announced, and so does one that begins with nothing.
+
+SEEDS=5000 runs more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.errors import Damaged
+from replication.feed import FeedWriter
+from replication.segment import FEED, Segment, decode, segment_number
+from replication.snapshots import MANIFESTS
+from replication.tail import Tail
+from tests.objects import Faults, FaultyObjects, MemoryObjects
+from tests.replication.durable import pack_of, spec_of
+from tests.replication.memory_rows import MemoryRows
+from tests.replication.virtual_loop import run
+from tiers.errors import ObjectError
+from tiers.objects import Bytes
+
+SEEDS = int(os.environ.get("SEEDS", "150"))
+CHAOS_S = 400.0  # of faults and kills
+CALM_S = 400.0  # more than enough for a full look of everybody
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Snapshots, retention and full looks within minutes, several parts and pages of everything; no log."""
+    caplog.set_level(logging.CRITICAL, "replication")
+    monkeypatch.setattr("replication.tail.SNAPSHOT_SEGMENTS_MIN", 4)
+    monkeypatch.setattr("replication.tail.SEGMENT_COST_BYTES", 5000)
+    monkeypatch.setattr("replication.snapshots.SNAPSHOT_PART_BYTES", 3000)
+    monkeypatch.setattr("replication.snapshots.RETENTION_S", 20.0)
+    monkeypatch.setattr("replication.catalogue.LOAD_KEYS", 20)
+    monkeypatch.setattr("replication.feed.FULL_LOOK_EVERY", 8)
+    monkeypatch.setattr("replication.feed.FEED_PAGE_SEGMENTS", 8)
+    monkeypatch.setattr("replication.tail.BACKOFF_S_MAX", 40.0)
+
+
+class Witness(MemoryObjects):
+    """The store as it is. It remembers every sound segment that was ever in it, and checks each when it comes."""
+
+    def __init__(self, clock: asyncio.AbstractEventLoop) -> None:
+        super().__init__("region", clock.time, page_names=7)
+        self.segments: dict[tuple[str, int], Segment] = {}
+        self._contents: dict[str, bytes] = {}
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        done = await super().put(name, content, only_new)
+        if done and name.startswith(FEED):
+            self._witness(name, bytes(content))
+        return done
+
+    def _witness(self, name: str, content: bytes) -> None:
+        writer, number = name[len(FEED) :].partition("/")[0], segment_number(name)
+        try:
+            segment = decode(content, writer, number)
+        except Damaged:
+            assert name not in self._contents, f"{name}: a sound segment was replaced by damage"
+            return
+        assert self._contents.setdefault(name, content) == content, f"{name}: has two contents"
+        assert number == 1 or (writer, number - 1) in self.segments, f"{name}: there is a gap before it"
+        for entry in segment.entries:
+            assert entry.pack.name in self.stored, f"{name}: announces a pack that is not there"
+        self.segments[writer, number] = segment
+
+    def highest(self) -> dict[str, int]:
+        return dict(sorted(self.segments))  # the highest of each comes last
+
+    def announced(self) -> set[bytes]:
+        return {entry.pack.id for segment in self.segments.values() for entry in segment.entries}
+
+
+class WatchedCatalogue(Catalogue):
+    """A catalogue that is checked against the store whenever it learns."""
+
+    def __init__(self, rows: MemoryRows, witness: Witness) -> None:
+        super().__init__(rows)
+        self._witness = witness
+        self.ids = {entry.pack.id for chunk in self.chunks() for entry in chunk}
+        self.check(self.positions)
+
+    def _apply(self, entries: Sequence[Announced], positions: dict[str, int]) -> None:  # type: ignore[override]  # narrower on purpose
+        before = self.positions
+        super()._apply(entries, positions)
+        for entry in entries:
+            assert entry.pack.name in self._witness.stored, "knows a pack that is not there"
+            self.ids.add(entry.pack.id)
+        for writer, number in positions.items():
+            assert number > before.get(writer, 0), "a position went back"
+        self.check(positions, before)
+
+    def check(self, positions: dict[str, int], before: dict[str, int] | None = None) -> None:
+        """All that was announced up to these positions is known."""
+        for writer, position in positions.items():
+            for number in range((before or {}).get(writer, 0) + 1, position + 1):
+                segment = self._witness.segments.get((writer, number))
+                assert segment is not None, f"{writer}: position {position} is behind what there is"
+                missing = [entry.pack.id for entry in segment.entries if entry.pack.id not in self.ids]
+                assert not missing, f"{writer}: position {position} has passed segment {number}"
+
+
+class Daemon:
+    """A process that can be killed: what it keeps is the id on its disk, or the rows."""
+
+    def __init__(self, world: World, name: int) -> None:
+        self.world, self.name = world, name
+        self.task: asyncio.Task[None] | None = None
+        self.chance = random.Random(world.chance.random())
+        self.objects = FaultyObjects(world.store, random.Random(world.chance.random()), world.faults)
+
+    def start(self) -> None:
+        self.task = asyncio.ensure_future(self.live())
+
+    async def kill(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            ended, self.task = self.task, None
+            await asyncio.wait([ended])
+            if not ended.cancelled():
+                ended.result()  # it had failed before
+
+    async def live(self) -> None:
+        raise AssertionError("a kind of daemon lives")
+
+
+class Writing(Daemon):
+    """Puts packs, one or a few at a time, and announces them until it worked."""
+
+    def __init__(self, world: World, name: int, writer_id: str) -> None:
+        super().__init__(world, name)
+        self.stored_id = writer_id
+        self.conflicts = 0
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        writer = FeedWriter(self.objects, self.stored_id, loop.time, self.chance)
+        while not await self.tried(writer.open()):
+            await asyncio.sleep(1)
+        waiting: list[Announced] = []
+        while True:
+            await asyncio.sleep(self.chance.expovariate(1 / 12))
+            if loop.time() < CHAOS_S:
+                waiting += [pack for pack in self.fresh() if await self.tried(self.put(pack))]
+            if not waiting or not await self.tried(writer.announce(waiting)):
+                continue
+            self.world.durable |= {pack.pack.id for pack in waiting}
+            waiting = []
+            self.conflicts = max(self.conflicts, writer.conflicts)
+            if self.chance.random() < 0.8:
+                self.stored_id = writer.id
+
+    def fresh(self) -> list[Announced]:
+        """Packs, some of which others make, too."""
+        names = [self.world.chance.randrange(200) for _ in range(self.chance.choice((1, 1, 1, 2, 12)))]
+        return [pack_of([name, f"{name} b"], spec_of(name % 3)) for name in names]
+
+    async def put(self, pack: Announced) -> None:
+        await self.objects.put(pack.pack.name, b"pack")
+
+    async def tried(self, work: object) -> bool:
+        try:
+            await work  # type: ignore[misc]  # any coroutine of a writer
+        except ObjectError:
+            return False
+        return True
+
+
+class Reading(Daemon):
+    """Follows the feed. Sometimes its disk is new."""
+
+    def __init__(self, world: World, name: int) -> None:
+        super().__init__(world, name)
+        self.rows: dict[bytes, bytes] = {}
+        self.catalogue: WatchedCatalogue | None = None
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.chance.random() < 0.2:
+            self.rows = {}
+        self.catalogue = WatchedCatalogue(MemoryRows(self.rows), self.world.store)
+        await Tail(self.objects, self.catalogue, loop.time, self.chance).run()
+
+
+class World:
+    """All of it, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        self.store = Witness(asyncio.get_running_loop())
+        self.durable: set[bytes] = set()
+        self.faults = self.draw_faults()
+        self.writers = [Writing(self, n, f"{n:016x}") for n in range(chance.randint(1, 4))]
+        if chance.random() < 0.3 and not self.faults.rotten:
+            self.writers.append(Writing(self, 9, self.writers[0].stored_id))  # a copied data directory
+        self.has_clone = len({writer.stored_id for writer in self.writers}) < len(self.writers)
+        self.readers = [Reading(self, n) for n in range(3)]
+        self.kill_every_s = chance.choice((20.0, 60.0, 1e9))
+
+    def draw_faults(self) -> Faults:
+        chance = self.chance
+
+        def share() -> float:
+            return chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
+
+        faults = Faults(
+            failed=share(), hung=share() / 10, lost=share(), truncated=share() / 3, flipped=share() / 3,
+            delay_s=chance.choice((0.0, 0.5, 3.0)), hang_s=60.0, late_s=40.0,
+        )  # fmt: skip
+        # What is stored damaged and comes once more, later, damages what was repaired meanwhile: no writer can help that.
+        if chance.random() < 0.4:
+            return replace(faults, rotten=share() / 3)
+        return replace(faults, late=share() / 2, twice=share() / 2)
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        daemons: list[Daemon] = [*self.writers, *self.readers]
+        for daemon in daemons:
+            daemon.start()
+        sleeper = self.readers[-1]  # falls behind what is kept
+        loop.call_later(self.chance.uniform(0, CHAOS_S), lambda: asyncio.ensure_future(sleeper.kill()))
+        daemons.remove(sleeper)
+        while loop.time() < CHAOS_S:
+            await asyncio.sleep(
+                self.chance.expovariate(1 / self.kill_every_s) if self.kill_every_s < 1e9 else 50
+            )
+            self.look(daemons)
+            if self.kill_every_s < 1e9:
+                victim = self.chance.choice(daemons)
+                await victim.kill()
+                await asyncio.sleep(self.chance.choice((0.0, 1.0, 50.0)))
+                victim.start()
+        await sleeper.kill()
+        sleeper.start()
+        daemons.append(sleeper)
+        for daemon in daemons:
+            daemon.objects.faults = Faults()
+        for daemon in daemons:
+            await daemon.objects.settle()
+        await asyncio.sleep(CALM_S)
+        self.look(daemons)
+        await self.compare(daemons)
+
+    def look(self, daemons: Sequence[Daemon]) -> None:
+        """A daemon that has failed of itself has a bug."""
+        for daemon in daemons:
+            if daemon.task is not None and daemon.task.done():
+                daemon.task.result()
+
+    async def compare(self, daemons: Sequence[Daemon]) -> None:
+        announced, highest = self.store.announced(), self.store.highest()
+        assert self.durable <= announced, "said to be durable, and is not"
+        if not self.has_clone and not self.faults.late and not self.faults.twice:
+            assert not any(writer.conflicts for writer in self.writers), "took itself for somebody else"
+        newcomer = Reading(self, 99)
+        newcomer.objects.faults = Faults()
+        newcomer.start()
+        await asyncio.sleep(60)
+        self.look([newcomer])
+        for reader in (*self.readers, newcomer):
+            assert reader.catalogue is not None
+            await reader.kill()
+            assert reader.catalogue.positions == highest, f"reader {reader.name} is not up to date"
+            assert reader.catalogue.ids == announced
+            again = WatchedCatalogue(MemoryRows(reader.rows), self.store)
+            await again.load()
+            assert again.ids == announced and again.positions == highest
+            for segment in self.store.segments.values():
+                for entry in segment.entries:
+                    header = entry.pack.header
+                    assert again.held(header.spec.digest, header.spec.hash_bytes, header.hashes, 0) == 2
+        for daemon in daemons:
+            await daemon.kill()
+
+
+def test_whatever_the_store_does_everybody_knows_what_was_announced() -> None:
+    """In every simulated region the promises of feed, catalogue and snapshots hold, at each moment and at the end."""
+    seen: Counter[str] = Counter()
+
+    async def main(seed: int) -> None:
+        world = World(seed)
+        try:
+            await world.live()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        for daemon in (*world.writers, *world.readers):
+            seen.update(daemon.objects.injected)
+        seen["segments"] += len(world.store.segments)
+        seen["retired"] += len(world.store.segments) - sum(
+            name.startswith(FEED) for name in world.store.stored
+        )
+        seen["snapshots"] += max(
+            (
+                int(name[len(MANIFESTS) :][:16], 16)
+                for name in world.store.stored
+                if name.startswith(MANIFESTS)
+            ),
+            default=0,
+        )
+
+    for seed in range(SEEDS):
+        run(main(seed))
+    kinds = ("failed", "hung", "lost", "late", "twice", "rotten", "truncated", "flipped")
+    missing = [kind for kind in (*kinds, "retired", "snapshots") if not seen[kind]]
+    assert not missing or SEEDS < 50, f"never happened: {missing}"

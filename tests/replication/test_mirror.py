@@ -1,0 +1,678 @@
+"""Mirrors: what is copied, in which order, at which rate, what becomes of what cannot be copied, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from replication import constants as limits
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.copying import Copying
+from replication.errors import CatalogueDamaged
+from replication.feed import FeedWriter
+from replication.mirror import Joined, Mirror
+from replication.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors, read_state
+from replication.pull import Pull
+from replication.region import init_region, open_region
+from replication.region_node import RegionNode
+from replication.rules import Rule, sources_for
+from replication.segment import FEED, decode, segment_number
+from replication.snapshots import Snapshots
+from replication.tombstones import Tombstone, bury
+from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
+from tests.replication.memory_rows import MemoryRows
+from tests.replication.virtual_loop import run
+from tiers.checksum import digest
+from tiers.errors import ObjectRefused, ObjectUnavailable
+from tiers.namespace_spec import NamespaceSpec
+from tiers.packs import PACKS, PackHeader, describe
+
+ALL = Rule()
+SOON_S = 20.0  # to be heard, copied and announced
+STARTED_S = 1e9  # unix time when a test begins
+SKEW_S = limits.CLOCK_SKEW_S
+
+
+def pack(name: object, model: str = "m", tenant: str = "", record_bytes: int = 64) -> tuple[Announced, bytes]:
+    """A pack of two records, and its bytes."""
+    fields = {"model": model, "tenant": tenant}
+    spec = NamespaceSpec(digest(repr((fields, record_bytes)).encode()), record_bytes, 16, 16, fields)
+    names = [f"{name} {index}".encode() for index in range(2)]
+    records = [digest(one) * (record_bytes // 16) for one in names]
+    header = PackHeader(spec, b"", b"".join(map(digest, names)), b"".join(map(digest, records)))
+    described, first = describe(header)
+    return Announced(described), first + b"".join(records)
+
+
+class Bucket:
+    """A region's bucket, and a daemon that writes there. way: as a mirror sees it."""
+
+    def __init__(self, region: str, clock: Callable[[], float]) -> None:
+        self.region = region
+        self.objects = MemoryObjects(region, clock)
+        self.way = FaultyObjects(self.objects, random.Random(0))
+        self.writer = FeedWriter(self.objects, "a" * 16, clock, random.Random(0))
+
+    async def make(self, *made: tuple[Announced, bytes], kept_until_s: int = 0, puts: bool = True) -> None:
+        for announced, content in made if puts else ():
+            await self.objects.put(announced.pack.name, content)
+        await self.writer.announce(
+            [msgspec.structs.replace(announced, kept_until_s=kept_until_s) for announced, _ in made]
+        )
+
+    def announced(self) -> list[Announced]:
+        """Everything in the feed, writer by writer, in order."""
+        found: list[Announced] = []
+        for name in sorted(name for name in self.objects.stored if name.startswith(FEED)):
+            segment = decode(
+                self.objects.stored[name], name[len(FEED) :].partition("/")[0], segment_number(name)
+            )
+            found += segment.entries
+        return found
+
+    def copies(self) -> list[bytes]:
+        """Ids of what mirrors announced here, in order."""
+        return [entry.pack.id for entry in self.announced() if entry.origin]
+
+    def has(self, *made: tuple[Announced, bytes]) -> bool:
+        return all(self.objects.stored.get(announced.pack.name) == content for announced, content in made)
+
+
+class World:
+    """Regions na, eu and apac, and mirrors into eu."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.buckets = {name: Bucket(name, self.clock) for name in ("na", "eu", "apac")}
+        self.na, self.eu, self.apac = self.buckets.values()
+        self.rows: dict[str, MemoryRows] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def clock(self) -> float:
+        return STARTED_S + self.loop.time()
+
+    async def begin(self) -> None:
+        for name, bucket in self.buckets.items():
+            await init_region(bucket.objects, "acme", name, self.clock)
+
+    async def node(self) -> RegionNode:
+        """A process of eu."""
+        node = await RegionNode.join(
+            self.eu.way, "acme", "eu", Path("eu"), "mirror", random.Random(1), self.clock
+        )
+        self.tasks.append(asyncio.ensure_future(node.run()))
+        return node
+
+    async def mirror(self, *rules: Rule, sources: tuple[str, ...] = ("na",)) -> list[Mirror]:
+        node, paces = await self.node(), dict[Rule, float]()
+        mirrors = []
+        for name in sources:
+            join, chance = partial(self.joined, name), random.Random(len(mirrors))
+            mirrors.append(Mirror(node, self.eu.way, name, join, rules or (ALL,), paces, self.clock, chance))
+            self.tasks.append(asyncio.ensure_future(mirrors[-1].run()))
+        return mirrors
+
+    async def joined(self, name: str) -> Joined:
+        way = self.buckets[name].way
+        marker = await open_region(way, "acme", name)
+        return Joined(marker.identity, way, Catalogue(self.rows.setdefault(name, MemoryRows())))
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            assert not task.done(), task
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    disks: dict[Path, MemoryRows] = {}
+    monkeypatch.setattr(
+        Catalogue, "open", lambda path, identity: Catalogue(disks.setdefault(path, MemoryRows()))
+    )
+
+
+def simulate(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        world = World()
+        await world.begin()
+        await main(world)
+        await world.stop()
+
+    run(whole())
+
+
+def pulled(mirror: Mirror) -> Pull:
+    assert mirror.pull is not None
+    return mirror.pull
+
+
+def test_what_a_region_makes_is_soon_in_the_other_one() -> None:
+    """Packs that were there before and packs that are announced later are copied byte by byte, announced with their origin
+    and when they were stored, once; the source is not written to; the state says all of it."""
+
+    async def main(world: World) -> None:
+        old, new = pack("old"), pack("new")
+        await world.na.make(old)
+        await world.mirror()
+        await asyncio.sleep(SOON_S)
+        assert world.eu.has(old)
+        await world.na.make(new)
+        await asyncio.sleep(SOON_S)
+        assert world.eu.has(old, new)
+        assert [(entry.pack, entry.origin) for entry in world.eu.announced()] == [
+            (old[0].pack, "na"),
+            (new[0].pack, "na"),
+        ]
+        await asyncio.sleep(2 * limits.SWEEP_INTERVAL_S)
+        assert len(world.eu.copies()) == 2
+        assert not world.na.way.requests["put"] and not world.na.way.requests["delete"]
+        [state] = await read_mirrors(world.eu.objects)
+        assert (state.source, state.problem, state.watermark) == ("na", "", {"a" * 16: 2})
+        assert (state.pending, state.failed, state.lost, state.is_sweeping) == (0, 0, 0, False)
+        assert (state.copied_packs, state.copied_bytes) == (
+            2,
+            old[0].pack.size_bytes + new[0].pack.size_bytes,
+        )
+        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * limits.POLL_INTERVAL_S
+        assert state.lag_max_s is not None and state.lag_max_s < SOON_S and state.in_time_share == 1.0
+        assert world.clock() - state.at_s <= limits.HEARTBEAT_S + limits.STATE_INTERVAL_S
+
+    simulate(main)
+
+
+def test_copies_are_not_copied() -> None:
+    """What a source has from somewhere else stays there, whether it is heard of or found by a sweep; what it made itself is
+    copied even if somebody else made it, too."""
+
+    async def main(world: World) -> None:
+        copy, both = pack("copy"), pack("both")
+        await world.na.objects.put(copy[0].pack.name, copy[1])
+        for origin, one in (("apac", copy), ("apac", both), ("", both)):
+            await world.na.objects.put(one[0].pack.name, one[1])
+            await world.na.writer.announce([msgspec.structs.replace(one[0], origin=origin)])
+        await world.mirror()
+        await asyncio.sleep(SOON_S)
+        assert world.eu.copies() == [both[0].pack.id]
+        await world.na.writer.announce([msgspec.structs.replace(pack("copy 2")[0], origin="apac")])
+        await asyncio.sleep(SOON_S)
+        assert world.eu.copies() == [both[0].pack.id]
+        [state] = await read_mirrors(world.eu.objects)
+        assert state.watermark == {"a" * 16: 4}
+
+    simulate(main)
+
+
+def test_rules_decide() -> None:
+    """Only what a rule lets through is copied, from the regions it names; the watermark passes the rest."""
+
+    async def main(world: World) -> None:
+        secret, good, other = pack("1", tenant="secret"), pack("2", tenant="x"), pack("3", model="other")
+        await world.na.make(secret, good, other)
+        await world.apac.make(pack("4"))
+        rules = Rule(tenants=("sec*",), copies=False), Rule(sources=("na",), models=("m",))
+        assert sources_for(rules, "eu", world.buckets) == ["na"]
+        mirrors = await world.mirror(*rules, sources=("na", "apac"))
+        await asyncio.sleep(SOON_S)
+        assert world.eu.copies() == [good[0].pack.id]
+        assert [mirror.state().watermark for mirror in mirrors] == [{"a" * 16: 1}] * 2
+
+    simulate(main)
+
+
+def test_sources_are_those_that_a_rule_names() -> None:
+    """A rule without names is for all regions but the own one; one that skips makes nobody a source."""
+    regions = ("na", "eu", "apac")
+    assert sources_for([Rule()], "eu", regions) == ["na", "apac"]
+    assert sources_for([Rule(to=("apac",))], "eu", regions) == []
+    assert sources_for([Rule(sources=("na", "eu"), to=("eu",))], "eu", regions) == ["na"]
+    assert sources_for([Rule(copies=False)], "eu", regions) == []
+
+
+def test_higher_priorities_go_first_and_then_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what waits, the higher priority goes first, also where it was found by a sweep; within one, the older."""
+    monkeypatch.setattr("replication.copying.COPIES_MAX", 1)
+    monkeypatch.setattr("replication.catalogue.CATALOGUE_CHUNK_PACKS", 2)
+
+    async def main(world: World) -> None:
+        low, high = [pack(n, "low") for n in range(6)], [pack(n, "high") for n in range(6)]
+        for one, other in zip(low, high, strict=True):
+            await world.na.make(one, other)
+        world.eu.way.faults.delay_s = 2.0  # all is heard of before the first copy ends
+        await world.mirror(Rule(models=("low",)), Rule(models=("high",), priority=3))
+        await asyncio.sleep(120)
+        got = [entry.pack.id for entry in world.eu.announced()]
+        assert got[:6] == [one[0].pack.id for one in high] and got[6:] == [one[0].pack.id for one in low]
+
+    simulate(main)
+
+
+def test_a_rule_has_one_rate_for_all_sources() -> None:
+    """A rule with a rate copies so many bytes a second from all sources together; others do not wait for it."""
+
+    async def main(world: World) -> None:
+        slow = [pack(("slow", n), "slow") for n in range(40)]
+        await world.na.make(*slow[:20])
+        await world.apac.make(*slow[20:], fast := pack("fast", "fast"))
+        size_bytes = slow[0][0].pack.size_bytes
+        await world.mirror(
+            Rule(models=("slow",), bytes_per_s=size_bytes, priority=1), ALL, sources=("na", "apac")
+        )
+        await asyncio.sleep(SOON_S)
+        assert world.eu.has(fast)
+        assert sum(map(world.eu.has, slow)) <= SOON_S + 1
+        await asyncio.sleep(40)
+        assert world.eu.has(*slow)
+
+    simulate(main)
+
+
+def test_memory_for_copies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs under way together stay below the limit; one that is larger goes alone."""
+    small, large = pack("small", record_bytes=1024), pack("large", record_bytes=8192)
+    limit_bytes = 3 * small[0].pack.size_bytes
+    monkeypatch.setattr("replication.copying.COPY_BYTES_MAX", limit_bytes)
+    held = most = 0
+
+    async def main(world: World) -> None:
+        class Counting(MemoryObjects):
+            async def get(self, name: str) -> memoryview:
+                nonlocal held, most
+                size_bytes = len(self.stored.get(name, b"")) if name.startswith(PACKS) else 0
+                held += size_bytes
+                most = max(most, held)
+                await asyncio.sleep(1.0)
+                held -= size_bytes
+                return await super().get(name)
+
+        counting = Counting("na", world.clock)
+        counting.__dict__.update(world.na.objects.__dict__)
+        world.na.way.inner = counting
+        await world.na.make(large, *(pack(n, record_bytes=1024) for n in range(20)))
+        await world.mirror()
+        await asyncio.sleep(60)
+        assert len(world.eu.copies()) == 21
+
+    simulate(main)
+    assert most == large[0].pack.size_bytes > limit_bytes
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "other", "header"])
+def test_a_damaged_pack_is_never_at_home(damage: str) -> None:
+    """A pack of which a byte is wrong in the source, that is cut off or another one is not put at home, is told with the
+    reason, holds the watermark, does not delay others, is tried less and less often, and copied when it is right again."""
+
+    async def main(world: World) -> None:
+        bad, good = pack("bad"), pack("good")
+        contents = {
+            "flipped": flip(bad[1], 8 * len(bad[1]) - 1),
+            "cut": bad[1][:-1],
+            "other": pack("another")[1],
+            "header": flip(bad[1], 8 * 40),
+        }
+        await world.na.make((bad[0], contents[damage]))
+        await world.na.make(good)
+        [mirror] = await world.mirror()
+        await asyncio.sleep(6 * 3600)
+        assert world.eu.has(good) and bad[0].pack.name not in world.eu.objects.stored
+        assert world.eu.copies() == [good[0].pack.id]
+        [state] = await read_mirrors(world.eu.objects)
+        assert (state.watermark, state.pending, state.failed) == ({}, 1, 1)
+        assert state.failures[0].pack == bad[0].pack.id.hex() and bad[0].pack.name in state.failures[0].reason
+        assert 10 < state.failures[0].attempts < 6 * 2 + 14
+        assert state.oldest_age_s is None  # it was there before the mirror
+        await world.na.objects.put(bad[0].pack.name, bad[1])
+        await asyncio.sleep(limits.DAMAGED_BACKOFF_S_MAX + SOON_S)
+        assert world.eu.has(bad) and mirror.state().watermark == {"a" * 16: 2}
+
+    simulate(main)
+
+
+def test_the_watermark_stops_at_what_waits() -> None:
+    """Segments behind one whose pack cannot be copied are copied, and not passed; the age grows, from when it was announced."""
+
+    async def main(world: World) -> None:
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        for n in range(5):
+            await world.na.make(pack(n), puts=n != 2)
+        await asyncio.sleep(1800)
+        state = mirror.state()
+        assert (state.watermark, state.read, state.pending) == ({"a" * 16: 2}, {"a" * 16: 5}, 1)
+        assert len(world.eu.copies()) == 4 and state.behind(state.read) == 3
+        assert state.oldest_age_s is not None and 1800 <= state.oldest_age_s < 1800 + SOON_S
+        await world.na.make(pack(2))
+        await asyncio.sleep(limits.COPY_BACKOFF_S_MAX + SOON_S)
+        assert mirror.state().watermark == {"a" * 16: 6}
+        age_s = mirror.state().oldest_age_s
+        assert age_s is not None and age_s < 2 * limits.POLL_INTERVAL_S
+
+    simulate(main)
+
+
+def test_what_the_source_lost_is_told_and_passed() -> None:
+    """A pack that its source has not had for an hour is lost: told once, and no sweep finds it again."""
+
+    async def main(world: World) -> None:
+        lost = pack("lost")
+        await world.na.make(lost, puts=False)
+        [mirror] = await world.mirror()
+        await asyncio.sleep(limits.LOST_AFTER_S - 60)
+        assert (mirror.state().lost, mirror.state().pending, mirror.state().watermark) == (0, 1, {})
+        await asyncio.sleep(2 * limits.COPY_BACKOFF_S_MAX + 5 * limits.SWEEP_INTERVAL_S)
+        state = mirror.state()
+        assert (state.lost, state.pending, state.watermark) == (1, 0, {"a" * 16: 1})
+        assert state.lost_packs == [lost[0].pack.id.hex()] and not world.eu.copies()
+
+    simulate(main)
+
+
+def test_a_source_that_is_gone_has_lost_nothing() -> None:
+    """Where not even the marker is there any more (a directory that is not mounted), packs are not taken for lost."""
+
+    async def main(world: World) -> None:
+        await world.na.make(pack("a"))
+        world.na.way.faults.delay_s = 30.0
+        [mirror] = await world.mirror()
+        while mirror.pull is None or not len(mirror.pull.jobs):
+            await asyncio.sleep(1.0)
+        stored = world.na.objects.stored
+        kept = dict(stored)
+        await world.na.objects.delete(list(stored))
+        await asyncio.sleep(3 * limits.LOST_AFTER_S)
+        assert (mirror.state().lost, mirror.state().failed) == (0, 1)
+        for name, content in kept.items():
+            await world.na.objects.put(name, content)
+        await asyncio.sleep(2 * limits.COPY_BACKOFF_S_MAX)
+        assert world.eu.has(pack("a"))
+
+    simulate(main)
+
+
+def test_a_source_that_is_away_stops_no_other() -> None:
+    """While one source refuses everything the other one is mirrored, and the state of the first says why it is not."""
+
+    async def main(world: World) -> None:
+        await world.apac.make(pack("apac"))
+        world.na.way.faults.refuse = ObjectRefused("na: no permission")
+        await world.mirror(sources=("na", "apac"))
+        await asyncio.sleep(300)
+        assert world.eu.has(pack("apac"))
+        apac, na = await read_mirrors(world.eu.objects)
+        assert "no permission" in na.problem and not apac.problem
+        assert world.clock() - na.at_s <= limits.HEARTBEAT_S + limits.STATE_INTERVAL_S
+        world.na.way.faults = Faults()
+        await world.na.make(pack("na"))
+        await asyncio.sleep(60)
+        assert world.eu.has(pack("na"))
+
+    simulate(main)
+
+
+def test_a_partition_shows_in_the_age_though_nothing_is_known_to_wait() -> None:
+    """While the source does not answer, the age grows: what it may have announced since is not here."""
+
+    async def main(world: World) -> None:
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        world.na.way.faults.refuse = ObjectUnavailable("partition")
+        await asyncio.sleep(1000)
+        state = mirror.state()
+        assert state.pending == 0 and state.oldest_age_s is not None
+        assert 1000 <= state.oldest_age_s <= 1000 + 2 * limits.POLL_INTERVAL_S
+        assert "partition" in state.problem
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("wrong_s", [-(10.0**9), 10.0**9])
+def test_wrong_clocks_do_not_change_the_age(wrong_s: float) -> None:
+    """A writer whose clock is decades off makes no pack look older than since the feed was last read, or younger."""
+
+    async def main(world: World) -> None:
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        world.na.writer._clock = lambda: world.clock() + wrong_s
+        await world.na.make(pack("a"), puts=False)
+        await asyncio.sleep(600)
+        age_s = mirror.state().oldest_age_s
+        assert age_s is not None and 600 <= age_s <= 600 + 2 * limits.POLL_INTERVAL_S
+
+    simulate(main)
+
+
+def test_a_new_start_takes_over_and_sweeps() -> None:
+    """A mirror begun anew goes on with watermark, age and totals of the one before, and finds what that one had only heard of."""
+
+    async def main(world: World) -> None:
+        await world.na.make(pack("a"))
+        await world.mirror()
+        await asyncio.sleep(60)
+        await world.na.make(pack("b"), puts=False)
+        await asyncio.sleep(600)
+        await world.stop()
+        [mirror] = await world.mirror()
+        await asyncio.sleep(5.0)
+        state = mirror.state()
+        assert state.watermark == {"a" * 16: 1} and state.copied_packs == 1
+        assert state.oldest_age_s is not None and state.oldest_age_s > 590
+        await world.na.objects.put(pack("b")[0].pack.name, pack("b")[1])
+        await asyncio.sleep(SOON_S)
+        assert world.eu.has(pack("b"))
+        assert mirror.state().watermark == {"a" * 16: 2} and mirror.state().copied_packs == 2
+        lag_s = mirror.state().lag_max_s
+        assert lag_s is not None and lag_s > 590
+
+    simulate(main)
+
+
+def test_a_source_that_was_made_anew_is_another_one() -> None:
+    """The watermark of a region that is gone says nothing of the one that has its name now."""
+
+    async def main(world: World) -> None:
+        old = MirrorState(
+            source="na", identity="acme/na/1.0", at_s=1.0, watermark={"a" * 16: 7}, copied_packs=5
+        )
+        await world.eu.objects.put(MIRRORS + "na", encode_state(old))
+        await world.na.make(pack("a"))
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        state = mirror.state()
+        assert state.watermark == {"a" * 16: 1} and state.copied_packs == 1 and state.identity != old.identity
+
+    simulate(main)
+
+
+def test_a_state_that_is_damaged_is_done_without() -> None:
+    """A damaged state is told in one line by who reads it, and delays a start by a few tries only."""
+
+    async def main(world: World) -> None:
+        await world.eu.objects.put(MIRRORS + "na", flip(encode_state(MirrorState(source="na")), 300))
+        [state] = await read_mirrors(world.eu.objects)
+        assert "checksum" in state.problem and "\n" not in state.problem
+        await world.eu.objects.put(MIRRORS + "apac", encode_state(MirrorState(source="na")))
+        assert "says it is of na" in (await read_mirrors(world.eu.objects))[0].problem
+        await world.na.make(pack("a"))
+        await world.mirror()
+        await asyncio.sleep(limits.STATE_READS_MAX * limits.MIRROR_JOIN_PAUSE_S + SOON_S)
+        assert world.eu.has(pack("a")) and not (await read_state(world.eu.objects, "na")).problem
+        assert [one.source for one in await read_mirrors(world.eu.objects, ["x"])] == ["apac", "na", "x"]
+
+    simulate(main)
+
+
+def test_more_than_there_is_room_for_is_left_to_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs stay below their limit however much is heard at once; everything is copied in the end, and the watermark waits."""
+    monkeypatch.setattr("replication.pull.JOBS_MAX", 20)
+    monkeypatch.setattr("replication.catalogue.CATALOGUE_CHUNK_PACKS", 4)
+
+    async def main(world: World) -> None:
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        world.na.way.faults.delay_s = 3.0
+        made = [pack(n) for n in range(100)]
+        for at in range(0, 100, 5):
+            await world.na.make(*made[at : at + 5])
+        most = 0
+        for _ in range(600):
+            await asyncio.sleep(0.5)
+            most = max(most, len(pulled(mirror).jobs))
+            last = mirror.state().watermark.get("a" * 16, 0)
+            assert all(world.eu.has(one) for one in made[: 5 * last])
+        assert 10 < most <= 20 and last == 20
+
+    simulate(main)
+
+
+def test_a_snapshot_is_swept() -> None:
+    """A mirror that finds its next segment retired takes the source's snapshot, and copies what that brought."""
+
+    async def main(world: World) -> None:
+        await world.na.make(pack(0))
+        [mirror] = await world.mirror()
+        await asyncio.sleep(60)
+        await world.stop()
+        for n in range(1, 9):
+            await world.na.make(pack(n))
+        reader = Catalogue(MemoryRows())
+        reader.add_packs(world.na.announced())
+        reader.jump({"a" * 16: 9})
+        await Snapshots(world.na.objects, world.clock, random.Random(0)).write(reader)
+        await world.na.objects.delete([f"{FEED}{'a' * 16}/{n:016x}" for n in range(1, 7)])
+        [mirror] = await world.mirror()
+        await asyncio.sleep(60)
+        assert world.eu.has(*(pack(n) for n in range(9)))
+        assert mirror.state().watermark == {"a" * 16: 9}
+
+    simulate(main)
+
+
+class FailingRows(MemoryRows):
+    """Rows whose next read fails, when told to."""
+
+    fails = False
+
+    def get(self, keys: Any) -> list[bytes | None]:
+        if self.fails:
+            self.fails = False
+            raise CatalogueDamaged("the disk fails")
+        return super().get(keys)
+
+
+def test_a_damaged_catalogue_of_the_source_is_made_anew() -> None:
+    """A mirror whose copy of the source's catalogue fails while it works fills it again, and goes on."""
+
+    async def main(world: World) -> None:
+        rows = world.rows["na"] = FailingRows()
+        [mirror] = await world.mirror()
+        for n in range(12):
+            await world.na.make(pack(n))
+            await asyncio.sleep(0.7 * limits.POLL_INTERVAL_S)
+            rows.fails = True
+        await asyncio.sleep(120)
+        assert world.eu.has(*(pack(n) for n in range(12)))
+        assert mirror.state().watermark == {"a" * 16: 12} and len(world.eu.copies()) == 12
+        assert pulled(mirror).tail.status().renewals
+
+    simulate(main)
+
+
+def test_a_longer_life_is_copied_without_bytes() -> None:
+    """A pack that its source keeps longer is announced again at home, not copied again; one whose life is over is not copied."""
+
+    async def main(world: World) -> None:
+        lives = [int(STARTED_S) + hours * 3600 for hours in (1, 2, 3)]
+        await world.na.make(pack("a"), kept_until_s=lives[0])
+        await world.na.make(pack("over"), kept_until_s=int(STARTED_S) - 1)
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        world.na.way.requests.clear()
+        for until_s in lives:
+            await world.na.make(pack("a"), kept_until_s=until_s, puts=False)
+            await asyncio.sleep(SOON_S)
+        assert [entry.kept_until_s for entry in world.eu.announced()] == lives
+        assert {entry.origin for entry in world.eu.announced()} == {"na"}
+        state = mirror.state()
+        assert state.copied_packs == 1 and state.watermark == {"a" * 16: 5} and not state.pending
+
+    simulate(main)
+
+
+def test_a_pack_that_may_be_deleted_at_home_is_put_again() -> None:
+    """Where the copy at home has outlived itself, so that anybody may delete it, a longer life brings the bytes once more."""
+
+    async def main(world: World) -> None:
+        await world.na.make(pack("a"), kept_until_s=int(STARTED_S) + 100)
+        [mirror] = await world.mirror()
+        await asyncio.sleep(100 + SKEW_S + 1)
+        await world.na.make(pack("a"), kept_until_s=int(STARTED_S) + 10**6, puts=False)
+        await asyncio.sleep(4 * SKEW_S)
+        assert world.eu.has(pack("a")) and mirror.state().copied_packs == 2
+
+    simulate(main)
+
+
+def test_what_is_erased_at_home_is_not_copied() -> None:
+    """What a tombstone at home names is not copied, heard of or swept, and the watermark passes it."""
+
+    async def main(world: World) -> None:
+        gone, kept = pack("1", tenant="gone"), pack("2", tenant="kept")
+        await world.na.make(gone, kept)
+        until_s = int(world.clock() + 10**6)
+        await bury(world.eu.objects, Tombstone(tenant="gone", watched_until_s=until_s))
+        [mirror] = await world.mirror()
+        await asyncio.sleep(SOON_S)
+        await world.na.make(pack("3", tenant="gone"))
+        await asyncio.sleep(SOON_S)
+        assert world.eu.copies() == [kept[0].pack.id] and mirror.state().watermark == {"a" * 16: 2}
+
+    simulate(main)
+
+
+def test_what_is_erased_at_the_source_is_erased_at_home() -> None:
+    """A mirror brings the tombstone: the copy goes, and a pack that the source says again does not come back."""
+
+    async def main(world: World) -> None:
+        erased, kept = pack("erased", tenant="acme"), pack("kept", tenant="umbrella")
+        await world.na.make(erased, kept)
+        await world.mirror()
+        await asyncio.sleep(SOON_S)
+        assert world.eu.has(erased, kept)
+        stone = Tombstone(tenant="acme", watched_until_s=int(world.clock() + 1e6))
+        await bury(world.na.objects, stone)
+        await asyncio.sleep(limits.MIRROR_TOMBSTONES_S + limits.TOMBSTONES_INTERVAL_S + SOON_S)
+        assert world.eu.has(kept) and not world.eu.has(erased)
+        await world.na.make(erased)
+        await asyncio.sleep(SOON_S)
+        assert not world.eu.has(erased)
+
+    simulate(main)
+
+
+def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody expects to fail ends the mirror, so that whoever runs it hears of it."""
+
+    async def broken(self: Copying, job: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Copying, "_bring", broken)
+
+    async def main(world: World) -> None:
+        await world.na.make(pack("a"))
+        await world.mirror()
+        await asyncio.sleep(SOON_S)
+        failed = world.tasks.pop()
+        with pytest.raises(ExceptionGroup) as error:
+            await failed
+        assert error.group_contains(ZeroDivisionError)
+
+    simulate(main)

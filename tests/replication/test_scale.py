@@ -1,0 +1,120 @@
+"""The scale plan: the real code makes as many requests as the plan says, and the document says what the plan says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scale import Load, Requests, announcing, following, persisting, table, watching
+from replication.catalogue import Catalogue
+from replication.erasure import Erasure
+from replication.feed import FeedWriter
+from replication.region import Region
+from replication.region_node import RegionNode
+from replication.tail import Tail
+from replication.upkeep import Upkeep
+from tests.objects import MemoryObjects
+from tests.replication.memory_rows import MemoryRows
+from tests.replication.virtual_loop import run
+from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
+from tiers.objects import Bytes, ObjectInfo
+from tiers.packs import PackHeader
+
+RUN_S = 4000.0
+RECORD = b"a record"
+SPEC = NamespaceSpec(b"scale " * 2 + b"plan", len(RECORD), 16, 16)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+class CountedObjects(MemoryObjects):
+    """requests: by method; of a list, each page."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=asyncio.get_running_loop().time)
+        self.requests: Counter[str] = Counter()
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        self.requests["put"] += 1
+        return await super().put(name, content, only_new)
+
+    async def get(self, name: str) -> memoryview:
+        self.requests["get"] += 1
+        return await super().get(name)
+
+    async def head(self, name: str) -> ObjectInfo:
+        self.requests["head"] += 1
+        return await super().head(name)
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        self.requests["list"] += 1
+        return await super().folders(prefix)
+
+    async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        pages = 0
+        async for page in super().list(prefix, after):
+            pages += 1
+            yield page
+        self.requests["list"] += max(1, pages)
+
+
+async def node_of(objects: CountedObjects, number: int, chance: random.Random) -> RegionNode:
+    clock = asyncio.get_running_loop().time
+    catalogue = Catalogue(MemoryRows())
+    writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance)
+    await writer.open()
+    tail = Tail(objects, catalogue, clock, chance)
+    upkeep = Upkeep(objects, catalogue, lambda: tail.status().writers, 10.0, clock, chance)
+    region = Region(format=1, deployment="acme", region="na", made_s=0.0)
+    return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
+
+
+async def live(node: RegionNode, packs_per_s: float, chance: random.Random) -> None:
+    """One node persists packs at random times."""
+    following = asyncio.create_task(node.run())
+    while True:
+        await asyncio.sleep(chance.expovariate(packs_per_s))
+        hashes = chance.randbytes(SPEC.hash_bytes)
+        header = PackHeader(SPEC, b"", hashes, digest(RECORD))
+        until_s = int(asyncio.get_running_loop().time() + 500)
+        await node.persist(header, [memoryview(RECORD)], 0, until_s)
+        assert not following.done()
+
+
+@pytest.mark.parametrize("nodes", [3, 12])
+def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
+    """Over an hour of a small region, requests differ from the plan by no more than a tenth."""
+    load = Load(packs_per_s=0.05)
+    counted: Counter[str] = Counter()
+
+    async def region() -> None:
+        chance, store = random.Random(nodes), CountedObjects()
+        members = [await node_of(store, number, chance) for number in range(nodes)]
+        tasks = [asyncio.create_task(live(member, load.packs_per_s, chance)) for member in members]
+        await asyncio.sleep(RUN_S)
+        counted.update(store.requests)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(region())
+    planned = (following(nodes, load) + announcing(nodes, load) + persisting(load) + watching()).times(nodes)
+    assert (counted["put"] + counted["list"]) / RUN_S == pytest.approx(planned.puts, rel=0.1)
+    assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
+
+
+def test_the_document_has_the_table_of_the_plan() -> None:
+    """docs/scale.md is what `python -m benchmarks.scale` prints."""
+    assert table(Load()) in DOCUMENT.read_text()
+
+
+def test_prices_are_of_requests() -> None:
+    """A million PUTs cost 5, a million GETs 0.4."""
+    month_s = 365.25 / 12 * 86_400
+    assert Requests(1e6 / month_s, 0).month_price == pytest.approx(5.0)
+    assert Requests(0, 1e6 / month_s).month_price == pytest.approx(0.4)

@@ -1,0 +1,122 @@
+"""What obstore says when something fails, as one of our errors in one clear line.
+
+    obstore's error: 20 lines, with addresses, headers' echoes and the server's own words
+      ──▶ status and code │ cause of the connection │ errno ──▶ ObjectMissing, ObjectRefused, ObjectUnavailable
+
+Nothing is quoted but numbers and words from tables here: what a server echoes, and what stands in an address, may be a
+credential. For the same reason the error that obstore raised is not chained to ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+
+from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+
+
+class EndsEarly(ObjectUnavailable):
+    """The object ends before a range does. Asking again at once is no use."""
+
+
+# What a store's call raises: a wrong path is a ValueError, a missing object a FileNotFoundError.
+StoreErrors = (BaseError, OSError, ValueError)
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
+_ERRNO = re.compile(r"\(os error (\d{1,4})\)")
+_NO_CREDENTIALS = re.compile(
+    r"latest/api/token|latest/meta-data|security-credentials|metadata\.google\.internal|metadata/identity"
+)
+_CAUSES = (  # words in obstore's account of a connection → what they mean; the first one counts
+    ("without LOCATION", "the bucket is in another region", ObjectRefused),
+    ("invalid peer certificate", "the store has a TLS certificate that is not trusted here", ObjectRefused),
+    ("StartTooLarge", "the object ends before the range that was asked for", EndsEarly),
+    ("dns error", "the host is not known", ObjectUnavailable),
+    ("ConnectionRefused", "the store cannot be reached: connection refused", ObjectUnavailable),
+    ("TimedOut", "the store did not answer in time", ObjectUnavailable),
+    ("kind: Connect", "the store cannot be reached", ObjectUnavailable),
+    ("kind: Request", "the store broke the connection off", ObjectUnavailable),
+    ("kind: Interrupted", "the store broke the connection off", ObjectUnavailable),
+)
+_REFUSED_TYPES = (
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+    ValueError,
+)
+_REFUSED_ERRNOS = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+)
+_AGAIN_CODES = frozenset(  # 4xx, and trying again is of use
+    ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown")
+)
+_AGAIN_STATUSES = frozenset((408, 409, 412, 425, 429))
+_NOT_IMPLEMENTED = 501
+
+
+def failure(error: Exception, asked: str) -> ObjectError:
+    """Our error for one of StoreErrors. asked: the store, and what it was asked for."""
+    text = str(error)
+    if _NO_CREDENTIALS.search(text):
+        return ObjectUnavailable(
+            f"{asked}: no credentials: none in the configuration or the environment, none from this machine"
+        )
+    status = status_of(error)
+    if status:
+        return _of_status(status, text, asked)
+    if number := _ERRNO.search(text):
+        return _of_errno(int(number[1]), error, asked)
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(f"{asked}: there is no such object")
+    for words, meaning, kind in _CAUSES:
+        if words in text:
+            return kind(f"{asked}: {meaning}")
+    kind = ObjectRefused if isinstance(error, _REFUSED_TYPES) else ObjectUnavailable
+    return kind(f"{asked}: failed ({type(error).__name__})")
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status in it; 0 without one."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else 0
+
+
+def lacks_conditions(error: Exception) -> bool:
+    """Whether the store says that it knows no conditional writes."""
+    return status_of(error) == _NOT_IMPLEMENTED or isinstance(error, NotSupportedError)
+
+
+def _of_status(status: int, text: str, asked: str) -> ObjectError:
+    found = _CODE.search(text)
+    code = found[1] if found else ""
+    if code in ("NoSuchBucket", "ContainerNotFound"):
+        return ObjectRefused(f"{asked}: there is no such bucket")
+    if status == 404:
+        return ObjectMissing(f"{asked}: there is no such object")
+    if status == 416:
+        return EndsEarly(f"{asked}: the object ends before the range that was asked for")
+    answer = f"{asked}: the store answers {status}{code and f' {code}'}"
+    if status < 400 or code == "AuthorizationHeaderMalformed":
+        return ObjectRefused(f"{answer}: is the bucket in another region?")
+    is_for_good = status < 500 and status not in _AGAIN_STATUSES and code not in _AGAIN_CODES
+    return ObjectRefused(answer) if is_for_good or status == _NOT_IMPLEMENTED else ObjectUnavailable(answer)
+
+
+def _of_errno(number: int, error: Exception, asked: str) -> ObjectError:
+    if number == errno.ENOENT and isinstance(error, FileNotFoundError):
+        return ObjectMissing(f"{asked}: there is no such object")
+    kind = ObjectRefused if number in _REFUSED_ERRNOS else ObjectUnavailable
+    return kind(f"{asked}: {os.strerror(number)}")

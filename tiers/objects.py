@@ -1,0 +1,71 @@
+"""Objects: immutable bytes under names, in a bucket, a directory or memory.
+
+    put ──▶ name ──▶ get, get_ranges, head        list: names in order, page by page
+
+What a store of objects does for us, whatever it is: strongly consistent (what was put is found, listed and read
+at once), objects whole or not there at all. Names are ASCII with "/" between folders; the prefix that the
+store was opened with is before them and never seen.
+
+Every call is a coroutine, may take as long as its deadline, and raises `ObjectError` and nothing else:
+`ObjectMissing`, `ObjectRefused` (not allowed or not configured: trying again is no use), `ObjectUnavailable`
+(everything else, after the retries of the implementation). Credentials are in no message.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+Bytes = bytes | bytearray | memoryview
+Range = tuple[int, int]  # from, up to and without, in bytes
+
+
+class ObjectInfo(NamedTuple):
+    """e_tag changes when an object is replaced. modified_s: unix seconds, by the store's clock."""
+
+    name: str
+    size_bytes: int
+    e_tag: str
+    modified_s: float
+
+
+class Objects(ABC):
+    """One place for objects. `where` names it for people: "s3://bucket/prefix"."""
+
+    where: str
+
+    @abstractmethod
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        """Store an object; the content must not change until this returns.
+
+        only_new: False, and nothing changed, where an object of that name is there already. Stores without
+        conditional writes may replace it then: never rely on this alone.
+        """
+
+    @abstractmethod
+    async def get(self, name: str) -> memoryview:
+        """All of it."""
+
+    @abstractmethod
+    async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        """Parts of it, each exactly as long as asked; neighbours are read with one request.
+
+        ObjectUnavailable where the object ends before a range does.
+        """
+
+    @abstractmethod
+    async def head(self, name: str) -> ObjectInfo:
+        """What is known of it."""
+
+    @abstractmethod
+    def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """Pages of the objects whose names begin with `prefix` ("a/b/"), ordered by name, behind the name `after`."""
+
+    @abstractmethod
+    async def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders right below `prefix` ("" or "a/"), in order, without it and without "/"."""
+
+    @abstractmethod
+    async def delete(self, names: Sequence[str]) -> None:
+        """Remove objects; those that are not there are no error."""

@@ -1,0 +1,236 @@
+"""Packs, written to and read from a store of objects.
+
+    put_pack       records ─▶ copied, each compared with its checksum ─▶ one object
+    read_pack      HEAD, first bytes ─▶ header, compared with the name and the size
+    fetch_records  ranges, neighbours in one request ─▶ codec ─▶ into the caller's views ─▶ checksum: HIT, or no hit
+    copy_pack      store ─▶ header and every record compared with what was announced ─▶ another store
+
+A pack never holds a record that does not match its checksum: what is compared is the copy that is sent. A record that
+comes back is compared in the caller's view, so what is a HIT is what the caller has.
+
+Bytes are moved and hashed by a thread and not by the event loop, if they are many. The thread lets go of the
+interpreter every 2 MiB; joining 64 MiB in one call would hold it for 30 ms.
+
+A pack is put without asking whether it is there. Whoever asks knows that from the catalogue already; a HEAD
+would cost every pack a request and a round trip to save one upload in thousands; and a pack that rotted is
+healed by putting it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from tiers.base import Get
+from tiers.checksum import column_sizes, digest
+from tiers.codecs import CODECS, decode_into, encode
+from tiers.constants import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX, PACK_PIECE_BYTES, PACK_TURN_BYTES
+from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
+from tiers.objects import Bytes, Objects
+from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
+
+T = TypeVar("T")
+
+
+async def put_pack(objects: Objects, header: PackHeader, records: Sequence[Bytes], codec: str = "") -> Pack:
+    """Store records as one pack; putting it again changes nothing. The records must not change until this returns.
+
+    header: without codec and sizes, which are filled in. codec: of tiers/codecs.py; a record that it does not make
+    shorter is stored plain. Raises PackDamaged, before anything is sent, where a record is not what the header
+    says, and ObjectError.
+    """
+    name = pack_name(header.spec.digest, b"")
+    if len(records) != header.count:
+        raise PackDamaged(f"{name}: {len(records)} records for a header of {header.count}")
+    size_bytes = sum(map(len, records))
+    pack, content = await _in_thread(size_bytes, lambda: _assemble(header, records, codec))
+    await objects.put(pack.name, content)
+    return pack
+
+
+async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
+    """What a pack says of itself. Raises PackDamaged, where it is not the pack of this name, and ObjectError."""
+    name = pack_name(namespace, pack_id)
+    where = f"{objects.where}: {name}"
+    size_bytes = (await objects.head(name)).size_bytes
+    (first,) = await objects.get_ranges(name, [(0, min(size_bytes, PACK_FIRST_BYTES))])
+    end = header_end(first, where)
+    if end > size_bytes:
+        raise PackDamaged(f"{where}: {size_bytes} bytes: its header alone has {end}")
+    if end > len(first):
+        (first,) = await objects.get_ranges(name, [(0, end)])
+    pack = parse(first, where)
+    if (pack.header.spec.digest, pack.id) != (namespace, pack_id):
+        raise PackDamaged(f"{where}: holds another pack: {pack.name}")
+    if pack.size_bytes != size_bytes:
+        raise PackDamaged(f"{where}: {size_bytes} bytes: by its header it has {pack.size_bytes}")
+    _check_columns(pack.header, where)
+    return pack
+
+
+async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]) -> list[Get]:
+    """Read records, by their index, into views of exactly their size; one answer each, in the same order.
+
+    HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, a view of another size, or
+    a codec that is not known here. CORRUPT: other bytes came back. FAILED: the store failed, or the object is cut off. After any other
+    answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
+    nobody writes into the views any more.
+    """
+    header = pack.header
+    answers = [Get.MISS] * len(wanted)
+    fits = [
+        at
+        for at, (index, view) in enumerate(wanted)
+        if 0 <= index < header.count and view.nbytes == header.spec.record_bytes
+    ]
+    if not fits or header.codec not in CODECS:
+        return answers
+    places = pack.ranges()
+    try:
+        parts = await objects.get_ranges(pack.name, [places[wanted[at][0]] for at in fits])
+    except ObjectMissing:
+        return answers
+    except ObjectError:
+        for at in fits:
+            answers[at] = Get.FAILED
+        return answers
+    jobs = [(*wanted[at], part) for at, part in zip(fits, parts, strict=True)]
+    results = await _in_thread(len(fits) * header.spec.record_bytes, lambda: _take(header, jobs))
+    for at, result in zip(fits, results, strict=True):
+        answers[at] = result
+    return answers
+
+
+async def copy_pack(source: Objects, to: Objects, pack: Pack) -> None:
+    """Put an announced pack into another store, if all of it is right. All of it is in memory meanwhile.
+
+    Raises PackDamaged, before anything is put; ObjectMissing where the source does not have it, and no other
+    time; ObjectError.
+    """
+    content = await _whole(source, pack)
+    where = f"{source.where}: {pack.name}"
+    await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where))
+    try:
+        await to.put(pack.name, content)
+    except ObjectMissing as error:  # a directory that is gone
+        raise ObjectUnavailable(str(error)) from error
+
+
+async def _whole(source: Objects, pack: Pack) -> memoryview:
+    """The bytes of a pack, in pieces that arrive in time if it is large."""
+    if pack.size_bytes <= PACK_PIECE_BYTES:
+        return await source.get(pack.name)
+    content = bytearray(pack.size_bytes)
+    for start in range(0, pack.size_bytes, PACK_PIECE_BYTES):
+        end = min(start + PACK_PIECE_BYTES, pack.size_bytes)
+        (part,) = await source.get_ranges(pack.name, [(start, end)])
+        content[start:end] = part
+    return memoryview(content).toreadonly()
+
+
+# -- in a thread --
+
+
+def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple[Pack, memoryview]:
+    """The pack, and the whole object, which nobody can change any more."""
+    where = pack_name(header.spec.digest, b"")
+    _check_columns(header, where)
+    turns = _Turns()
+    stored = records
+    if codec:
+        stored = [turns.after(encode(codec, record), len(record)) for record in records]
+        header = msgspec.structs.replace(header, codec=codec, sizes=tuple(map(len, stored)))
+    pack, first = describe(header)
+    content = bytearray(first)  # grows: to make it at once would fill it with zeros first
+    plain = memoryview(bytearray(header.spec.record_bytes if codec else 0))
+    for index, (start, end) in enumerate(pack.ranges()):
+        content += stored[index]
+        with memoryview(content)[start:] as part:
+            if len(part) != end - start or not _is_sound(header, index, part, plain):
+                raise PackDamaged(f"{where}: record {index} of {header.count} is not what its checksum says")
+        turns.after(None, end - start)
+    return pack, memoryview(content).toreadonly()
+
+
+def _verify(pack: Pack, content: memoryview, where: str) -> None:
+    """Raises PackDamaged where a byte is not what was announced."""
+    if len(content) != pack.size_bytes:
+        raise PackDamaged(f"{where}: {len(content)} bytes: announced were {pack.size_bytes}")
+    if parse(content, where) != pack:
+        raise PackDamaged(f"{where}: another pack than the one that was announced")
+    header = pack.header
+    if header.codec not in CODECS:
+        raise PackDamaged(f"{where}: codec {header.codec!r}: known here are {CODECS}")
+    _check_columns(header, where)
+    turns, plain = _Turns(), memoryview(bytearray(header.spec.record_bytes if header.codec else 0))
+    for index, (start, end) in enumerate(pack.ranges()):
+        if not _is_sound(header, index, content[start:end], plain):
+            raise PackDamaged(f"{where}: record {index} of {header.count} is not what its checksum says")
+        turns.after(None, end - start)
+
+
+def _is_sound(header: PackHeader, index: int, part: memoryview, plain: memoryview) -> bool:
+    """Whether the bytes of a record, as stored, are those of its checksum. plain: room to decode into."""
+    record = part
+    if header.codec:
+        if not decode_into(header.codec, part, plain):
+            return False
+        record = plain
+    return digest(record, header.spec.columns) == header.checksum_at(index)
+
+
+def _take(header: PackHeader, jobs: Sequence[tuple[int, memoryview, memoryview]]) -> list[Get]:
+    """Fill the views; jobs: index, view, bytes as stored."""
+    results, turns, columns = [], _Turns(), header.spec.columns
+    for index, view, part in jobs:
+        try:
+            is_whole = decode_into(header.codec, part, view)
+            is_hit = is_whole and digest(view, columns) == header.checksum_at(index)
+        except ValueError:  # columns that are none
+            is_hit = False
+        results.append(Get.HIT if is_hit else Get.CORRUPT)
+        turns.after(None, len(view))
+    return results
+
+
+def _check_columns(header: PackHeader, where: str) -> None:
+    try:
+        column_sizes(header.spec.columns, header.spec.record_bytes)
+    except ValueError as error:
+        raise PackDamaged(f"{where}: {error}") from error
+
+
+class _Turns:
+    """Lets other threads have the interpreter now and then: copying, and hashing less than 100 KiB, does not. A turn
+    costs 80 µs; without, they would wait for the 5 ms after which the interpreter takes it away."""
+
+    def __init__(self) -> None:
+        self._left_bytes = PACK_TURN_BYTES
+
+    def after(self, result: T, size_bytes: int) -> T:
+        self._left_bytes -= size_bytes
+        if self._left_bytes <= 0:
+            self._left_bytes = PACK_TURN_BYTES
+            time.sleep(0)
+        return result
+
+
+async def _in_thread(size_bytes: int, work: Callable[[], T]) -> T:
+    """The result of `work` on so many bytes; here and now if they are few. Ends when the work has ended, even if
+    it is cancelled: the caller's buffers are in use until then."""
+    if size_bytes <= PACK_INLINE_BYTES_MAX:
+        return work()
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                pass  # cancelled again: it ends in milliseconds
+        raise
