@@ -9,11 +9,8 @@ import asyncio
 import json
 import os
 import random
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +23,7 @@ from kvstore.daemon.regions_file import load_regions
 from replication.announced import Announced
 from replication.feed import FeedWriter
 from tests.objects import S3Server
+from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import (
     S3_KEYS,
     arguments,
@@ -38,7 +36,7 @@ from tests.region.regions import (
     store,
     until,
 )
-from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
@@ -48,7 +46,6 @@ from tiers.packs import PACKS, PackHeader
 ROUNDS = int(os.environ.get("ROUNDS", "4"))
 RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]'
 SPEC = NamespaceSpec(b"tests of mirrors", 4096, 16, 16, {"model": "a model", "tenant": ""})
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -63,31 +60,9 @@ def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[Start]:
-    """Start mirrors into eu; each call returns when it has joined. What still runs at the end is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(file: Path) -> subprocess.Popen[str]:
-        words = ["mirror", f"--regions={file}", "--set=region=eu", f"--data-dir={tmp_path / 'mirror'}"]
-        with open(tmp_path / "mirror.log", "a") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore", *words],
-                stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(),
-            )  # fmt: skip
-        running.append(process)
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        line = process.stdout.readline() if readable else ""
-        assert line.startswith("ready region=eu sources=na bucket="), (tmp_path / "mirror.log").read_text()
-        return process
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.wait(TIMEOUT_S)
-        assert process.stdout is not None
-        process.stdout.close()
+def mirror(tmp_path: Path) -> Iterator[StartMirror]:
+    with mirrors(tmp_path) as start:
+        yield start
 
 
 def bucket(file: Path, region: str) -> Objects:
@@ -135,7 +110,7 @@ def told(file: Path, verb: str = "status") -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_prompt_of_one_region_is_read_in_the_other_one(
-    tmp_path: Path, serve: Callable[..., Daemon], mirror: Start, regions: Path
+    tmp_path: Path, serve: Callable[..., Daemon], mirror: StartMirror, regions: Path
 ) -> None:
     """What a daemon in na made durable a fresh daemon in eu gives back, byte by byte, when na is gone; SIGTERM stops the
     mirror in seconds."""
@@ -171,7 +146,7 @@ def test_a_prompt_of_one_region_is_read_in_the_other_one(
 
 
 @pytest.mark.slow
-def test_a_mirror_that_is_killed_goes_on(mirror: Start, regions: Path) -> None:
+def test_a_mirror_that_is_killed_goes_on(mirror: StartMirror, regions: Path) -> None:
     """However often a mirror is killed while packs are made, in the end all of them are in the other region, and are true."""
     chance = random.Random(0)
     for number in range(ROUNDS):
@@ -186,7 +161,7 @@ def test_a_mirror_that_is_killed_goes_on(mirror: Start, regions: Path) -> None:
     assert len(there) == 10 * ROUNDS and contents(regions, "eu") == there
 
 
-def test_a_flipped_byte_stays_where_it_is(mirror: Start, regions: Path) -> None:
+def test_a_flipped_byte_stays_where_it_is(mirror: StartMirror, regions: Path) -> None:
     """A pack that rotted in its bucket is not copied: status names it and fails; the others are there."""
     names = make(regions, "a", "b", "c")
     damaged = bytearray(contents(regions, "na")[names[1]])
