@@ -32,11 +32,18 @@ class Proxy:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
+    async def _hang_up(self) -> None:
+        served = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in served:
+            task.cancel()
+        await asyncio.gather(*served, return_exceptions=True)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             if self.mode == "503":
                 await reader.read(1)
                 writer.write(_UNAVAILABLE)
