@@ -3,12 +3,15 @@
 # make lint   format, lint, types                              make bench  figures of this machine
 # make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
 # make trial  answers in time among bursts                     make clean  what was made here, away
-# make soak   SEEDS=10000 loads and saves over a simulated accelerator, ROUNDS=500 kills, our policy on every traffic
+# make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
+#             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds
 
 VENV := .venv/bin
 WORKERS ?= 2
 SEEDS ?= 10000
 ROUNDS ?= 500
+REGION_ROUNDS ?= 50
+PARTITION_S ?= 60
 WITHOUT_ENGINES := $(addprefix tests/vllm/test_,world.py siblings.py namespace.py settings.py)
 
 .PHONY: venv venv-033 vllm-source demo demo-regions test test-fast test-033 trial lint format bench soak clean
@@ -61,7 +64,10 @@ bench: venv
 	@$(VENV)/python -m benchmarks
 
 soak: venv
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
+	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
+		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py)
 	$(VENV)/python -m benchmarks.envelope
 
 clean:

@@ -13,10 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replication.constants import (
+    AUDIT_INTERVAL_S,
+    AUDITORS,
     FETCH_RANGE_BYTES,
     FULL_LOOK_EVERY,
+    NODE_INTERVAL_S,
+    ORDERS_INTERVAL_S,
     POLL_INTERVAL_PER_WRITER_S,
     POLL_INTERVAL_S,
+    SOURCE_TOMBSTONES_S,
     TOMBSTONES_INTERVAL_S,
     UPKEEP_DELETERS,
 )
@@ -93,10 +98,35 @@ def watching() -> Requests:
     return Requests(1 / TOMBSTONES_INTERVAL_S, 0.0)
 
 
+def audit_lists(packs: float) -> int:
+    """Of one audit: all packs, twice, as some are put while they are listed; tombstones before each page of orphans apart."""
+    return 2 * math.ceil(packs / LIST_NAMES)
+
+
+def auditing(nodes: int, load: Load) -> Requests:
+    """All audits of a region."""
+    packs = nodes * load.packs_per_s * load.kept_s
+    return Requests(audit_lists(packs), 0.0).times(min(nodes, AUDITORS) / AUDIT_INTERVAL_S)
+
+
+def warming() -> Requests:
+    """One node looks for orders, and tells of itself; what an order has it fetch is fetched as anything else."""
+    return Requests(1 / ORDERS_INTERVAL_S + 1 / NODE_INTERVAL_S, 0.0)
+
+
+def reading_through(nodes: int, load: Load) -> Requests:
+    """One node that follows another region of so many nodes; what it fetches there it does not fetch at home."""
+    return following(nodes, load) + Requests(1 / SOURCE_TOMBSTONES_S, 0.0)
+
+
 def mirroring(nodes: int, load: Load) -> Requests:
     """A mirror of one other region of so many nodes: follows it, copies each pack, announces it."""
     copies = nodes * load.packs_per_s
     return following(nodes, load) + Requests(copies, copies) + announcing(nodes, load)
+
+
+def _cells(requests: list[Requests]) -> list[str]:
+    return [f"{r.puts:,.1f} + {r.gets:,.1f} /s, ${r.month_price:,.0f}" for r in requests]
 
 
 def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
@@ -107,10 +137,12 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
         "packs put and deleted": [persisting(load).times(n) for n in NODES],
         "packs fetched": [fetching(load).times(n) for n in NODES],
         "watching for tombstones": [watching().times(n) for n in NODES],
+        "audits": [auditing(n, load) for n in NODES],
+        "orders to warm, nodes telling of themselves": [warming().times(n) for n in NODES],
         "one mirror of this region": [mirroring(n, load) for n in NODES],
     }
     for what, requests in parts.items():
-        yield what, [f"{r.puts:,.1f} + {r.gets:,.1f} /s, ${r.month_price:,.0f}" for r in requests]
+        yield what, _cells(requests)
     stored_gb = [n * load.packs_per_s * load.pack_bytes * load.kept_s / 1e9 for n in NODES]
     copied_gb = [n * load.packs_per_s * load.pack_bytes * MONTH_S / 1e9 for n in NODES]
     requests_price = [sum(r[i].month_price for r in parts.values()) for i in range(len(NODES))]
@@ -128,6 +160,10 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
     yield (
         "all of it, of what the GPUs cost",
         [f"{100 * a / b:.2f} %" for a, b in zip(sums, gpus, strict=True)],
+    )
+    yield (
+        "in addition, if all read a second such region through",
+        _cells([reading_through(n, load).times(n) for n in NODES]),
     )
     yield (
         "news reaches everybody within",

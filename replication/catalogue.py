@@ -67,6 +67,13 @@ class Spot(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
 
 
+class Numbered(NamedTuple):
+    """A pack, and its number: those that become known later have higher ones."""
+
+    number: int
+    announced: Announced
+
+
 class Counts(msgspec.Struct, array_like=True):
     """bytes: of objects, headers included. A block that two packs have counts twice."""
 
@@ -270,6 +277,10 @@ class Catalogue:
         """Whether a block is durable. Exact; reads rows only where the filter cannot deny it."""
         return self.find([namespace + block_hash])[0] is not None
 
+    def may_have(self, key: bytes) -> bool:
+        """Whether a block may be durable: memory only, and wrong about one block in millions that is not."""
+        return not self.loaded or _digest_word(key) in self._filter
+
     def find(self, keys: Sequence[bytes]) -> list[Spot | None]:
         """Where these blocks are, None where that is not known. Raises CatalogueDamaged.
 
@@ -292,10 +303,25 @@ class Catalogue:
         numbers = self._rows.get([_ID + pack_id for pack_id in ids])
         return [None if number is None else self._entry(number)[0] for number in numbers]
 
+    def numbered(self, ids: Sequence[bytes]) -> list[Numbered | None]:
+        """The same with their numbers. Raises CatalogueDamaged."""
+        rows = self._rows.get([_ID + pack_id for pack_id in ids])
+        return [None if row is None else self._numbered(row) for row in rows]
+
+    def with_beginning(self, beginning: bytes) -> Iterator[list[Numbered]]:
+        """The packs whose ids begin with this, in their order, CATALOGUE_CHUNK_PACKS at a time. As `chunks`."""
+        start, end = _ID + beginning, _behind(_ID + beginning)
+        while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
+            yield [self._numbered(row) for _, row in found]
+            start = found[-1][0] + b"\0"
+
+    def _numbered(self, row: bytes) -> Numbered:
+        return Numbered(int.from_bytes(row, "big"), self._entry(row)[0])
+
     def _look_up(self, key: bytes, packs: dict[bytes, Announced]) -> Spot | None:
-        word = _digest(key[NAMESPACE_BYTES:], _seed(key[:NAMESPACE_BYTES]))
-        if self.loaded and int.from_bytes(word, "big") not in self._filter:
+        if not self.may_have(key):
             return None
+        word = _digest(key[NAMESPACE_BYTES:], _seed(key[:NAMESPACE_BYTES]))
         for row in self._rows.with_prefix(_KEY + word):
             number_bytes, index = row[PREFIX_BYTES:-_INDEX_BYTES], int.from_bytes(row[-_INDEX_BYTES:], "big")
             if number_bytes not in packs:
@@ -387,6 +413,10 @@ class Catalogue:
 
 def _seed(namespace: bytes) -> int:
     return int.from_bytes(namespace[:_WORD_BYTES], "little")
+
+
+def _digest_word(key: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key[NAMESPACE_BYTES:], _seed(key[:NAMESPACE_BYTES]))
 
 
 def _word(row: bytes) -> int:

@@ -37,6 +37,7 @@ ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
 POLL_INTERVAL_S: Final = 5.0
 POLL_INTERVAL_PER_WRITER_S: Final = 0.1
 POLL_JITTER: Final = 0.2  # share of the interval, up and down
+UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 BACKOFF_S_MIN: Final = 1.0  # after a failed pass; doubles
 BACKOFF_S_MAX: Final = 300.0
 
@@ -59,13 +60,59 @@ UPKEEP_INTERVAL_S: Final = 60.0  # between two looks for packs whose life is ove
 UPKEEP_PACKS: Final = 256  # in one step
 UPKEEP_DELETERS: Final = 3  # of all writers, on average
 
-MIRROR_TOMBSTONES_S: Final = 60.0  # between two looks of a mirror for tombstones of its source
+SOURCE_TOMBSTONES_S: Final = (
+    60.0  # between two looks for tombstones of another region, which is copied or read from
+)
 TOMBSTONE_BYTES_MAX: Final = 1 * MIB
+BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
+ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 TOMBSTONES_INTERVAL_S: Final = 15.0  # between two looks for new ones
 TOMBSTONE_GRACE_S: Final = 30 * 24 * 3600.0  # how long one is watched for: longer than the longest outage
 
+# Orders to warm, and what daemons tell of themselves.
+ORDERS_INTERVAL_S: Final = 15.0  # between two looks for new ones
+ORDERS_MAX: Final = 64  # in force at a time; of more, the latest
+ORDER_BYTES_MAX: Final = 64 * KIB  # of an order, and of progress
+ORDER_TELL_S: Final = 5.0  # between two writings of progress, where there is news
+ORDER_HEARTBEAT_S: Final = 20.0  # written even without
+ORDER_RETRY_S: Final = 10.0  # after a bucket or a catalogue that failed
+ORDER_PRIORITY: Final = 1001  # of copies that are ordered: above all rules
+ORDER_JOBS_MAX: Final = 64  # of one order, waiting or under way: what is cancelled leaves no more behind
+ORDER_JOBS_PAUSE_S: Final = 0.5  # between two looks whether some have ended
+ORDER_ATTEMPTS_MAX: Final = 3  # then a pack counts as failed; it is tried on by its rule
+NODE_INTERVAL_S: Final = 600.0  # between two tellings of one daemon
+NODE_BYTES_MAX: Final = 1 * MIB
+NODE_ROWS_MAX: Final = 256  # models and tenants told, those most asked for
+NODE_READS_MAX: Final = 32  # at a time
+TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is told
+TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
+
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
+
+# Audits: what a bucket has, held against what was announced.
+AUDIT_INTERVAL_S: Final = 24 * 3600.0  # of one auditor, on average
+AUDITORS: Final = 3  # of all writers, on average; a mirror, where there is one, is the only one
+AUDIT_MIRROR_S: Final = 3600.0  # a mirror that wrote its state so long ago is there
+AUDIT_LOOK_S: Final = 10.0  # between two looks whether one is due
+AUDIT_RETRY_S: Final = 300.0  # after one that failed
+AUDIT_AGAIN_S: Final = 60.0  # before what is not there is asked for again
+AUDIT_GAP_S: Final = (
+    20.0  # after a gap, each writer waits for a share of so long × writers, so that few audit
+)
+AUDIT_GAP_PER_PACK_S: Final = 1e-4  # … or of so long for each pack: what listing it takes
+AUDIT_REQUESTS_MAX: Final = 16  # under way at a time
+AUDIT_SLICE_PACKS: Final = 128  # held against the catalogue at a time: 1 to 2 ms
+AUDIT_DOUBTED_MAX: Final = 4096  # packs that were not there once
+ORPHAN_GRACE_S: Final = 3600.0  # a pack that was put so long ago should have been announced
+ORPHANS_WAITING_MAX: Final = 1 << 16  # for their parents; 300 bytes each
+PARENTLESS_S: Final = 24 * 3600.0  # … so long, before they are deleted
+RESTORED_KEPT_S: Final = 7 * 24 * 3600.0  # life of a pack whose announcement was lost
+DEEP_PACKS: Final = 4  # read whole at a time, by whoever verifies every byte
+VERIFY_LOOK_S: Final = 0.2  # of a region that is verified from outside: between two looks at its feed
+VERIFY_AGAIN_S: Final = 2.0  # before what is not there is asked for again
+LACKING_AGAIN_S: Final = 10.0  # … before what was not copied yet is
+ROTTEN_LOOKS: Final = 8  # in a row that find a segment damaged, until it counts as gone
 
 # Mirrors: limits of one pair of regions.
 COPIES_MAX: Final = 16  # under way at a time
@@ -85,6 +132,19 @@ COPY_BACKOFF_S_MIN: Final = 2.0  # after a copy that failed; doubles
 COPY_BACKOFF_S_MAX: Final = 300.0
 DAMAGED_BACKOFF_S_MAX: Final = 3600.0
 LOST_AFTER_S: Final = 3600.0  # that the source does not have a pack it announced
+# Copying in bulk, by juicefs.
+BULK_PACKS_MIN: Final = 128  # waiting, before it is worth a process
+BULK_PACKS_MAX: Final = 1024  # in one run; their names are one argument, of 128 KiB at most
+BULK_BYTES_MAX: Final = 2048 * MIB  # in one run; twice that on disk
+BULK_LOOK_S: Final = 1.0  # between two looks, where nobody wakes it
+BULK_START_S_MAX: Final = 120.0  # of a run, and what its bytes take at this rate:
+BULK_BYTES_PER_S_MIN: Final = 4 * MIB  # then it is ended, and what it brought is used
+BULK_PAUSE_S: Final = 600.0  # after one that failed
+BULK_DISK_FREE_BYTES_MIN: Final = 1024 * MIB  # left on the disk
+BULK_SAID_BYTES_MAX: Final = 64 * KIB  # of its messages, kept
+COMPLAINT_CHARS_MAX: Final = 300
+JUICEFS_THREADS: Final = 32  # each has up to 10 MiB of memory
+JUICEFS_ASK_S_MAX: Final = 20.0  # for its version
 STATE_INTERVAL_S: Final = 5.0  # between two looks whether there is news to write down
 STATE_READS_MAX: Final = 3  # of one that is damaged, before a start does without
 HEARTBEAT_S: Final = 60.0  # written down even without news
@@ -117,4 +177,7 @@ assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
 assert FILTER_PARTITION_BITS + FILTER_PRINT_BITS <= 64
 assert POLL_INTERVAL_S < HEAD_TRUST_S
 assert CATALOGUE_CHUNK_PACKS + SEGMENT_ENTRIES_MAX < JOBS_MAX // 2
+assert BULK_PACKS_MIN <= BULK_PACKS_MAX < 3000  # of 41 bytes each
 assert STATE_INTERVAL_S < HEARTBEAT_S < HEARTBEAT_LATE_S < IN_TIME_S
+assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
+assert HEARTBEAT_LATE_S < AUDIT_MIRROR_S

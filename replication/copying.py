@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from replication.announced import Announced, lasts_longer
+from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
 from replication.constants import (
     COPIES_MAX,
@@ -38,24 +39,28 @@ from replication.constants import (
     UNANNOUNCED_MAX,
 )
 from replication.errors import CatalogueDamaged
+from replication.fetch_ahead import FetchAhead
 from replication.jobs import Job, Jobs
 from replication.mirror_state import Lags
 from replication.region import MARKER
 from replication.region_node import RegionNode
+from replication.waits import within
 from tiers.errors import ObjectError, ObjectMissing, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import copy_pack
+from tiers.packs import Pack
 
 log = logging.getLogger("replication.copying")
 
 
 class Ways(NamedTuple):
-    """From where to where: the name of a region and its bucket; this region, and its bucket."""
+    """From where to where: the name of a region and its bucket; this region, and its bucket. bulk: what brings many packs near."""
 
     source: str
     bucket: Objects
     home: RegionNode
     home_bucket: Objects
+    bulk: BulkCopy | None = None
 
 
 class Copying:
@@ -88,11 +93,16 @@ class Copying:
         self._copies = self._copying_bytes = 0  # under way
         self._unannounced = 0
         self._woken = asyncio.Event()
+        self._ahead: FetchAhead | None = None
+        if ways.bulk is not None:
+            self._ahead = FetchAhead(ways.bulk, ways.bucket, catalogue, jobs, self._woken.set, damaged)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
+            if self._ahead is not None:
+                tasks.create_task(self._ahead.run())
             while True:
                 self._woken.clear()
                 job = self._take(loop.time())
@@ -101,20 +111,22 @@ class Copying:
                     self._copying_bytes += job.size_bytes
                     tasks.create_task(self._carry_out(job))
                     continue
-                try:
-                    await asyncio.wait_for(self._woken.wait(), self._pause_s(loop.time()))
-                except TimeoutError:
-                    pass
+                await within(self._pause_s(loop.time()), self._woken)
 
     def wake(self) -> None:
         """There are new jobs."""
+        if self._ahead is not None:
+            self._ahead.woken.set()  # it chooses first
         self._woken.set()
 
     def _take(self, now_s: float) -> Job | None:
         if self._copies == COPIES_MAX or self._unannounced >= UNANNOUNCED_MAX:
             return None
         alone = 1 << 62  # any pack fits
-        return self._jobs.take(now_s, COPY_BYTES_MAX - self._copying_bytes if self._copies else alone)
+        room_bytes = COPY_BYTES_MAX - self._copying_bytes if self._copies else alone
+        if self._ahead is not None and self._ahead.ready:
+            return self._ahead.ready.popleft() if self._ahead.ready[0].size_bytes <= room_bytes else None
+        return self._jobs.take(now_s, room_bytes)
 
     def _pause_s(self, now_s: float) -> float | None:
         """Until time brings the next job; None where it waits for something else."""
@@ -147,9 +159,11 @@ class Copying:
         try:
             announced = self._lacking(job)
             if announced is not None and not job.is_put and not self._is_known(job):
-                await copy_pack(self._ways.bucket, self._ways.home_bucket, announced.pack)
+                await self._copy(job, announced.pack)
                 job.is_put = True
         finally:
+            if self._ahead is not None and job.fetched:
+                await self._ahead.drop(job)
             self._copies -= 1
             self._copying_bytes -= job.size_bytes
             self._woken.set()
@@ -165,6 +179,16 @@ class Copying:
             self.copied_bytes += job.size_bytes
             if job.since_s:
                 self.lags.add(max(0.0, self._clock() - job.since_s))
+
+    async def _copy(self, job: Job, pack: Pack) -> None:
+        """From what was fetched in bulk, if that is right; else from the source."""
+        if job.fetched and self._ways.bulk is not None:
+            try:
+                await copy_pack(self._ways.bulk.fetched, self._ways.home_bucket, pack)
+                return
+            except (ObjectMissing, PackDamaged) as error:
+                log.info("copied from the source: %s", error)
+        await copy_pack(self._ways.bucket, self._ways.home_bucket, pack)
 
     def _lacking(self, job: Job) -> Announced | None:
         """What the source says of a pack, if home does not know as much of it and should."""

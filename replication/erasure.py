@@ -3,7 +3,9 @@
     tombstones/ ─▶ look, every 15 s ───▶ a new one: the whole catalogue is swept
     feed ─▶ catalogue ─▶ step, every second ─▶ what became known since is removed, if a tombstone names it
 
-A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them.
+A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
+blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
+region that was away, when nothing is left that says on what it hangs.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from collections.abc import Callable, Iterable
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import TOMBSTONES_INTERVAL_S
+from replication.constants import ERASE_INTERVAL_S, TOMBSTONES_INTERVAL_S
+from replication.erased import Erased
 from replication.errors import CatalogueDamaged
-from replication.tombstones import Tombstone, read_tombstones
+from replication.tombstones import Tombstone, put_behind, read_behind
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
@@ -33,36 +36,36 @@ class Erasure:
         catalogue: Catalogue,
         clock: Callable[[], float],
         told: Callable[[Tombstone], None] = lambda tombstone: None,
+        known: Erased | None = None,
     ) -> None:
-        """clock: unix seconds."""
+        """clock: unix seconds. known: where tombstones are kept; its own place if none is given."""
         self.told = told
         self.erased = 0  # packs
+        self.known = known or Erased(clock)
         self._objects = objects
         self._catalogue = catalogue
-        self._clock = clock
-        self._tombstones: dict[str, Tombstone] = {}  # by id
-        self._read: set[str] = set()  # names and ETags
         self._behind: dict[
             str, set[bytes]
-        ] = {}  # by tombstone of a prefix: the last blocks of packs it has erased
+        ] = {}  # by tombstone of a prefix: its block, and those found behind it
+        self._kept: dict[str, set[bytes]] = {}  # of these, those that the bucket has
+        self._read: set[str] = set()  # names of objects that say so
         self._next = 0  # number of the first pack in the catalogue that was not looked at
         self._renewals = catalogue.renewals
 
     @property
     def tombstones(self) -> list[Tombstone]:
         """Those that are watched for now."""
-        now_s = self._clock()
-        return [tombstone for tombstone in self._tombstones.values() if now_s < tombstone.watched_until_s]
+        return self.known.tombstones
 
     def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:
         """Whether these blocks of a namespace, or one before them in `hashes`, are erased."""
         size = spec.hash_bytes
-        for tombstone in self.tombstones:
-            if tombstone.names(spec):
-                wanted = tombstone.block_hash
-                if not wanted or any(hashes[at : at + size] == wanted for at in range(0, len(hashes), size)):
-                    return True
-        return False
+        return self.known.forbids(spec, hashes) or any(
+            hashes[at : at + size] in behind
+            for tombstone in self.tombstones
+            if tombstone.names(spec) and (behind := self._behind.get(tombstone.id))
+            for at in range(0, len(hashes), size)
+        )
 
     def covers(self, announced: Announced) -> bool:
         """Whether a pack is erased."""
@@ -74,19 +77,22 @@ class Erasure:
             return False
         if not tombstone.block_hash:
             return True
-        behind = self._behind.setdefault(tombstone.id, {tombstone.block_hash})
-        hashes = list(header.each_hash())
-        if header.parent in behind:
-            behind.update(hashes)
-        elif tombstone.block_hash in hashes:
-            behind.update(hashes[hashes.index(tombstone.block_hash) :])
-        else:
-            return False
+        behind = self._behind_of(tombstone)
+        blocks = list(header.each_hash())
+        if header.parent not in behind:
+            first = next((at for at, block in enumerate(blocks) if block in behind), None)
+            if first is None:
+                return False
+            blocks = blocks[first:]
+        if not behind.issuperset(blocks):
+            behind.update(blocks)
+            self._next = 0  # what hangs on it may have become known before it
         return True
 
-    def _is_of_prefix(self, announced: Announced) -> bool:
-        named = (t for t in self.tombstones if t.block_hash)
-        return any(self._is_of(announced, tombstone) for tombstone in named)
+    def _behind_of(self, tombstone: Tombstone) -> set[bytes]:
+        behind = self._behind.setdefault(tombstone.id, set())
+        behind.add(tombstone.block_hash)
+        return behind
 
     # -- work --
 
@@ -102,17 +108,21 @@ class Erasure:
                 await self.step()
             except (ObjectError, CatalogueDamaged) as error:
                 log.info("%s: erasing goes on later: %s", self._objects.where, error)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(ERASE_INTERVAL_S)
 
     async def look(self) -> None:
         """Learn of new tombstones. Raises ObjectError."""
-        news = await read_tombstones(self._objects, self._read)
-        self._read |= news.keys()
-        for tombstone in news.values():
-            if tombstone.id not in self._tombstones:
+        for tombstone in await self.known.look(self._objects):
+            self._next = 0
+            self.told(tombstone)
+        is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
+        found = await read_behind(self._objects, self._read) if is_of_prefixes else {}
+        for tombstone_id, blocks in found.items():
+            behind = self._behind.setdefault(tombstone_id, set())
+            if not behind.issuperset(blocks):
+                behind.update(blocks)
                 self._next = 0
-                self.told(tombstone)
-            self._tombstones[tombstone.id] = tombstone
+            self._kept.setdefault(tombstone_id, set()).update(blocks)
 
     async def step(self) -> None:
         """Remove what is named of what became known; after a new tombstone, of everything. Raises ObjectError."""
@@ -120,13 +130,27 @@ class Erasure:
         if self._renewals != catalogue.renewals:
             self._renewals, self._next = catalogue.renewals, 0
         while self.tombstones and self._next < catalogue.next_number:
-            end, is_found = catalogue.next_number, False
-            for chunk in catalogue.chunks(self._next):
-                found = list(filter(self.covers, chunk))
-                is_found |= any(self._is_of_prefix(announced) for announced in found)
-                await self._remove(found)
-                await asyncio.sleep(0)
-            self._next = 0 if is_found else end  # what hangs on a prefix may have become known before it
+            first, self._next = self._next, catalogue.next_number
+            try:
+                for chunk in catalogue.chunks(first):
+                    found = list(filter(self.covers, chunk))
+                    await self._keep_behind()
+                    await self._remove(found)
+                    await asyncio.sleep(0)
+            except BaseException:
+                self._next = min(self._next, first)
+                raise
+        await self._keep_behind()
+
+    async def _keep_behind(self) -> None:
+        """Before anything is removed that says what hangs on it: others, and later lives, need it still."""
+        for tombstone in self.tombstones:
+            behind, kept = (found.setdefault(tombstone.id, set()) for found in (self._behind, self._kept))
+            kept.add(tombstone.block_hash)  # which the tombstone says
+            if len(kept) < len(behind):
+                news = behind - kept
+                await put_behind(self._objects, tombstone.id, news)
+                kept.update(news)
 
     async def _remove(self, packs: Iterable[Announced]) -> None:
         """From the bucket first: what is in the catalogue still is found again if that fails."""

@@ -28,6 +28,7 @@ from replication.constants import (
     FEED_REQUESTS_MAX,
     FULL_LOOK_EVERY,
     HEAD_TRUST_S,
+    ROTTEN_LOOKS,
     SEGMENT_STORE_ATTEMPTS_MAX,
     WRITER_IDS_MAX,
 )
@@ -48,6 +49,7 @@ from replication.segment import (
     segment_name,
     segment_number,
 )
+from replication.waits import together
 from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
 
@@ -87,6 +89,7 @@ class FeedWriter:
             self.number = highest - 1
             self._pending = Segment(self.id, highest, self._clock(), [])
             await self._settle()
+        await self._put_head()  # whoever was killed between a segment and its head has not told anybody of it
 
     async def _is_damaged(self, number: int) -> bool:
         """Whether what is stored is, not only what was read."""
@@ -185,7 +188,8 @@ class FeedWriter:
 
 
 class Gap(NamedTuple):
-    """Of a writer's segments, next_number is missing, and one behind it is there: first_there."""
+    """Of a writer's segments, next_number is missing, and one behind it is there: first_there. Or it is damaged, for
+    ROTTEN_LOOKS looks, and first_there is the next number."""
 
     writer: str
     next_number: int
@@ -230,10 +234,17 @@ class FeedReader:
         self.failed = 0
         self.last_failure = ""
         self.all_read = False  # what the last look found was read, and all that it found
+        self.is_full = (
+            False  # the last look asked all writers: no head that was not written could hide anything
+        )
         self._objects = objects
         self._looks = 0
         self._looked_at_s = -HEAD_TRUST_S
         self._heads: dict[str, tuple[str, int]] = {}  # of the last look: ETag and bytes
+        self._sound_heads: set[str] = (
+            set()
+        )  # of these writers one was read: one that is cut off has another length
+        self._rotten: dict[str, int] = {}  # by writer, looks in a row that found its next segment damaged
         self._read_up_to: dict[str, str] = {}  # the ETag of the head when all that it tells was read
         self._waiting: deque[_Window] = deque()
         self._requests = asyncio.Semaphore(FEED_REQUESTS_MAX)
@@ -250,7 +261,7 @@ class FeedReader:
             window = self._waiting.popleft()
             windows.append(window if window.width <= budget else _Window(window.writer, budget, False))
             budget -= window.width
-        answers = await asyncio.gather(*map(self._ask, windows))
+        answers = await together(map(self._ask, windows))
         # From here to the return nothing is waited for: a poll that is cancelled has read nothing.
         for window, answer in zip(windows, answers, strict=True):
             self._note(window, answer)
@@ -277,6 +288,7 @@ class FeedReader:
         if is_full:
             for writer in filter(is_writer, await self._objects.folders(FEED)):
                 heads.setdefault(writer, ("", 0))
+        self.is_full = is_full
         trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
         self._looks += 1
         self._looked_at_s = now_s
@@ -295,7 +307,7 @@ class FeedReader:
         writer, position = window.writer, self.positions.get(window.writer, 0)
         numbers = range(position + 1, position + 1 + window.width)
         segments: list[Segment] = []
-        for answer in await asyncio.gather(*(self._get(writer, number) for number in numbers)):
+        for answer in await together(self._get(writer, number) for number in numbers):
             if isinstance(answer, Segment):
                 segments.append(answer)
                 continue
@@ -312,6 +324,7 @@ class FeedReader:
         if segments:
             self.positions[writer] = segments[-1].number
             self.gaps.pop(writer, None)
+        self._note_rot(writer, bool(segments), end)
         if isinstance(end, Gap):
             self.gaps[writer] = end
             self.all_read = False
@@ -324,6 +337,16 @@ class FeedReader:
         else:
             width = min(2 * window.width, FEED_PAGE_SEGMENTS) if segments else 1
             self._waiting.append(_Window(writer, width, False))
+
+    def _note_rot(self, writer: str, has_moved: bool, end: bool | Gap | Exception) -> None:
+        """A segment that stays damaged is as good as gone."""
+        if not isinstance(end, Damaged):
+            self._rotten.pop(writer, None)
+            return
+        self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
+        if looks >= ROTTEN_LOOKS:
+            number = self.positions.get(writer, 0) + 1
+            self.gaps[writer] = Gap(writer, number, number + 1)
 
     async def _get(self, writer: str, number: int) -> Segment | Exception:
         async with self._requests:
@@ -338,7 +361,7 @@ class FeedReader:
     async def _end(self, writer: str, position: int) -> bool | Gap:
         """The segment behind this position is missing: True, there is none yet; False, there is by now; a gap."""
         _, head_bytes = self._heads[writer]
-        if head_bytes and ahead(head_bytes, position) == 0:
+        if head_bytes and writer in self._sound_heads and ahead(head_bytes, position) == 0:
             return True  # the head says so, too
         first = await self._first_behind(writer, position)
         if first == 0:
@@ -352,7 +375,9 @@ class FeedReader:
         """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""
         try:
             where = head_name(writer)
-            if decode_head(await self._objects.get(where), where).number <= position:
+            number = decode_head(await self._objects.get(where), where).number
+            self._sound_heads.add(writer)
+            if number <= position:
                 return 0
         except (Damaged, ObjectMissing):
             pass  # it tells nothing: look

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from replication.rules import Rule
@@ -23,7 +23,8 @@ _Entry = tuple[float, int, "Job"]  # what it is ordered by, a number that no oth
 @dataclass(slots=True, eq=False)
 class Job:
     """A pack to copy. since_s: unix seconds, before which it was not announced, 0: not known. holds: what waits for it. is_put: it is at
-    home, and not announced there. missing_since_s: loop's time since when the source does not have it."""
+    home, and not announced there. fetched: the name under which a bulk copy may have brought it near. missing_since_s: loop's time
+    since when the source does not have it."""
 
     pack_id: bytes
     size_bytes: int
@@ -32,6 +33,7 @@ class Job:
     number: int = 0
     holds: list[Hold] = field(default_factory=list)
     is_put: bool = False
+    fetched: str = ""
     is_done: bool = False
     attempts: int = 0
     missing_since_s: float | None = None
@@ -64,6 +66,21 @@ class Jobs:
         heappush(self._by_age, (job.since_s, job.number, job))
         self._wait(job)
 
+    def hasten(self, jobs: Iterable[Job], rule: Rule) -> None:
+        """Have those of these jobs done by this rule whose own has a lower priority. Takes 60 ms where JOBS_MAX wait."""
+        hastened = {job for job in jobs if job.rule.priority < rule.priority}
+        for own in {job.rule for job in hastened}:
+            waiting = self._waiting.get(own, [])
+            left = [entry for entry in waiting if entry[2] not in hastened]
+            moved = [entry[2] for entry in waiting if entry[2] in hastened]
+            heapify(left)
+            self._waiting[own] = left
+            for job in moved:  # the others are under way, or rest after a failure
+                job.rule = rule
+                self._wait(job)
+        for job in hastened:
+            job.rule = rule
+
     def heard(self, job: Job, since_s: float) -> None:
         """A job's pack was announced earlier than was known."""
         if since_s < job.since_s:
@@ -77,10 +94,9 @@ class Jobs:
         """
         while self._resting and self._resting[0][0] <= now_s:
             self._wait(heappop(self._resting)[2])
-        rules = [rule for rule, jobs in self._waiting.items() if jobs and self._ready_s(rule) <= now_s]
-        if not rules:
+        rule = self._next_rule(now_s)
+        if rule is None:
             return None
-        rule = min(rules, key=lambda rule: (-rule.priority, self._waiting[rule][0][:2]))
         job = self._waiting[rule][0][2]
         if job.size_bytes > room_bytes and not job.is_put:
             return None
@@ -88,6 +104,20 @@ class Jobs:
         if rule.bytes_per_s and not job.is_put:
             self._paces[rule] = max(now_s, self._ready_s(rule)) + job.size_bytes / rule.bytes_per_s
         return job
+
+    def take_bulk(self, now_s: float, packs_min: int, packs_max: int, bytes_max: int) -> list[Job]:
+        """Those to begin now, in their order, if it is the turn of a rule that copies in bulk and has so many; else none."""
+        rule = self._next_rule(now_s)
+        if rule is None or not rule.in_bulk or len(self._waiting[rule]) < packs_min:
+            return []
+        taken: list[Job] = []
+        waiting = self._waiting[rule]
+        while waiting and len(taken) < packs_max:
+            bytes_max -= waiting[0][2].size_bytes
+            if bytes_max < 0:
+                break
+            taken.append(heappop(waiting)[2])
+        return taken
 
     def due_s(self) -> float | None:
         """When time alone brings the next job, by the loop's clock; None: never."""
@@ -124,6 +154,11 @@ class Jobs:
 
     def _wait(self, job: Job) -> None:
         heappush(self._waiting.setdefault(job.rule, []), (job.since_s, job.number, job))
+
+    def _next_rule(self, now_s: float) -> Rule | None:
+        """Whose turn it is."""
+        rules = [rule for rule, jobs in self._waiting.items() if jobs and self._ready_s(rule) <= now_s]
+        return min(rules, key=lambda rule: (-rule.priority, self._waiting[rule][0][:2]), default=None)
 
     def _ready_s(self, rule: Rule) -> float:
         return self._paces.get(rule, 0.0)

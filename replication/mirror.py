@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from replication.auditing import Elsewhere
+from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
 from replication.constants import (
     FAILURES_TOLD,
@@ -27,7 +29,7 @@ from replication.constants import (
 )
 from replication.copying import Ways
 from replication.errors import Damaged, ReplicationError
-from replication.mirror_state import MIRRORS, Failure, MirrorState, encode_state, read_state
+from replication.mirror_state import MIRRORS, NOT_REACHED, Failure, MirrorState, encode_state, read_state
 from replication.pull import Pull
 from replication.region_node import RegionNode
 from replication.rules import Rule
@@ -38,11 +40,12 @@ log = logging.getLogger("replication.mirror")
 
 
 class Joined(NamedTuple):
-    """A region to copy from, and a catalogue of our own of it."""
+    """A region to copy from, and a catalogue of our own of it. bulk: what brings many of its packs near."""
 
     identity: str
     objects: Objects
     catalogue: Catalogue
+    bulk: BulkCopy | None = None
 
 
 class Mirror:
@@ -73,7 +76,7 @@ class Mirror:
         self._earlier = MirrorState(source=source)
         self._complete_s = 0.0
         self._identity = ""
-        self._problem = "not reached yet"
+        self._problem = NOT_REACHED
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
@@ -81,6 +84,15 @@ class Mirror:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_state())
             tasks.create_task(self._follow())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that the source announced was read, once."""
+        return self.pull is not None and self.pull.tail.caught_up.is_set()
+
+    def origin(self, pack_id: bytes) -> str | None:
+        """Of a pack that is at home and not announced there: see `Terms`."""
+        return "" if self.pull is None else self.pull.origin(pack_id)
 
     def state(self) -> MirrorState:
         """What this mirror has done, and what is left."""
@@ -130,13 +142,13 @@ class Mirror:
             self._complete_s = self._earlier.at_s - self._earlier.oldest_age_s
 
     async def _follow(self) -> None:
-        self._identity, bucket, catalogue = await self._joined()
+        self._identity, bucket, catalogue, bulk = await self._joined()
         try:
             if self._earlier.identity not in ("", self._identity):  # that was another region of this name
                 self._earlier = MirrorState(source=self._source)
                 self._complete_s = 0.0
             self.pull = Pull(
-                Ways(self._source, bucket, self._home, self._objects),
+                Ways(self._source, bucket, self._home, self._objects, bulk),
                 catalogue,
                 self._rules,
                 self._paces,
@@ -178,11 +190,28 @@ class Mirror:
             await asyncio.sleep(STATE_INTERVAL_S)
 
 
+def elsewhere(mirrors: Sequence[Mirror]) -> Elsewhere:
+    """What all mirrors into a region know together, for the audit of its bucket."""
+
+    def origin(pack_id: bytes) -> str | None:
+        origins = {mirror.origin(pack_id) for mirror in mirrors}
+        return None if None in origins else max(origins, key=str, default="")
+
+    def lost() -> None:
+        for mirror in mirrors:
+            if mirror.pull is not None:
+                mirror.pull.leapt()
+
+    return Elsewhere(lambda: all(mirror.is_ready for mirror in mirrors), origin, lost)
+
+
 def _age_s(now_s: float, complete_s: float) -> float | None:
     return max(0.0, now_s - complete_s) if complete_s else None
 
 
 def _is_news(state: MirrorState, written: MirrorState) -> bool:
-    """Whether more has changed than how old everything is."""
+    """Whether more has changed than how old everything is, or that is much younger now: who was cut off has caught up."""
     fields = ("identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs")
-    return any(getattr(state, field) != getattr(written, field) for field in fields)
+    age_s, written_age_s = state.oldest_age_s or 0.0, written.oldest_age_s or 0.0
+    is_younger = age_s < written_age_s - HEARTBEAT_S / 2
+    return is_younger or any(getattr(state, field) != getattr(written, field) for field in fields)

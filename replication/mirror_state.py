@@ -22,6 +22,7 @@ from tiers.errors import ObjectMissing
 from tiers.objects import Objects
 
 MIRRORS = "mirrors/"
+NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun
 _MAGIC = b"KVMIRR1\n"
 
 

@@ -26,21 +26,23 @@ from replication.announced import Announced
 from replication.catalogue import Catalogue
 from replication.constants import (
     JOBS_MAX,
-    MIRROR_TOMBSTONES_S,
     OUTLIVED_S,
     SETTLE_S_MAX,
+    SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
     SWEEP_INTERVAL_S,
     SWEEP_ROOM_PAUSE_S,
-    UPKEEP_PACKS,
 )
 from replication.copying import Copying, Ways, is_lacking
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job, Jobs
+from replication.ordered_copies import OrderedCopies
 from replication.rules import Rule, rule_for
 from replication.segment import Segment
 from replication.tail import Tail
-from replication.tombstones import bury, read_tombstones
+from replication.tombstones import bury, put_behind, read_behind, read_tombstones
+from replication.upkeep import forget_outlived
+from replication.waits import within
 from replication.watermark import Hold, Watermark
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
@@ -65,8 +67,11 @@ class Pull:
         """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. clock: unix seconds."""
         self.jobs = Jobs(paces)
         self.watermark = Watermark(watermark)
-        self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
+        self.tail = Tail(ways.bucket, catalogue, clock, chance, self, is_member=False)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
+        self._orders = OrderedCopies(
+            ways, catalogue, rules, self._ordered, clock, lambda error: self.tail.mend()
+        )
         self._ways = ways
         self._catalogue = catalogue
         self._rules = rules
@@ -77,13 +82,14 @@ class Pull:
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
-        await _within(SETTLE_S_MAX, self._ways.home.caught_up)  # else much would be copied that is there
+        await within(SETTLE_S_MAX, self._ways.home.caught_up)  # else much would be copied that is there
         brought = await self._bring_tombstones(set())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.tail.run())
             tasks.create_task(self.copying.run())
             tasks.create_task(self._sweep_now_and_then())
             tasks.create_task(self._bring_more_tombstones(brought))
+            tasks.create_task(self._take_orders())
 
     @property
     def read(self) -> dict[str, int]:
@@ -115,10 +121,21 @@ class Pull:
         self.watermark.leap()
         self._leap.set()
 
+    def origin(self, pack_id: bytes) -> str | None:
+        """Of a pack that is at home and not known there: the source, if it made it; None if a sweep brings it; else ""."""
+        try:
+            [announced] = self._catalogue.packs([pack_id])
+        except CatalogueDamaged:
+            self.tail.mend()
+            return None
+        if announced is None or announced.origin:
+            return ""
+        return None if self._wanted([announced], None) else self._ways.source
+
     # -- sweeping --
 
     async def _sweep_now_and_then(self) -> None:
-        await _within(SETTLE_S_MAX, self.tail.caught_up)
+        await within(SETTLE_S_MAX, self.tail.caught_up)
         while True:
             self._leap.clear()
             try:
@@ -126,7 +143,7 @@ class Pull:
             except CatalogueDamaged as error:
                 log.warning("%s: its catalogue is made anew: %s", self._ways.bucket.where, error)
                 self.tail.mend()
-            await _within(SWEEP_INTERVAL_S, self._leap)
+            await within(SWEEP_INTERVAL_S, self._leap)
 
     async def _sweep(self) -> None:
         """Look through all that the source has; the wanted with the highest priority first."""
@@ -147,10 +164,8 @@ class Pull:
             self.watermark.release(hold)
 
     async def _forget_outlived(self) -> None:
-        while over := self._catalogue.outlived(self._clock() - OUTLIVED_S, UPKEEP_PACKS):
-            for announced in over:
-                self._catalogue.forget(announced.pack.id)
-            await asyncio.sleep(0)
+        while await forget_outlived(self._catalogue, self._clock() - OUTLIVED_S):
+            pass
 
     # -- tombstones --
 
@@ -160,13 +175,17 @@ class Pull:
             for name, tombstone in (await read_tombstones(self._ways.bucket, brought)).items():
                 await bury(self._ways.home_bucket, tombstone)
                 brought.add(name)
+            known = set(brought)
+            for tombstone_id, blocks in (await read_behind(self._ways.bucket, known)).items():
+                await put_behind(self._ways.home_bucket, tombstone_id, blocks)
+            brought |= known
         except ObjectError as error:
             log.info("tombstones are brought later: %s", error)
         return brought
 
     async def _bring_more_tombstones(self, brought: set[str]) -> None:
         while True:
-            await asyncio.sleep(MIRROR_TOMBSTONES_S)
+            await asyncio.sleep(SOURCE_TOMBSTONES_S)
             brought = await self._bring_tombstones(brought)
 
     # -- jobs --
@@ -214,6 +233,29 @@ class Pull:
             self._chosen[name] = rule_for(self._rules, self._ways.source, self._ways.home.region, spec)
         return self._chosen[name]
 
+    async def _take_orders(self) -> None:
+        """When the source is known: what is chosen of half of it is not the best."""
+        await self.tail.caught_up.wait()
+        await self._orders.run()
+
+    def _ordered(self, lacking: Sequence[tuple[Announced, Rule]]) -> list[Job]:
+        """The jobs of packs that home lacks, each sooner than by its own rule."""
+        made = []
+        by_rule: dict[Rule, list[Job]] = {}
+        for announced, rule in lacking:
+            job = self.jobs.get(announced.pack.id)
+            if job is None:
+                is_mirrored = self._rule(announced.pack.header.spec) is not None
+                since_s = self._looked_s() if is_mirrored else self._clock()
+                job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s)
+                self.jobs.add(job)
+            made.append(job)
+            by_rule.setdefault(rule, []).append(job)
+        for rule, jobs in by_rule.items():
+            self.jobs.hasten(jobs, rule)
+        self.copying.wake()
+        return made
+
     def _ended(self, job: Job) -> None:
         for hold in job.holds:
             self.watermark.release(hold)
@@ -222,11 +264,3 @@ class Pull:
         """When the feed was last read to its end, unix seconds."""
         age_s = self.tail.age_s
         return self._begun_s if age_s is None else self._clock() - age_s
-
-
-async def _within(limit_s: float, event: asyncio.Event) -> None:
-    """Wait for something, so long at most."""
-    try:
-        await asyncio.wait_for(event.wait(), limit_s)
-    except TimeoutError:
-        pass

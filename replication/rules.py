@@ -17,7 +17,8 @@ from tiers.namespace_spec import NamespaceSpec
 @dataclass(frozen=True, slots=True)
 class Rule:
     """sources, to: names of regions, empty: all. models, tenants: patterns with * and ?; namespaces: beginnings
-    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit."""
+    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit. in_bulk: large sets are
+    fetched ahead (replication/bulk_copy.py), without such a limit."""
 
     sources: tuple[str, ...] = ()
     to: tuple[str, ...] = ()
@@ -27,21 +28,27 @@ class Rule:
     copies: bool = True
     priority: int = 0
     bytes_per_s: int = 0
+    in_bulk: bool = False
 
     def fits(self, source: str, to: str, spec: NamespaceSpec) -> bool:
         """Whether this rule decides about a namespace of region `source`, for region `to`."""
         return (
             (not self.sources or source in self.sources)
             and (not self.to or to in self.to)
-            and _any_fits(self.models, spec.fields.get("model", ""))
-            and _any_fits(self.tenants, spec.fields.get("tenant", ""))
+            and any_fits(self.models, spec.fields.get("model", ""))
+            and any_fits(self.tenants, spec.fields.get("tenant", ""))
             and (not self.namespaces or spec.digest.hex().startswith(self.namespaces))
         )
 
 
+def first_rule(rules: Sequence[Rule], source: str, to: str, spec: NamespaceSpec) -> Rule | None:
+    """The rule that decides about a namespace, be it copied or not; None without any."""
+    return next((rule for rule in rules if rule.fits(source, to, spec)), None)
+
+
 def rule_for(rules: Sequence[Rule], source: str, to: str, spec: NamespaceSpec) -> Rule | None:
     """The rule by which a namespace is copied; None if it is not."""
-    rule = next((rule for rule in rules if rule.fits(source, to, spec)), None)
+    rule = first_rule(rules, source, to, spec)
     return rule if rule is not None and rule.copies else None
 
 
@@ -55,5 +62,6 @@ def sources_for(rules: Sequence[Rule], to: str, regions: Iterable[str]) -> list[
     ]
 
 
-def _any_fits(patterns: Sequence[str], name: str) -> bool:
+def any_fits(patterns: Sequence[str], name: str) -> bool:
+    """Whether a name fits one of these patterns with * and ?; without any, it does."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -2,14 +2,15 @@
 
     start ─▶ filter from rows ─▶ (nothing known: newest snapshot) ─▶ pass ─▶ wait ─▶ pass ─▶ …
     pass    FeedReader.poll ─▶ Catalogue.add, until there is no more ─▶ a gap: newest snapshot ─▶ caught up
+    a gap that no snapshot covers ─▶ audit of the packs (auditing.py) ─▶ leave_behind ─▶ on, and a snapshot for the others
 
 A pass takes what there is, segment by segment, and lets others run in between. What cannot be read now is tried again
 in the next pass, and nothing behind it is taken meanwhile. A store that fails is left alone for longer and longer. A
 catalogue that is damaged is made anew.
 
 Every daemon writes snapshots, rarely: when reading the tail costs as much as reading a snapshot, one of them does, by
-chance. Two at once do no harm. Who follows a region without belonging to it (a mirror) writes nothing, and is told what
-is learned: segments as they come, and that more than they say may have changed.
+chance. Two at once do no harm. Who follows a region without belonging to it (a mirror, a read-through) writes nothing.
+A listener is told what is learned: segments as they come, and that more than they say may have changed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -37,6 +38,7 @@ from replication.errors import CatalogueDamaged
 from replication.feed import FeedReader, Gap
 from replication.segment import Segment
 from replication.snapshots import Manifest, Snapshots, segments_behind
+from replication.waits import within
 from tiers.errors import ObjectError
 from tiers.objects import Objects
 
@@ -84,14 +86,16 @@ class Tail:
         clock: Callable[[], float],
         chance: random.Random,
         listener: Listener | None = None,
+        is_member: bool = True,
     ) -> None:
         """clock: unix seconds, of what is written. chance: jitter, and who writes a snapshot. listener: told what is
-        learned; with one, nothing is written."""
+        learned. is_member: of the region; who is not writes nothing."""
         self.caught_up = asyncio.Event()
         self._objects = objects
         self._catalogue = catalogue
         self._chance = chance
         self._listener = listener
+        self._is_member = is_member
         self._snapshots = Snapshots(objects, clock, chance)
         self._reader = FeedReader(objects, catalogue.positions)
         self._woken = asyncio.Event()
@@ -101,6 +105,10 @@ class Tail:
         self._failures = self._unread_passes = self._since_check = 0
         self._failure = ""
         self._read_all_at_s: float | None = None
+        self._sure_at_s: float | None = None
+        self._read_all_renewals = -1  # of the catalogue then
+        self._left_behind: list[Gap] = []  # in the next pass
+        self._owes_snapshot = False
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -115,10 +123,12 @@ class Tail:
             except CatalogueDamaged as error:
                 self._failed(str(error))
                 self._renew()
-            try:
-                await asyncio.wait_for(self._woken.wait(), self._pause_s())
-            except TimeoutError:
-                pass
+            await within(self._pause_s(), self._woken)
+
+    async def look(self) -> bool:
+        """One pass, of a tail that does not run: whether all there was is known now. Raises ObjectError, CatalogueDamaged."""
+        await self._pass()
+        return self._reader.all_read
 
     def wake(self) -> None:
         """Look now: something was announced."""
@@ -129,12 +139,34 @@ class Tail:
         self._renew()
         self._woken.set()
 
+    def leave_behind(self, gaps: Iterable[Gap]) -> None:
+        """What these hide was learned from the packs themselves: go on behind them, and write a snapshot, with which
+        everybody else does. One that has closed or changed by then stays."""
+        self._left_behind += gaps
+        self._woken.set()
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What is missing now."""
+        return tuple(self._reader.gaps.values())
+
+    @property
+    def complete_age_s(self) -> float | None:
+        """So long ago the catalogue, as it is, had all that was announced; None if it never had."""
+        return self.age_s if self._read_all_renewals == self._catalogue.renewals else None
+
     @property
     def age_s(self) -> float | None:
         """See `TailStatus`."""
         if self._read_all_at_s is None:
             return None
         return asyncio.get_running_loop().time() - self._read_all_at_s
+
+    @property
+    def sure_age_s(self) -> float | None:
+        """So long ago a pass began in which all writers were asked, and that read all there was; None before the first. Heads
+        are hints: one that is missing or old hides for some minutes what its writer has said."""
+        return None if self._sure_at_s is None else asyncio.get_running_loop().time() - self._sure_at_s
 
     def status(self) -> TailStatus:
         return TailStatus(
@@ -157,6 +189,7 @@ class Tail:
         await self._catalogue.load()
         if not self._catalogue.positions:
             await self._read_snapshot()
+        self._leave_gaps()
         began_s = asyncio.get_running_loop().time()
         await self._read_feeds()
         self._unread_passes = 0 if self._reader.all_read else self._unread_passes + 1
@@ -167,8 +200,11 @@ class Tail:
         if is_stuck and await self._read_snapshot():
             await self._read_feeds()
         if self._reader.all_read:
-            self._read_all_at_s = began_s
+            self._read_all_at_s, self._read_all_renewals = began_s, self._renewals
+            if self._reader.is_full:
+                self._sure_at_s = began_s
             self.caught_up.set()
+        if self._reader.all_read or self._owes_snapshot:
             await self._write_snapshot_if_due()
 
     def _renew(self) -> None:
@@ -185,8 +221,21 @@ class Tail:
         """Go on from what the catalogue knows."""
         self._renewals = self._catalogue.renewals
         self._damaged_before += self._reader.damaged
+        self._sure_at_s = None
         self._reader = FeedReader(self._objects, self._catalogue.positions)
         self._tried = ""
+        self._left_behind.clear()  # what an audit held against the packs is no more
+        self._owes_snapshot = False
+
+    def _leave_gaps(self) -> None:
+        gaps, self._left_behind = self._left_behind, []
+        passed = {gap.writer: gap.first_there - 1 for gap in gaps if gap == self._reader.gaps.get(gap.writer)}
+        if passed:
+            self._catalogue.jump(passed)
+            self._reader.jump(passed)
+            self._owes_snapshot = True
+            if self._listener is not None:
+                self._listener.leapt()
 
     async def _read_feeds(self) -> None:
         more = True
@@ -219,17 +268,20 @@ class Tail:
 
     async def _write_snapshot_if_due(self) -> None:
         """That it cannot be written delays nothing: the next thousand segments bring the next attempt."""
-        if self._listener is not None:
+        if not self._is_member:
             return
-        if self._since_check < SNAPSHOT_SEGMENTS_MIN or self._chance.random() * self._reader.writers > 1:
+        is_rare = (
+            self._since_check < SNAPSHOT_SEGMENTS_MIN or self._chance.random() * self._reader.writers > 1
+        )
+        if is_rare and not self._owes_snapshot:
             return
         self._since_check = 0
         try:
             newest = await self._snapshots.newest()
-            if not _is_due(newest, self._catalogue.positions):
+            if not self._owes_snapshot and not _is_due(newest, self._catalogue.positions):
                 return
             written = await self._snapshots.write(self._catalogue)
-            self._tried = written.name
+            self._tried, self._owes_snapshot = written.name, False
             retired = await self._snapshots.retire()
         except ObjectError as error:
             log.warning("%s: no snapshot: %s", self._objects.where, error)

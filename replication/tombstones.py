@@ -1,6 +1,7 @@
 """Tombstones: what is erased, in the region's own bucket, so that nobody keeps it, brings it back or copies it.
 
-    tombstones/<id>     a tenant │ namespaces │ in them the prefixes that go on behind a block     + until when it is watched for
+    tombstones/<id>         a tenant │ namespaces │ in them the prefixes that go on behind a block     + until when it is watched for
+    behind/<id>/<checksum>  of a prefix: blocks behind it that were found, so that what hangs on them is known when they are gone
 
 Deletes are never copied between regions; a tombstone is. It forbids what it names until its grace is over, whatever
 the clocks of those say who stored it: so nothing that was erased comes back from a node that was away, or from a
@@ -14,7 +15,7 @@ from collections.abc import Collection
 import msgspec
 import xxhash
 
-from replication.constants import TOMBSTONE_BYTES_MAX
+from replication.constants import BEHIND_BLOCKS_MAX, TOMBSTONE_BYTES_MAX
 from replication.errors import Damaged
 from replication.sealed import seal, unseal
 from tiers.errors import ObjectMissing
@@ -22,7 +23,9 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
 
 TOMBSTONES = "tombstones/"
+BEHIND = "behind/"
 _MAGIC = b"KVTOMB1\n"
+_BEHIND_MAGIC = b"KVBEHD1\n"
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,37 @@ async def read_tombstones(objects: Objects, known: Collection[str] = ()) -> dict
                 found[key] = _parse(await objects.get(info.name), info.name)
             except (Damaged, ObjectMissing):
                 continue
+    return found
+
+
+class _Blocks(msgspec.Struct, array_like=True):
+    tombstone: str
+    blocks: list[bytes]
+
+
+async def put_behind(objects: Objects, tombstone_id: str, blocks: Collection[bytes]) -> None:
+    """Put down blocks that are behind the prefix of a tombstone; the same blocks are the same object. Raises ObjectError."""
+    ordered = sorted(blocks)
+    for at in range(0, len(ordered), BEHIND_BLOCKS_MAX):
+        content = seal(_BEHIND_MAGIC, _Blocks(tombstone_id, ordered[at : at + BEHIND_BLOCKS_MAX]))
+        await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
+
+
+async def read_behind(objects: Objects, known: set[str]) -> dict[str, set[bytes]]:
+    """By tombstone, the blocks in objects whose names are not known yet; the names are added. Damaged ones are left
+    for the next time. Raises ObjectError."""
+    found: dict[str, set[bytes]] = {}
+    async for page in objects.list(BEHIND):
+        for info in page:
+            if info.name in known:
+                continue
+            try:
+                content = await objects.get(info.name)
+                said = unseal(_BEHIND_MAGIC, content, _Blocks, info.name, TOMBSTONE_BYTES_MAX)
+            except (Damaged, ObjectMissing):
+                continue
+            found.setdefault(said.tombstone, set()).update(said.blocks)
+            known.add(info.name)
     return found
 
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.running import TIMEOUT_S
 from tiers.checksum import digest
@@ -44,6 +44,7 @@ class MemoryObjects(Objects):
         self.where = where or f"memory {next(_names)}"
         self.stored: dict[str, bytes] = {}
         self._modified_s: dict[str, float] = {}
+        self._e_tags: dict[str, tuple[bytes, str]] = {}  # of contents as they were when somebody asked
         self._names: list[str] = []  # in order
         self._clock = clock
         self._page_names = page_names
@@ -114,7 +115,10 @@ class MemoryObjects(Objects):
 
     def _info(self, name: str) -> ObjectInfo:
         content = self.stored[name]
-        return ObjectInfo(name, len(content), digest(content).hex(), self._modified_s[name])
+        known = self._e_tags.get(name)
+        if known is None or known[0] is not content:
+            known = self._e_tags[name] = content, digest(content).hex()
+        return ObjectInfo(name, len(content), known[1], self._modified_s[name])
 
 
 @dataclass
@@ -125,7 +129,8 @@ class Faults:
     said to have failed; late: said to have failed, and done up to `late_s` later; twice: done, and once more up to `late_s`
     later, with the old content; rotten: what is put is stored with a flipped bit or cut off. Of reads only:
     truncated: `get` returns less, `get_ranges` fails; flipped: one bit of one part. delay_s: each call takes up
-    to so long, so calls under way at the same time end in any order. refuse: every call raises this.
+    to so long, half of them before it is done and half before its answer comes, so calls under way at the same time are done
+    in any order, and answers are old. refuse: every call raises this.
     """
 
     failed: float = 0.0
@@ -142,9 +147,17 @@ class Faults:
     refuse: ObjectError | None = None
 
 
+class _Call(NamedTuple):
+    """number: of the call; answer_s: how long its answer takes."""
+
+    number: int
+    answer_s: float
+
+
 class FaultyObjects(Objects):
     """Any store, with faults. `faults` may be changed at any time. requests: how often each method was called, a page of
-    a list counting once; injected: how often each fault was."""
+    a list counting once; injected: how often each fault was; of these, reordered: a call that ended after one that had begun
+    later; overtaken: what was done late or twice, behind a later change of the same thing."""
 
     def __init__(self, inner: Objects, chance: random.Random, faults: Faults | None = None) -> None:
         self.where = inner.where
@@ -154,6 +167,8 @@ class FaultyObjects(Objects):
         self.injected: Counter[str] = Counter()
         self._chance = chance
         self._later: set[asyncio.Task[None]] = set()
+        self._begun = self._latest_ended = 0  # calls
+        self._changed: Counter[str] = Counter()  # by name, how often
 
     async def settle(self) -> None:
         """Wait for what is done late."""
@@ -161,7 +176,7 @@ class FaultyObjects(Objects):
             await asyncio.wait(self._later)
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
-        await self._begin("put", name)
+        call = await self._begin("put", name)
         kept = bytes(content)
         if self._happens("rotten"):
             kept = self._damaged(kept)
@@ -169,59 +184,74 @@ class FaultyObjects(Objects):
         async def work() -> bool:
             return await self.inner.put(name, kept, only_new)
 
-        return await self._change(work, name)
+        done = await self._change(work, [name])
+        await self._end(call)
+        return done
 
     async def delete(self, names: Sequence[str]) -> None:
-        await self._begin("delete", f"{len(names)} objects")
+        call = await self._begin("delete", f"{len(names)} objects")
         kept = list(names)
 
         async def work() -> bool:
             await self.inner.delete(kept)
             return True
 
-        await self._change(work, f"{len(names)} objects")
+        await self._change(work, kept)
+        await self._end(call)
 
     async def get(self, name: str) -> memoryview:
-        await self._begin("get", name)
+        call = await self._begin("get", name)
         content = await self.inner.get(name)
+        await self._end(call)
         if len(content) and self._happens("truncated"):
             return content[: self._chance.randrange(len(content))]
         return self._flipped([content])[0]
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        await self._begin("get_ranges", name)
+        call = await self._begin("get_ranges", name)
         parts = await self.inner.get_ranges(name, ranges)
+        await self._end(call)
         if self._happens("truncated"):
             raise self._failure(name, "was cut off")
         return self._flipped(parts)
 
     async def head(self, name: str) -> ObjectInfo:
-        await self._begin("head", name)
-        return await self.inner.head(name)
+        call = await self._begin("head", name)
+        info = await self.inner.head(name)
+        await self._end(call)
+        return info
 
     async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        await self._begin("list", prefix)
+        call = await self._begin("list", prefix)
         async for page in self.inner.list(prefix, after):
+            await self._end(call)
             yield page
-            await self._begin("list", prefix)
+            call = await self._begin("list", prefix)
 
     async def folders(self, prefix: str) -> Sequence[str]:
-        await self._begin("folders", prefix)
-        return await self.inner.folders(prefix)
+        call = await self._begin("folders", prefix)
+        found = await self.inner.folders(prefix)
+        await self._end(call)
+        return found
 
     def _happens(self, fault: str) -> bool:
-        """Draws a number for every question, so that a fault that is switched off does not shift the others."""
         share: float = getattr(self.faults, fault)
-        happens = self._chance.random() < share
-        self.injected[fault] += happens
-        return happens
+        if not share or self._chance.random() >= share:
+            return False
+        self.injected[fault] += 1
+        return True
 
     def _failure(self, name: str, what: str) -> ObjectUnavailable:
         return ObjectUnavailable(f"{self.where}: {name}: {what} (injected)")
 
-    async def _begin(self, method: str, name: str) -> None:
+    async def _begin(self, method: str, name: str) -> _Call:
         self.requests[method] += 1
-        await asyncio.sleep(self._chance.random() * self.faults.delay_s)
+        self._begun += 1
+        number = self._begun
+        delay_s = self._chance.random() * self.faults.delay_s
+        answer_s = delay_s if delay_s and self._chance.random() < 0.5 else 0.0
+        if delay_s > answer_s:
+            await asyncio.sleep(delay_s)
         if self.faults.refuse is not None:
             raise self.faults.refuse
         if self._happens("hung"):
@@ -229,24 +259,34 @@ class FaultyObjects(Objects):
             raise self._failure(name, "hung")
         if self._happens("failed"):
             raise self._failure(name, "failed")
+        return _Call(number, answer_s)
 
-    async def _change(self, work: Callable[[], Awaitable[bool]], name: str) -> bool:
+    async def _end(self, call: _Call) -> None:
+        if call.answer_s:
+            await asyncio.sleep(call.answer_s)
+        self.injected["reordered"] += call.number < self._latest_ended
+        self._latest_ended = max(self._latest_ended, call.number)
+
+    async def _change(self, work: Callable[[], Awaitable[bool]], names: Sequence[str]) -> bool:
         late, lost, twice = map(self._happens, ("late", "lost", "twice"))
+        self._changed.update(names)
         if late:
-            self._do_later(work)
-            raise self._failure(name, "timed out")
+            self._do_later(work, names)
+            raise self._failure(" ".join(names[:1]), "timed out")
         done = await work()
         if twice:
-            self._do_later(work)
+            self._do_later(work, names)
         if lost:
-            raise self._failure(name, "the answer was lost")
+            raise self._failure(" ".join(names[:1]), "the answer was lost")
         return done
 
-    def _do_later(self, work: Callable[[], Awaitable[bool]]) -> None:
+    def _do_later(self, work: Callable[[], Awaitable[bool]], names: Sequence[str]) -> None:
         delay_s = self._chance.random() * self.faults.late_s
+        changed = [self._changed[name] for name in names]
 
         async def later() -> None:
             await asyncio.sleep(delay_s)
+            self.injected["overtaken"] += changed != [self._changed[name] for name in names]
             try:
                 await work()
             except ObjectError:

@@ -61,6 +61,12 @@ OBJECT_GAP_BYTES: Final = 64 * KIB  # between two ranges that are read with one 
 OBJECT_LIST_NAMES: Final = 1000  # in a page of a list: what S3 answers at a time
 OBJECT_DELETE_NAMES: Final = 1000  # in one request: the most that S3 takes
 OBJECT_NAME_BYTES_MAX: Final = 1024  # of a name and its prefix: S3's limit
+DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
+DIRECT_RECORD_BYTES_MIN: Final = 64 * KIB  # shorter ones are copied as fast as they are received one by one
+DIRECT_URL_S: Final = 900  # an address is good for
+DIRECT_IDLE_S: Final = 4.0  # a connection is kept: servers close theirs after 5 s and more
+DIRECT_FAILURES_MAX: Final = 3  # in a row
+DIRECT_PAUSE_S: Final = 60.0  # then others read
 OBJECT_EXIT_S: Final = 0.1  # the end of the process waits so long for obstore's threads
 
 # Packs.
@@ -68,6 +74,7 @@ PACK_FIRST_BYTES: Final = 64 * KIB  # read at first: the headers of about 1,000 
 PACK_INLINE_BYTES_MAX: Final = 256 * KIB  # copied and hashed by the event loop itself, in 30 µs
 PACK_PIECE_BYTES: Final = 32 * MIB  # of a pack that is copied, with one request
 PACK_TURN_BYTES: Final = 2 * MIB  # moved before other threads have a turn: 0.3 ms
+PACK_ROOM_BYTES_MAX: Final = 128 * MIB  # kept to be filled again
 
 assert SLAB_BYTES % SLAB_ALIGN_BYTES == 0
 assert SLAB_BYTES_MAX < 1 << 32

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.store import S3Store
 
 from tiers.checksum import digest
 from tiers.constants import (
@@ -44,6 +45,7 @@ from tiers.constants import (
     OBJECT_NAME_BYTES_MAX,
     OBJECT_REQUESTS_MAX,
 )
+from tiers.direct_reads import DirectReads
 from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.object_failures import EndsEarly, StoreErrors, failure, lacks_conditions
 from tiers.object_options import ObjectOptions
@@ -87,6 +89,7 @@ class StoredObjects(Objects):
             ("s3:", "memory:")
         )  # and says nothing of those that are missing
         self._has_conditions = True
+        self._direct = DirectReads(where, store, options.timeout_s) if isinstance(store, S3Store) else None
 
     def __repr__(self) -> str:
         return f"StoredObjects({self.where})"
@@ -129,6 +132,15 @@ class StoredObjects(Objects):
             first = runs[at][0]
             found[wanted] = parts[at][wanted[0] - first : wanted[1] - first]
         return [found[wanted] for wanted in ranges]
+
+    async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
+        if self._direct is None:
+            return False
+        try:
+            async with self._room, asyncio.timeout(self._options.timeout_s):
+                return await self._direct.read(self._checked(name), start, views)
+        except TimeoutError:
+            return False
 
     async def head(self, name: str) -> ObjectInfo:
         async def work() -> ObjectInfo:

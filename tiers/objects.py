@@ -54,6 +54,13 @@ class Objects(ABC):
         ObjectUnavailable where the object ends before a range does.
         """
 
+    async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
+        """Fill the views, one after the other, with its bytes from `start` on, where there is a way that saves a copy.
+
+        False where there is none: ask `get_ranges`, which says why. Returns only when nobody writes into the views.
+        """
+        return False
+
     @abstractmethod
     async def head(self, name: str) -> ObjectInfo:
         """What is known of it."""

@@ -1,11 +1,13 @@
 """Packs, written to and read from a store of objects.
 
-    put_pack       records ─▶ copied, each compared with its checksum ─▶ one object
+    put_pack       records ─▶ copied, unless they are a `PackMemory`; each compared with its checksum ─▶ one object
     read_pack      HEAD, first bytes ─▶ header, compared with the name and the size
     fetch_records  ranges, neighbours in one request ─▶ codec ─▶ into the caller's views ─▶ checksum: HIT, or no hit
+                   a large run of S3: received in the caller's views
+    verified_pack  store ─▶ header and every record compared with what was announced
     copy_pack      store ─▶ header and every record compared with what was announced ─▶ another store
 
-A pack never holds a record that does not match its checksum: what is compared is the copy that is sent. A record that
+A pack never holds a record that does not match its checksum: what is compared is what is sent. A record that
 comes back is compared in the caller's view, so what is a HIT is what the caller has.
 
 Bytes are moved and hashed by a thread and not by the event loop, if they are many. The thread lets go of the
@@ -28,16 +30,26 @@ import msgspec
 from tiers.base import Get
 from tiers.checksum import column_sizes, digest
 from tiers.codecs import CODECS, decode_into, encode
-from tiers.constants import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX, PACK_PIECE_BYTES, PACK_TURN_BYTES
+from tiers.constants import (
+    DIRECT_READ_BYTES_MIN,
+    DIRECT_RECORD_BYTES_MIN,
+    PACK_FIRST_BYTES,
+    PACK_INLINE_BYTES_MAX,
+    PACK_PIECE_BYTES,
+    PACK_TURN_BYTES,
+)
+from tiers.copying import copy_and_digest, digest_all
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.objects import Bytes, Objects
+from tiers.pack_memory import PackMemory
 from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
 
 T = TypeVar("T")
 
 
 async def put_pack(objects: Objects, header: PackHeader, records: Sequence[Bytes], codec: str = "") -> Pack:
-    """Store records as one pack; putting it again changes nothing. The records must not change until this returns.
+    """Store records as one pack; putting it again changes nothing. The records must not change until this returns; a
+    `PackMemory` never again, before it is released.
 
     header: without codec and sizes, which are filled in. codec: of tiers/codecs.py; a record that it does not make
     shorter is stored plain. Raises PackDamaged, before anything is sent, where a record is not what the header
@@ -89,20 +101,47 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
     ]
     if not fits or header.codec not in CODECS:
         return answers
-    places = pack.ranges()
-    try:
-        parts = await objects.get_ranges(pack.name, [places[wanted[at][0]] for at in fits])
-    except ObjectMissing:
-        return answers
-    except ObjectError:
-        for at in fits:
-            answers[at] = Get.FAILED
-        return answers
-    jobs = [(*wanted[at], part) for at, part in zip(fits, parts, strict=True)]
-    results = await _in_thread(len(fits) * header.spec.record_bytes, lambda: _take(header, jobs))
+    asked = [wanted[at] for at in fits]
+    results = await _fetch_in_place(objects, pack, asked)
+    if results is None:
+        results = await _fetch_copies(objects, pack, asked)
     for at, result in zip(fits, results, strict=True):
         answers[at] = result
     return answers
+
+
+async def _fetch_in_place(
+    objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]
+) -> list[Get] | None:
+    """Records of a run, received where they belong; None where that is not worth it, or did not work."""
+    header, first = pack.header, wanted[0][0]
+    size_bytes = len(wanted) * header.spec.record_bytes
+    is_run = all(index == first + offset for offset, (index, _) in enumerate(wanted))
+    is_large = header.spec.record_bytes >= DIRECT_RECORD_BYTES_MIN and size_bytes >= DIRECT_READ_BYTES_MIN
+    views = [view for _, view in wanted]
+    if header.codec or not is_run or not is_large:
+        return None
+    if not await objects.read_into(pack.name, pack.ranges()[first][0], views):
+        return None
+    return await _in_thread(
+        size_bytes, lambda: _compared(header, wanted, lambda: digest_all(views, header.spec.columns))
+    )
+
+
+async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]) -> list[Get]:
+    """Records of any indexes, out of the bytes that the store hands out."""
+    header, places = pack.header, pack.ranges()
+    try:
+        parts = await objects.get_ranges(pack.name, [places[index] for index, _ in wanted])
+    except ObjectMissing:
+        return [Get.MISS] * len(wanted)
+    except ObjectError:
+        return [Get.FAILED] * len(wanted)
+    jobs = [(view, part) for (_, view), part in zip(wanted, parts, strict=True)]
+    return await _in_thread(
+        len(wanted) * header.spec.record_bytes,
+        lambda: _compared(header, wanted, lambda: _take(header, jobs)),
+    )
 
 
 async def copy_pack(source: Objects, to: Objects, pack: Pack) -> None:
@@ -111,13 +150,19 @@ async def copy_pack(source: Objects, to: Objects, pack: Pack) -> None:
     Raises PackDamaged, before anything is put; ObjectMissing where the source does not have it, and no other
     time; ObjectError.
     """
-    content = await _whole(source, pack)
-    where = f"{source.where}: {pack.name}"
-    await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where))
+    content = await verified_pack(source, pack)
     try:
         await to.put(pack.name, content)
     except ObjectMissing as error:  # a directory that is gone
         raise ObjectUnavailable(str(error)) from error
+
+
+async def verified_pack(source: Objects, pack: Pack) -> memoryview:
+    """All bytes of an announced pack, if they are right. Raises PackDamaged, ObjectMissing, ObjectError."""
+    content = await _whole(source, pack)
+    where = f"{source.where}: {pack.name}"
+    await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where))
+    return content
 
 
 async def _whole(source: Objects, pack: Pack) -> memoryview:
@@ -139,6 +184,8 @@ def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple
     """The pack, and the whole object, which nobody can change any more."""
     where = pack_name(header.spec.digest, b"")
     _check_columns(header, where)
+    if isinstance(records, PackMemory) and not codec:
+        return _assemble_in_place(header, records, where)
     turns = _Turns()
     stored = records
     if codec:
@@ -151,9 +198,19 @@ def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple
         content += stored[index]
         with memoryview(content)[start:] as part:
             if len(part) != end - start or not _is_sound(header, index, part, plain):
-                raise PackDamaged(f"{where}: record {index} of {header.count} is not what its checksum says")
+                raise _unsound(where, header, index)
         turns.after(None, end - start)
     return pack, memoryview(content).toreadonly()
+
+
+def _assemble_in_place(header: PackHeader, records: PackMemory, where: str) -> tuple[Pack, memoryview]:
+    """Nothing is copied: nobody but us has this memory."""
+    pack, first = describe(header)
+    records.join()
+    for index, found in enumerate(digest_all(records, header.spec.columns)):
+        if found != header.checksum_at(index):
+            raise _unsound(where, header, index)
+    return pack, records.object(first)
 
 
 def _verify(pack: Pack, content: memoryview, where: str) -> None:
@@ -169,8 +226,12 @@ def _verify(pack: Pack, content: memoryview, where: str) -> None:
     turns, plain = _Turns(), memoryview(bytearray(header.spec.record_bytes if header.codec else 0))
     for index, (start, end) in enumerate(pack.ranges()):
         if not _is_sound(header, index, content[start:end], plain):
-            raise PackDamaged(f"{where}: record {index} of {header.count} is not what its checksum says")
+            raise _unsound(where, header, index)
         turns.after(None, end - start)
+
+
+def _unsound(where: str, header: PackHeader, index: int) -> PackDamaged:
+    return PackDamaged(f"{where}: record {index} of {header.count} is not what its checksum says")
 
 
 def _is_sound(header: PackHeader, index: int, part: memoryview, plain: memoryview) -> bool:
@@ -183,18 +244,29 @@ def _is_sound(header: PackHeader, index: int, part: memoryview, plain: memoryvie
     return digest(record, header.spec.columns) == header.checksum_at(index)
 
 
-def _take(header: PackHeader, jobs: Sequence[tuple[int, memoryview, memoryview]]) -> list[Get]:
-    """Fill the views; jobs: index, view, bytes as stored."""
-    results, turns, columns = [], _Turns(), header.spec.columns
-    for index, view, part in jobs:
-        try:
-            is_whole = decode_into(header.codec, part, view)
-            is_hit = is_whole and digest(view, columns) == header.checksum_at(index)
-        except ValueError:  # columns that are none
-            is_hit = False
-        results.append(Get.HIT if is_hit else Get.CORRUPT)
-        turns.after(None, len(view))
-    return results
+def _take(header: PackHeader, jobs: Sequence[tuple[memoryview, memoryview]]) -> list[bytes]:
+    """Fill the views with what is stored, and hash them: their checksums, b"" of those that could not be filled."""
+    columns = header.spec.columns
+    if not header.codec:
+        return copy_and_digest(jobs, columns=columns)
+    turns = _Turns()
+    return [
+        turns.after(digest(view, columns) if decode_into(header.codec, part, view) else b"", len(view))
+        for view, part in jobs
+    ]
+
+
+def _compared(
+    header: PackHeader, wanted: Sequence[tuple[int, memoryview]], digests: Callable[[], list[bytes]]
+) -> list[Get]:
+    try:
+        found = digests()
+    except ValueError:  # columns that are none
+        return [Get.CORRUPT] * len(wanted)
+    return [
+        Get.HIT if checksum == header.checksum_at(index) else Get.CORRUPT
+        for (index, _), checksum in zip(wanted, found, strict=True)
+    ]
 
 
 def _check_columns(header: PackHeader, where: str) -> None:

@@ -16,7 +16,7 @@ them shorter; without a codec they all have the size of their namespace.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -93,6 +93,8 @@ def describe(header: PackHeader) -> tuple[Pack, bytes]:
     """The pack that begins with this header, and its first bytes, up to the first record. Raises PackDamaged."""
     validate(header)
     body = msgspec.msgpack.encode(header)
+    if len(body) > PACK_HEADER_BYTES_MAX:
+        raise PackDamaged(f"a pack with a header of {len(body)} bytes: allowed are {PACK_HEADER_BYTES_MAX}")
     pack_id = xxhash.xxh3_128_digest(body)
     first = _PRELUDE.pack(PACK_MAGIC, len(body), 0, pack_id) + body
     data_bytes = sum(header.sizes) if header.sizes else header.count * header.spec.record_bytes
@@ -131,21 +133,28 @@ def parse(first: bytes | memoryview, where: str) -> Pack:
 
 def validate(header: PackHeader) -> None:
     """Whether the parts of a header fit together. Raises PackDamaged."""
-    spec, count = header.spec, header.count
-    allowed: Sequence[tuple[bool, str]] = (
-        (len(spec.digest) == NAMESPACE_BYTES, "a namespace digest of another length"),
-        (
-            8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES,
-            "block hashes of a length that is not allowed",
-        ),
-        (spec.record_bytes > 0, "records without bytes"),
-        (1 <= count <= PACK_RECORDS_MAX, f"{count} records: allowed are 1 to {PACK_RECORDS_MAX}"),
-        (len(header.checksums) == count * CHECKSUM_BYTES, "checksums that are cut off"),
-        (len(header.hashes) == count * spec.hash_bytes, "another number of hashes than of checksums"),
-        (len(header.parent) in (0, spec.hash_bytes), "a parent of another length than its hashes"),
-        (len(header.sizes) in (0, count) and all(size > 0 for size in header.sizes), "sizes that do not fit"),
-        (bool(header.sizes) == bool(header.codec), "sizes without a codec, or a codec without sizes"),
-    )
-    for holds, otherwise in allowed:
-        if not holds:
-            raise PackDamaged(f"a pack with {otherwise}")
+    if wrong := _wrong(header, header.spec, header.count):
+        raise PackDamaged(f"a pack with {wrong}")
+
+
+def _wrong(header: PackHeader, spec: NamespaceSpec, count: int) -> str:
+    """What does not fit, "" if all does. Every entry of every segment is asked: nothing is built in vain."""
+    if len(spec.digest) != NAMESPACE_BYTES:
+        return "a namespace digest of another length"
+    if not 8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES:
+        return "block hashes of a length that is not allowed"
+    if spec.record_bytes <= 0:
+        return "records without bytes"
+    if not 1 <= count <= PACK_RECORDS_MAX:
+        return f"{count} records: allowed are 1 to {PACK_RECORDS_MAX}"
+    if len(header.checksums) != count * CHECKSUM_BYTES:
+        return "checksums that are cut off"
+    if len(header.hashes) != count * spec.hash_bytes:
+        return "another number of hashes than of checksums"
+    if len(header.parent) not in (0, spec.hash_bytes):
+        return "a parent of another length than its hashes"
+    if len(header.sizes) not in (0, count) or not all(size > 0 for size in header.sizes):
+        return "sizes that do not fit"
+    if bool(header.sizes) != bool(header.codec):
+        return "sizes without a codec, or a codec without sizes"
+    return ""

@@ -87,6 +87,8 @@ FIGURES: tuple[Figure, ...] = (
         50,
         "lower",
     ),
+    Figure("mirror_gbps", "packs of one region copied into another one by a mirror, from its start on", None),
+    Figure("mirror_ratio", "mirror / obstore alone, the slower of put and get", 0.8),
     Figure("catchup_100k_entries_s", "a catalogue that knows nothing reads 100,000 packs of a feed"),
 )
 

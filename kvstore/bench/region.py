@@ -1,6 +1,6 @@
-"""The region's bucket: packs put and read, against what obstore alone does with objects of the same sizes; catching up.
+"""The region's bucket: packs and a mirror against obstore alone, catching up, and what a catalogue costs a lookup.
 
-    the same store │ put N objects │ put N packs │ get N objects │ fetch N packs │   some at once, round by round
+    packs put and fetched (packs.py), mirrored (mirror.py)
     a feed of 100,000 entries ─▶ a catalogue that knows nothing
     an engine over a catalogue of ten million blocks │ an engine without     lookups of prompts that nobody has stored
 
@@ -10,19 +10,17 @@ Everything lies below a prefix of its own, which is removed at the end.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import obstore
 
 from kvstore.bench.figures import Value
+from kvstore.bench.mirror import measure_mirror
+from kvstore.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, clear
 from kvstore.bench.plan import Plan
 from kvstore.bench.rounds import Rounds
 from kvstore.engine.engine import Engine
@@ -36,20 +34,12 @@ from replication.catalogue import Catalogue
 from replication.feed import FeedWriter
 from replication.tail import Tail
 from tiers.base import NAMESPACE_BYTES, Get
-from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
 from tiers.object_urls import open_store
 from tiers.objects import Objects
-from tiers.pack_io import fetch_records, put_pack
-from tiers.packs import PACK_RECORDS_MAX, Pack, PackHeader, describe
-
-if TYPE_CHECKING:  # exists in obstore's stubs only
-    from obstore.store import ObjectStore
-
-HASH_BYTES = 32
-BLOCK_TOKENS = 16
+from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
 
 
 def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
@@ -64,7 +54,15 @@ async def _measure(plan: Plan, url: str, home: Path) -> dict[str, Value]:
     options = replace(plan.region_options, create=True)
     async with _scratch(url, options) as objects:
         _, store = open_store(url, options)
-        values = await _packs(plan, objects, store)
+        packs = Packs(plan, objects, store)
+        values = await packs.measure()
+        values |= await measure_mirror(
+            plan,
+            lambda place: open_objects(f"{url}/{place}", options),
+            lambda place: packs.put(place, plan.mirror_packs),
+            lambda: packs.bare(plan.mirror_packs),
+            home,
+        )
         values["catchup_100k_entries_s"] = await _catch_up(plan, objects, home)
     return values | _misses(plan)
 
@@ -75,70 +73,7 @@ async def _scratch(url: str, options: ObjectOptions) -> AsyncIterator[Objects]:
     try:
         yield objects
     finally:
-        for folder in await objects.folders(""):
-            async for page in objects.list(f"{folder}/"):
-                await objects.delete([info.name for info in page])
-
-
-# -- packs --
-
-
-async def _packs(plan: Plan, objects: Objects, store: ObjectStore) -> dict[str, Value]:
-    record_bytes, count = plan.region_record_bytes, plan.region_pack_bytes // plan.region_record_bytes
-    records = [random.Random(number).randbytes(record_bytes) for number in range(count)]
-    sums = b"".join(map(digest, records))
-    spec = NamespaceSpec(b"region benchmark", record_bytes, HASH_BYTES, BLOCK_TOKENS)
-    plain = b"".join(records)
-    views = [[memoryview(bytearray(record_bytes)) for _ in range(count)] for _ in range(plan.region_at_once)]
-    rounds = Rounds(plan.region_packs * plan.region_pack_bytes, plan.warm_up_rounds)
-    names = itertools.count()
-    for _ in range(plan.warm_up_rounds + plan.region_rounds):
-        headers = [_header(spec, count, sums, next(names)) for _ in range(plan.region_packs)]
-        bare = [f"plain/{next(names)}" for _ in headers]
-        packs: list[Pack] = []
-
-        async def put_bare(number: int, _: int) -> None:
-            await obstore.put_async(store, bare[number], plain, use_multipart=False)  # noqa: B023 used in this round
-
-        async def put(number: int, _: int) -> None:
-            packs.append(await put_pack(objects, headers[number], records))  # noqa: B023 used in this round
-
-        async def get_bare(number: int, _: int) -> None:
-            answer = await obstore.get_async(store, bare[number])  # noqa: B023 used in this round
-            await answer.bytes_async()
-
-        async def get(number: int, lane: int) -> None:
-            await fetch_records(objects, packs[number], list(enumerate(views[lane])))  # noqa: B023 used in this round
-
-        for name, work in (("put_bare", put_bare), ("put", put), ("get_bare", get_bare), ("get", get)):
-            await _timed(rounds, name, plan, work)
-        await objects.delete([*bare, *(pack.name for pack in packs)])
-    return {
-        "pack_put_gbps": rounds.gbps("put"),
-        "pack_put_ratio": rounds.ratio("put", "put_bare"),
-        "pack_get_gbps": rounds.gbps("get"),
-        "pack_get_ratio": rounds.ratio("get", "get_bare"),
-        "pack_bytes": plan.region_pack_bytes,
-        "pack_record_bytes": record_bytes,
-        "packs_at_once": plan.region_at_once,
-    }
-
-
-async def _timed(rounds: Rounds, name: str, plan: Plan, work: Callable[[int, int], Awaitable[None]]) -> None:
-    """All packs of a round, some at once, each in a lane of its own."""
-    numbers = iter(range(plan.region_packs))
-
-    async def lane(which: int) -> None:
-        for number in numbers:
-            await work(number, which)
-
-    started = time.perf_counter()
-    await asyncio.gather(*map(lane, range(plan.region_at_once)))
-    rounds.add(name, time.perf_counter() - started)
-
-
-def _header(spec: NamespaceSpec, count: int, sums: bytes, number: int) -> PackHeader:
-    return PackHeader(spec, b"", random.Random(number).randbytes(count * HASH_BYTES), sums)
+        await clear(objects)
 
 
 # -- catching up --
@@ -169,7 +104,7 @@ async def _catch_up(plan: Plan, objects: Objects, home: Path) -> float:
 def _entry(number: int) -> Announced:
     """A pack of 16 blocks, which is nowhere."""
     spec = NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS)
-    header = _header(spec, 16, bytes(16 * 16), number)
+    header = PackHeader(spec, b"", random.Random(number).randbytes(16 * HASH_BYTES), bytes(16 * 16))
     return Announced(describe(header)[0])
 
 

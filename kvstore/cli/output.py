@@ -67,20 +67,24 @@ def _draw(title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], ri
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A function to call with (what, done, total); bars on stderr when that is a terminal, else nothing."""
+def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A function to call with (what, done, total); bars on stderr when that is a terminal, else nothing. of_bytes: they tell
+    bytes and the rate, too."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    columns = Progress.get_default_columns()
+    if of_bytes:
+        columns = (*columns, DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
+            bars.update(tasks[what], completed=done, total=total)
 
         yield show

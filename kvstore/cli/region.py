@@ -4,12 +4,14 @@
   kvstore region init NAME             make the bucket of a region ready, once; says so again if it is
   kvstore region status [NAME]         what the mirrors of a region, or of all, have copied, and what is left
   kvstore region lag [NAME]            how far they are behind, by the feeds of their sources as they are now
+  kvstore region verify NAME           whether its bucket has what was announced, and nothing else; --deep reads every byte,
+                                       --repair mends, --against OTHER says what should be copied from there, and is not
 
 The file of regions is --regions FILE, or regions_file of the configuration (deploy/regions.toml explains it). Credentials
 come from the environment, or from the machine's role.
 
 Exit code 0 when all is well, 1 when a bucket is not ready or refuses, or a mirror has stopped, could not copy something, or
-is more than 15 minutes behind; 2 for a wrong file or name, 4 when a bucket does not answer.
+is more than 15 minutes behind, or something that was found is not repaired; 2 for a wrong file or name, 4 when a bucket does not answer.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("ls", "init", "status", "lag"))
+    from kvstore.cli import region_verify
+
+    parser.add_argument("action", choices=("ls", "init", "status", "lag", "verify"))
     parser.add_argument("region", nargs="?", default="", metavar="NAME", help="a region of the file")
+    region_verify.add_verify_arguments(parser)
     add_regions_argument(parser)
     add_config_arguments(parser)
     add_output_argument(parser, "table", "json")
@@ -49,6 +54,12 @@ def add_regions_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from kvstore.cli import region_verify
+
+    if args.action == "verify":
+        return region_verify.verify(args, load_deployment(args), asked)
+    if option := region_verify.is_given(args):
+        raise CliError(f"region {args.action}: {option} is for verify", exit_code=USAGE)
     if args.action == "ls":
         return _ls(args)
     if args.action in ("status", "lag"):

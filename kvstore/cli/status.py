@@ -98,21 +98,34 @@ def _print_head(report: Report) -> None:
 
 
 def _print_region(region: Report, counters: Report) -> None:
+    _print_bucket("region", region)
+    if region["open"]:
+        put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
+        print(f"            {put}, {_fetched(region)}")
+    for far in region["read_through"]:
+        _print_bucket("far region", far)
+        if far["open"]:
+            print(f"            {_fetched(far)}")
+
+
+def _print_bucket(what: str, region: Report) -> None:
+    """A region, and what is known of it."""
     if not region["open"]:
-        print(f"region      not joined: {region['problem'] or 'joining'}")
+        name = f"{region['name']}: " if "name" in region else ""  # of our own it is in the settings
+        print(f"{what:<12}{name}not joined: {region['problem'] or 'joining'}")
         return
     age_s = region["feed_age_s"]
     known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
     read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
-    print(f"region      {region['name']} in {region['bucket']}: {known} durable; feed {read}")
-    put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
-    print(
-        f"            {put}, {region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])})"
-    )
+    print(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}")
     if region["feed_failures"] or region["feed_gaps"] or region["feed_damaged"]:
         print(
             f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged; {region['feed_failure']}"
         )
+
+
+def _fetched(region: Report) -> str:
+    return f"{region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])})"
 
 
 def _print_tiers(report: Report) -> None:
@@ -138,7 +151,7 @@ def _print_health(report: Report) -> None:
         if speed["samples"]:
             took = f"{1e3 * speed['latency_s']:.2f} ms, then {format_bytes(speed['bytes_per_s'])}/s"
             waiting = f", {format_bytes(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
-            print(f"{speed['name']:<12}loads take {took}{waiting}")
+            print(f"{speed['name']:<11} loads take {took}{waiting}")
     for breaker in report["breakers"]:
         if breaker["trips"]:
             again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""

@@ -33,12 +33,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kvstore.client import copying
 from kvstore.client.arena_view import ArenaView
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
 from kvstore.errors import ClientError, Refused, Unavailable
 from kvstore.protocol.residency_bits import IN_ANY
+from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ __all__ = [
     "SlotLease",
     "Unavailable",
     "WriteLease",
+    "copying",
 ]
 
 TIMEOUT_S = 1.0

@@ -27,8 +27,8 @@ import struct
 import threading
 import weakref
 
-from kvstore.client.copying import Pinned
 from kvstore.errors import Unavailable
+from tiers.copying import Pinned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

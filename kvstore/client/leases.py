@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.client import copying
 from kvstore.errors import Refused
 from kvstore.protocol.residency_bits import IN_DRAM
+from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:

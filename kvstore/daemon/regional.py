@@ -1,29 +1,52 @@
-"""The region of a daemon: its bucket as a level, and what is persisted there, as the configuration says."""
+"""The region of a daemon: buckets as levels, its own first, and what is persisted there, as the configuration says."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.constants import OBJECT_BATCH_RECORDS, OBJECT_JOBS_MAX
 from kvstore.daemon.config import Config, Durable
 from kvstore.daemon.data_dir import DataDir
-from kvstore.daemon.regions_file import load_regions
+from kvstore.daemon.regions_file import Deployment, Place, load_regions
 from kvstore.durable.demand import Demand
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Persisting
+from kvstore.durable.region_level import RegionLevel
+from kvstore.durable.warmer import Warmer
+from kvstore.durable.warming import Warming
 from kvstore.durable.worth import Cost, Prices, Seen, Worth
+from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
+from replication.erased import Erased
+from replication.read_through import ReadThrough
 from replication.region_node import RegionNode
 from replication.tombstones import Tombstone
 
+Reply = Callable[[Callable[[], None]], object]
 
-def object_level(
-    config: Config, data_dir: DataDir, reply: Callable[[Callable[[], None]], object]
-) -> ObjectLevel | None:
-    """The level of the region's bucket; None without one. reply: runs a call on the engine's thread.
+
+class Levels(NamedTuple):
+    """home: our own region's bucket. far: those of other regions by name, in the order in which they are asked."""
+
+    home: ObjectLevel
+    far: Mapping[str, RegionLevel[ReadThrough]]
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        far = [{"name": name, **level.status()} for name, level in self.far.items()]
+        return {**self.home.status(), "read_through": far}
+
+    def close(self) -> bool:
+        """Let go of all buckets; False if something hangs."""
+        return all([self.home.close(), *(level.close() for level in self.far.values())])
+
+
+def region_levels(config: Config, data_dir: DataDir, reply: Reply) -> Levels | None:
+    """The levels of buckets; None without a region. reply: runs a call on the engine's thread.
 
     Raises RegionsFileError.
     """
@@ -31,6 +54,36 @@ def object_level(
         return None
     deployment = load_regions(Path(config.regions_file))
     place = deployment.place(config.region, "region")
+    tombstones = Erased(time.time)
+    home = _home_level(config, deployment, data_dir, tombstones, reply)
+    far = {name: _far_level(deployment, name, data_dir, tombstones, reply) for name in place.read_through}
+    return Levels(home, far)
+
+
+def _far_level(
+    deployment: Deployment, name: str, data_dir: DataDir, home: Erased, reply: Reply
+) -> RegionLevel[ReadThrough]:
+    place = deployment.regions[name]
+
+    async def follow() -> ReadThrough:
+        return await ReadThrough.follow(
+            place.open(),
+            deployment.deployment,
+            name,
+            data_dir.path / "read_through" / name / "catalogue",
+            home,
+            random.Random(),
+            time.time,
+            deployment.clock_skew_s,
+        )
+
+    return RegionLevel(f"read-through {name}", follow, reply, _limits(place), is_far=True)
+
+
+def _home_level(
+    config: Config, deployment: Deployment, data_dir: DataDir, tombstones: Erased, reply: Reply
+) -> ObjectLevel:
+    place = deployment.regions[config.region]
 
     async def join(erased: Callable[[Tombstone], None]) -> RegionNode:
         node = await RegionNode.join(
@@ -43,12 +96,25 @@ def object_level(
             time.time,
             deployment.clock_skew_s,
             erased,
+            tombstones,
         )
         node.codec = "" if config.durable.compression == "off" else config.durable.compression
         return node
 
-    limits = SharedLimits(OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS, place.stall_s)
-    return ObjectLevel(join, reply, limits)
+    return ObjectLevel(join, reply, _limits(place))
+
+
+def _limits(place: Place) -> SharedLimits:
+    return SharedLimits(OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS, place.stall_s)
+
+
+def warmer_of(engine: Engine, level: ObjectLevel, reply: Reply, is_new: bool) -> Warmer:
+    """What brings in what is ordered for the region, once `level` has joined it. is_new: DRAM holds nothing of an earlier daemon."""
+    source = next(source for source in engine.loader.shared if source.level is level)
+    traffic = engine.persister.asks.traffic if engine.persister is not None else None
+    warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
+    level.beside = lambda node: Warming(node, warmer, reply, time.time, is_new).run()
+    return warmer
 
 
 def persisting(config: Config, level: ObjectLevel | None) -> Persisting | None:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
 from kvstore import constants as limits
 from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX
@@ -63,6 +64,12 @@ def _hex(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _copier(value: str, info: ValidationInfo) -> str:
+    if value == "juicefs" and info.data.get("bytes_per_s"):
+        raise ValueError('keeps to no bytes_per_s: allowed is "own", or bytes_per_s = 0')
+    return value
+
+
 RegionName = Annotated[str, Field(pattern=REGION_NAME)]
 Names = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
@@ -75,6 +82,7 @@ class Place(Section):
     bucket_region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9-]*$")] = ""
     path_style: Switch = "auto"
     stall_s: Annotated[Number, between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.BUCKET_STALL_S
+    read_through: tuple[RegionName, ...] = ()
 
     def options(self) -> ObjectOptions:
         """What the bucket is opened with, apart from its URL."""
@@ -104,11 +112,12 @@ class CopyRule(Section):
     bytes_per_s: Annotated[
         int, BeforeValidator(parse_bytes), size_between(limits.COPY_BYTES_PER_S_MIN, limits.TIB, or_none=True)
     ] = 0
+    copier: Annotated[Literal["own", "juicefs"], AfterValidator(_copier)] = "own"
 
     def rule(self) -> Rule:
         return Rule(
             self.from_, self.to, self.models, self.tenants, self.namespaces,
-            self.action == "copy", self.priority, self.bytes_per_s,
+            self.action == "copy", self.priority, self.bytes_per_s, self.copier == "juicefs",
         )  # fmt: skip
 
 
@@ -157,12 +166,24 @@ def _misfits(deployment: Deployment) -> list[str]:
         other = owners.setdefault((place.endpoint, place.url.rstrip("/")), name)
         if other != name:
             problems.append(f"regions.{name}.url: {place.url}: is that of region {other}; each needs its own")
+    known = ", ".join(deployment.regions)
     for number, rule in enumerate(deployment.rules, 1):
         for key, names in (("from", rule.from_), ("to", rule.to)):
             for name in names:
                 if name not in deployment.regions:
-                    known = ", ".join(deployment.regions)
                     problems.append(f"rules[{number}].{key}: {name}: known regions are {known}")
+    for region, place in deployment.regions.items():
+        for name, count in Counter(place.read_through).items():
+            if name not in deployment.regions:
+                problems.append(f"regions.{region}.read_through: {name}: known regions are {known}")
+            if name == region:
+                problems.append(
+                    f"regions.{region}.read_through: {name}: is the region itself; allowed are others"
+                )
+            if count > 1:
+                problems.append(
+                    f"regions.{region}.read_through: {name}: is named {count} times; once is allowed"
+                )
     return problems
 
 

@@ -33,16 +33,18 @@ from kvstore.constants import (
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
     TICK_INTERVAL_S,
+    WARM_PAUSE_S,
     WATCH_INTERVAL_S_LEAST,
     WATCH_SHARE,
 )
 from kvstore.daemon import heap
 from kvstore.daemon.config import Config
-from kvstore.daemon.regional import object_level, persisting
+from kvstore.daemon.regional import persisting, region_levels, warmer_of
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.unix import Door
 from kvstore.durable.demand_file import DemandFile
+from kvstore.durable.warmer import Warmer
 from kvstore.engine.engine import Engine
 from kvstore.errors import SocketPathError, StartError
 from kvstore.health.write_budget_file import EnduranceFile
@@ -68,6 +70,7 @@ class Service:
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
         self._has_served = False
+        self._warmer: Warmer | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -78,7 +81,7 @@ class Service:
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
         io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
-        self._level = object_level(self.config, self.storage.data_dir, loop.call_soon_threadsafe)
+        self._region = region_levels(self.config, self.storage.data_dir, loop.call_soon_threadsafe)
         try:
             self._make_engine(io, pools)
             await self._require_region()
@@ -88,7 +91,8 @@ class Service:
             with self._prefaulting():
                 self._announce()
                 background = [
-                    self._in_background(work()) for work in (self._drop, self._watch, self._persist)
+                    self._in_background(work())
+                    for work in (self._drop, self._watch, self._persist, self._warm)
                 ]
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
@@ -108,8 +112,8 @@ class Service:
         finally:
             give_up_s = time.monotonic() + IO_CLOSE_S  # for all of them together
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
-            if self._level is not None:
-                closed.append(self._level.close())
+            if self._region is not None:
+                closed.append(self._region.close())
             if all(closed):
                 # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
                 keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
@@ -155,7 +159,7 @@ class Service:
                 "quarantined_slots": arena.quarantined_slots,
             },
             **self.engine.status(),
-            "region": self._level.status() if self._level is not None else None,
+            "region": self._region.status() if self._region is not None else None,
             "door": self.door.counters,
         }
 
@@ -172,11 +176,11 @@ class Service:
     # -- start --
 
     def _make_engine(self, io: IoPool, pools: Sequence[IoPool]) -> None:
-        storage, threads = self.storage, self.config.engine.io_threads
+        storage, threads, region = self.storage, self.config.engine.io_threads, self._region
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
         self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
-        persisted = persisting(self.config, self._level)
+        persisted = persisting(self.config, region.home if region is not None else None)
         self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
         if self._demand_file is not None:
             self._demand_file.open()
@@ -194,20 +198,23 @@ class Service:
             prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
             rules=RuleFile(storage.data_dir.rules_path),
             pinned_share_max=self.config.retention.pinned_share_max,
-            shared=[self._level] if self._level is not None else (),
+            shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
         )
-        if self._level is not None:
-            self._level.erase = self.engine.erasing.erase
+        if region is not None:
+            region.home.erase = self.engine.erasing.erase
+            reply = asyncio.get_running_loop().call_soon_threadsafe
+            self._warmer = warmer_of(self.engine, region.home, reply, is_new=not storage.arena.adopted)
         self.engine.adopt()
 
     async def _require_region(self) -> None:
         """A bucket that is not ours stops the start; one that does not answer is waited for while serving."""
-        if self._level is None:
+        if self._region is None:
             return
-        await asyncio.get_running_loop().run_in_executor(None, self._level.tried.wait, JOIN_WAIT_S)
-        if self._level.refusal:
-            raise StartError(self._level.refusal)
+        home = self._region.home
+        await asyncio.get_running_loop().run_in_executor(None, home.tried.wait, JOIN_WAIT_S)
+        if home.refusal:
+            raise StartError(home.refusal)
 
     def _save_names(self) -> None:
         names = self.engine.namespaces.snapshot()
@@ -341,6 +348,12 @@ class Service:
             is_late = persister.step()
             self._demand_file.keep(self.engine.io, time.monotonic())
             await asyncio.sleep(0 if is_late else PERSIST_PAUSE_S)
+
+    async def _warm(self) -> None:
+        """Bring in what somebody ordered, between requests."""
+        while self._warmer is not None and not self._stop.is_set():
+            is_late = self._warmer.step()
+            await asyncio.sleep(WARM_PAUSE_S if is_late else TICK_INTERVAL_S)
 
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""

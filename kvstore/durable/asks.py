@@ -21,6 +21,7 @@ from kvstore.constants import (
     PERSIST_TICKETS_MAX,
 )
 from kvstore.durable.demand import Demand, name_of
+from kvstore.durable.traffic import Traffic
 from kvstore.durable.worth import Block, Worth
 from kvstore.index.block import Namespace
 
@@ -62,14 +63,16 @@ class Asks:
         rule: Worth,
         durable: Callable[[Namespace, bytes], int],
         weight: Callable[[Namespace], Block],
+        traffic: Traffic,
     ) -> None:
-        """durable: how many leading blocks of a prompt are. weight: of a namespace's blocks."""
+        """durable: how many leading blocks of a prompt are. weight: of a namespace's blocks. traffic: told of each prompt."""
         self.size_bytes = 0  # of the hashes that wait
         self.dropped = 0  # prompts that were not counted, because too many waited
         self._demand = demand
         self._rule = rule
         self._durable = durable
         self._weight = weight
+        self.traffic = traffic
         self._waiting: deque[tuple[Namespace, bytes]] = deque()
         self._tickets: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._counting: _Counting | None = None
@@ -82,8 +85,11 @@ class Asks:
     def add(self, namespaces: Sequence[Namespace], hashes: bytes, ticket: int) -> None:
         """A prompt was looked up."""
         for namespace in namespaces:
-            is_short = len(hashes) < granule_blocks(namespace) * namespace.hash_bytes
-            if is_short or self._is_known(namespace, ticket):
+            if not hashes or self._is_known(namespace, ticket):
+                continue
+            blocks = len(hashes) // namespace.hash_bytes
+            if blocks < granule_blocks(namespace):  # never durable
+                self.traffic.count(namespace, blocks, 0)
                 continue
             self._waiting.append((namespace, hashes))
             self.size_bytes += len(hashes)
@@ -109,8 +115,9 @@ class Asks:
             if self._counting is None:
                 namespace, hashes = self._waiting.popleft()
                 self.size_bytes -= len(hashes)
-                durable = self._durable(namespace, hashes) // granule_blocks(namespace)
-                self._counting = _Counting(namespace, hashes, durable)
+                durable = self._durable(namespace, hashes)
+                self.traffic.count(namespace, len(hashes) // namespace.hash_bytes, durable)
+                self._counting = _Counting(namespace, hashes, durable // granule_blocks(namespace))
             counting = self._counting
             granules_max -= self._count(counting, granules_max, now_s) + 1
             size_bytes = granule_blocks(counting.namespace) * counting.namespace.hash_bytes

@@ -35,12 +35,14 @@ from kvstore.durable import worth
 from kvstore.durable.asks import Asks, Worthy, granule_blocks
 from kvstore.durable.demand import Demand
 from kvstore.durable.reading import Records, read_records
+from kvstore.durable.traffic import Traffic
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
+from tiers.pack_memory import PackMemory, PackRoom
 from tiers.packs import PACK_RECORDS_MAX, PackHeader
 
 
@@ -117,10 +119,11 @@ class Persister:
         self._io = io
         self._clock = clock
         self._wall_clock = wall_clock
-        self.asks = Asks(persisting.demand, persisting.rule, self._durable, self._weight)
+        self.asks = Asks(persisting.demand, persisting.rule, self._durable, self._weight, Traffic(wall_clock))
         self._candidates: OrderedDict[tuple[int, bytes], Candidate] = OrderedDict()
         self._jobs: dict[Candidate, Sequence[Block]] = {}  # under way, and what each has pinned
         self._next_s = 0.0
+        self._room = PackRoom()
 
     # -- figures --
 
@@ -242,32 +245,39 @@ class Persister:
     def _read(self, candidate: Candidate, run: Sequence[Block]) -> None:
         self._jobs[candidate] = run
         self._residency.pin(*run)
-        read_records(self._residency, self._io, run, lambda records: self._have_read(candidate, run, records))
+        memory = self._room.take(len(run), candidate.namespace.record_bytes)
+        read_records(
+            self._residency, self._io, run, memory,
+            lambda records: self._have_read(candidate, run, memory, records),
+        )  # fmt: skip
 
-    def _have_read(self, candidate: Candidate, run: Sequence[Block], records: Records | None) -> None:
+    def _have_read(
+        self, candidate: Candidate, run: Sequence[Block], memory: PackMemory, records: Records | None
+    ) -> None:
         """records: None if one of them could not be read."""
         self._jobs[candidate] = ()
         self._residency.unpin(*run)
         if records is None:
-            self._put(candidate, False, 0)
+            self._put(candidate, memory, False)
             return
         namespace, above = candidate.namespace, run[0].parent
         hashes = b"".join(block.hash for block in run)
         header = PackHeader(
             namespace.spec, above.hash if above is not None else b"", hashes, b"".join(records.checksums)
         )
-        size_bytes = len(run) * namespace.record_bytes
         last = -(-(candidate.start + len(run)) // granule_blocks(namespace)) - 1
         self._bucket.persist(
             header,
-            records.views,
+            memory,
             Life(records.stored_s, candidate.kept_until_s[last]),
-            lambda is_durable: self._put(candidate, is_durable, size_bytes),
+            lambda is_durable: self._put(candidate, memory, is_durable),
         )
 
-    def _put(self, candidate: Candidate, is_durable: bool, size_bytes: int) -> None:
+    def _put(self, candidate: Candidate, memory: PackMemory, is_durable: bool) -> None:
         """A pack ended: on with the rest of its prefix."""
         del self._jobs[candidate]
+        size_bytes = len(memory) * candidate.namespace.record_bytes
+        self._room.give_back(memory)
         if is_durable:
             self._counters.packs_persisted += 1
             self._counters.persisted_bytes += size_bytes

@@ -1,4 +1,4 @@
-"""Reading: records of a run, out of DRAM and NVMe, into memory of their own.
+"""Reading: records of a run, out of DRAM and NVMe, into memory for a pack.
 
     run ─┬─ in DRAM ──▶ copied by a thread of the engine ─┬─▶ records, their checksums and age
          ├─ on NVMe ──▶ read by threads of its device ────┤
@@ -9,17 +9,15 @@ So that nothing of the run is held while a bucket takes its time. The bytes are 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvstore.client.copying import copy
 from kvstore.index.block import Block
 from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.residency import Residency
 from tiers.base import Get
-from tiers.slots import SLOT_ALIGN_BYTES
+from tiers.copying import copy
 
 _IN_DRAM = -1  # instead of the number of a device
 _Reads = Sequence[tuple[Get, bytes]]
@@ -28,7 +26,6 @@ _Reads = Sequence[tuple[Get, bytes]]
 class Records(NamedTuple):
     """stored_s: when the oldest of them was stored, 0 if that is not known of all."""
 
-    views: Sequence[memoryview]
     checksums: Sequence[bytes]
     stored_s: int
 
@@ -36,19 +33,17 @@ class Records(NamedTuple):
 Done = Callable[[Records | None], None]
 
 
-def read_records(residency: Residency, io: Io, run: Sequence[Block], done: Done) -> None:
-    """Read the records of blocks of one namespace, which owned levels have and the caller has pinned.
+def read_records(
+    residency: Residency, io: Io, run: Sequence[Block], views: Sequence[memoryview], done: Done
+) -> None:
+    """Read the records of blocks of one namespace, which owned levels have and the caller has pinned, into these views.
 
     `done` is called once on the engine's thread, with None if one of them could not be read.
     """
-    size = run[0].namespace.record_bytes
-    stride = -(-size // SLOT_ALIGN_BYTES) * SLOT_ALIGN_BYTES
-    memory = memoryview(mmap.mmap(-1, stride * len(run)))
-    views = [memory[at : at + size] for at in range(0, stride * len(run), stride)]
     places: dict[int, list[int]] = {}
     for position, block in enumerate(run):
         places.setdefault(_IN_DRAM if block.where & IN_DRAM else block.device, []).append(position)
-    collected = _Collected(views, len(places) + 1, done)
+    collected = _Collected(len(run), len(places) + 1, done)
     for number, positions in places.items():
         blocks, into = [run[at] for at in positions], [views[at] for at in positions]
         failed: _Reads = [(Get.FAILED, b"")] * len(positions)
@@ -79,9 +74,8 @@ def _copies(
 class _Collected:
     """What several places bring of one run."""
 
-    def __init__(self, views: Sequence[memoryview], answers: int, done: Done) -> None:
-        self._views = views
-        self._checksums = [b""] * len(views)
+    def __init__(self, records: int, answers: int, done: Done) -> None:
+        self._checksums = [b""] * records
         self._stored_s = 0
         self._outstanding = answers
         self._done = done
@@ -99,4 +93,4 @@ class _Collected:
         self._outstanding -= 1
         if not self._outstanding:
             is_whole = all(self._checksums)
-            self._done(Records(self._views, self._checksums, self._stored_s) if is_whole else None)
+            self._done(Records(self._checksums, self._stored_s) if is_whole else None)

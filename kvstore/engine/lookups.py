@@ -43,6 +43,13 @@ class Lookup(NamedTuple):
         return self.skip > 0 and 0 < lacking <= self.namespaces[0].spec.block_tokens
 
 
+class SharedEnd(NamedTuple):
+    """Up to which block a shared level goes on, where the one before it ends."""
+
+    source: SharedSource
+    end: int
+
+
 class Lookups:
     """Answers lookups. Changes no block."""
 
@@ -68,8 +75,8 @@ class Lookups:
         if self._residency.expiry:
             live = min(self._residency.expiry.live(namespace, hashes, owned) for namespace in namespaces)
         if live < owned:
-            return self._used(asked, live, live)._replace(expired=owned - live)
-        return self._used(asked, owned, self._shared_end(asked, owned))
+            return self._used(asked, live, ())._replace(expired=owned - live)
+        return self._used(asked, owned, self._shared_ends(asked, owned))
 
     def note(self, asked: Lookup, found: Found) -> None:
         """A client was told of it: learn its prefill rate, and remember what was refused."""
@@ -96,20 +103,35 @@ class Lookups:
                 source.wanted(block.key)
                 source.refused |= found.why == outcomes.SLOWER and not asked.lacks_last_block_only
                 return
+        if found.why == outcomes.SLOWER and not asked.lacks_last_block_only:
+            self._refuse_shared(namespaces[0], hashes, found.usable)
 
-    def _shared_end(self, asked: Lookup, owned: int) -> int:
-        """The end of the prefix with what shared levels have behind the owned part of it."""
-        end = owned
+    def _refuse_shared(self, namespace: Namespace, hashes: bytes, start: int) -> None:
+        """The shared level that has the first block that was not used, if one has it, was too slow."""
+        size = namespace.hash_bytes
+        for source in self._shared:
+            if source.loads.closed and source.level.held(namespace, hashes, start) > start:
+                key = namespace.digest + hashes[start * size : (start + 1) * size]
+                source.refuse(key, namespace.record_bytes)
+                return
+
+    def _shared_ends(self, asked: Lookup, owned: int) -> list[SharedEnd]:
+        """The shared levels that go on behind the owned part of the prefix, one behind the other."""
+        end, ends = owned, []
         for source in self._shared:
             if source.loads.closed and end * asked.namespaces[0].hash_bytes < len(asked.hashes):
                 further = min(source.level.held(n, asked.hashes, end) for n in asked.namespaces)
-                end = max(end, further)
-        return end
+                if further > end:
+                    end = further
+                    ends.append(SharedEnd(source, end))
+        return ends
 
-    def _used(self, asked: Lookup, owned: int, held: int) -> Found:
-        """What to use of `held` blocks, of which owned levels have the first `owned`."""
+    def _used(self, asked: Lookup, owned: int, ends: Sequence[SharedEnd]) -> Found:
+        """What to use of a prefix of which owned levels have the first `owned` blocks, and shared ones the rest."""
+        held = ends[-1].end if ends else owned
+        near = next((at for source, at in reversed(ends) if not source.level.is_far), owned)
         if asked.lacks_last_block_only:
-            return Found(min(asked.skip, held), held, outcomes.SLOWER, shared=held - owned)
+            return Found(min(asked.skip, held), held, outcomes.SLOWER, shared=held - owned, far=held - near)
         if not held or not (self._devices or self._shared):
             return Found(held, held)
         slow: list[Slow] | None = None
@@ -129,7 +151,7 @@ class Lookups:
             )
             end = next(sick, held)
             why = outcomes.UNAVAILABLE
-        sources = [*self._devices, *(self._shared if held > owned else ())]
+        sources = [*self._devices, *(source for source, _ in ends)]
         healthy = [source for source in sources if source.loads.closed]
         if end == held or healthy:
             worth = self.break_even.usable(
@@ -145,7 +167,7 @@ class Lookups:
             fitting = self._within_quotas(asked, end, find_slow)
             if fitting < end:
                 end, why = fitting, outcomes.OVER_QUOTA
-        return Found(end, held, why, shared=held - owned)
+        return Found(end, held, why, shared=held - owned, far=held - near)
 
     def _within_quotas(self, asked: Lookup, end: int, find_slow: Callable[[], list[Slow]]) -> int:
         """No more than may be in DRAM at once: waiting for the rest would be in vain."""

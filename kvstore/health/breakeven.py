@@ -11,8 +11,8 @@ bring takes as long as the slowest of them.
 
 Most lookups need no look at the blocks: if one block takes longer to compute than to load from
 any source, queue and latency included, then so does any number of them, wherever they are.
-Otherwise the chain is walked once, and where further blocks cost less than computing them it is
-all or nothing.
+Otherwise the chain is walked once, and where further blocks cost less than computing them it is,
+of each source, all or nothing: a far one that is slow takes nothing from a near one.
 
 The prefill rate is that of the request; else what this namespace's engines said last; else
 a setting. Where it is not known, nothing is refused.
@@ -83,41 +83,35 @@ class BreakEven:
         if all(source.load_s(len(namespaces), size_bytes) <= least_tokens / rate for source in sources):
             return count
         there = slow()
-        if there and all(_flow_s(source, size_bytes) <= block_tokens / rate for source in sources):
-            # Once latency is paid, each further block is worth loading: none of them, or all.
-            loads: dict[Priced, tuple[int, int]] = {}
-            for _, source, size in there:
-                records, before_bytes = loads.get(source, (0, 0))
-                loads[source] = records + 1, before_bytes + size
-            load_s = max(source.load_s(*load) for source, load in loads.items())
-            first = there[0].position
-            gained_s = max(0, count * block_tokens - asking.local_tokens) / rate - load_s
-            return count if gained_s > max(0, first * block_tokens - asking.local_tokens) / rate else first
-        return _best(there, count, block_tokens, asking.local_tokens, rate)
+        if all(_flow_s(source, len(namespaces), size_bytes) <= block_tokens / rate for source in sources):
+            # Once latency is paid, each further block is worth loading: it ends before the first one of a source, or nowhere.
+            firsts = {source: position for position, source, _ in reversed(there)}
+            ends = sorted({*firsts.values(), count})
+        else:
+            ends = [*dict.fromkeys(position for position, _, _ in there), count]
+        return _best(there, ends, block_tokens, asking.local_tokens, rate)
 
 
-def _flow_s(source: Priced, size_bytes: int) -> float:
-    """What one more block takes, behind the first."""
-    return source.load_s(2, 2 * size_bytes) - source.load_s(1, size_bytes)
+def _flow_s(source: Priced, records: int, size_bytes: int) -> float:
+    """What one more block of so many records takes, behind the first."""
+    return source.load_s(2 * records, 2 * size_bytes) - source.load_s(records, size_bytes)
 
 
-def _best(slow: Sequence[Slow], count: int, block_tokens: int, local_tokens: int, rate: float) -> int:
+def _best(
+    slow: Sequence[Slow], ends: Sequence[int], block_tokens: int, local_tokens: int, rate: float
+) -> int:
+    """Where the gain is largest, of these ends, which ascend. slow: in prompt order."""
     best, best_gain_s = 0, 0.0
-    loads: dict[Priced, tuple[int, int]] = {}  # records and bytes before this block, by source
-    load_s = 0.0
-    for position, source, size_bytes in [*slow, Slow(count, _NOTHING, 0)]:
-        gain_s = max(0, position * block_tokens - local_tokens) / rate - load_s
+    loads: dict[Priced, tuple[int, int]] = {}  # records and bytes before the end, by source
+    at = 0
+    for end in ends:
+        while at < len(slow) and slow[at].position < end:
+            _, source, size_bytes = slow[at]
+            records, before_bytes = loads.get(source, (0, 0))
+            loads[source] = records + 1, before_bytes + size_bytes
+            at += 1
+        load_s = max((source.load_s(*load) for source, load in loads.items()), default=0.0)
+        gain_s = max(0, end * block_tokens - local_tokens) / rate - load_s
         if gain_s > best_gain_s or not loads:
-            best, best_gain_s = position, gain_s
-        records, before_bytes = loads.get(source, (0, 0))
-        loads[source] = records + 1, before_bytes + size_bytes
-        load_s = max(load_s, source.load_s(*loads[source]))
+            best, best_gain_s = end, gain_s
     return best
-
-
-class _Nothing:
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return 0.0
-
-
-_NOTHING = _Nothing()

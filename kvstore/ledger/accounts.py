@@ -39,7 +39,7 @@ from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.steps import Steps
 
 Piece = tuple[int, int]  # tokens, outcome
-_OWNED, _MISSED = 0, 4  # parts of a prompt, see `_bounds`
+_OWNED, _MISSED = 0, 5  # parts of a prompt, see `_bounds`
 _HIT_IN = [outcomes.hit_in(where) for where in range(IN_ANY + 1)]
 
 
@@ -65,13 +65,14 @@ NOBODY_IN_PARTICULAR = Asking()
 class Found(NamedTuple):
     """Answer of a lookup, in blocks. held: with an unbroken prefix, and alive; usable: of these, to be
     loaded; why: the outcome of the others. expired: those behind them that are there and have expired. shared: of
-    those held, the last ones, which only shared levels have."""
+    those held, the last ones, which only shared levels have; far: of those, the last ones, which only other regions have."""
 
     usable: int
     held: int
     why: int = outcomes.SLOWER
     expired: int = 0
     shared: int = 0
+    far: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -213,8 +214,8 @@ class Accounts:
             return self._misses(namespaces, hashes, why)
         if part == _OWNED and not self._dram_only:
             return _hits(namespaces, hashes)
-        outcome = (outcomes.HIT_DRAM, outcomes.HIT_SHARED, found.why, outcomes.EXPIRED)[part]
-        return [outcome] * len(hashes)
+        hits = (outcomes.HIT_DRAM, outcomes.HIT_SHARED, outcomes.READ_THROUGH)
+        return [(*hits, found.why, outcomes.EXPIRED)[part]] * len(hashes)
 
     def _misses(self, namespaces: list[Namespace], hashes: list[bytes], why: int) -> list[int]:
         """The outcomes of blocks behind the first one that not all namespaces hold. why: of the one before."""
@@ -315,9 +316,10 @@ class Accounts:
 
 
 def _bounds(found: Found, count: int) -> list[int]:
-    """Where the parts of a prompt begin (owned, shared, held and not used, expired, missed), and where it ends."""
+    """Where the parts of a prompt begin (owned, shared, far, held and not used, expired, missed), and where it ends."""
     owned = min(found.usable, found.held - found.shared)
-    return [0, owned, found.usable, found.held, found.held + found.expired, count]
+    near = min(found.usable, found.held - found.far)
+    return [0, owned, near, found.usable, found.held, found.held + found.expired, count]
 
 
 def _every(hashes: bytes, hash_bytes: int, start: int, end: int, every: int) -> list[bytes]:

@@ -30,7 +30,7 @@ from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.totals import PROMOTED
 from kvstore.movement.sources import DeviceSource, Read, SharedSource, Slotted, Source
 from kvstore.movement.verification import Verifier
-from kvstore.movement.waiting import PREFETCH, Waiter, Waiting
+from kvstore.movement.waiting import PREFETCH, Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.eviction import Eviction, Line
@@ -144,8 +144,8 @@ class Loader:
                 if not isinstance(source, SharedSource):
                     self._residency.pin(block)
                 source.speed.wait(block.namespace.record_bytes)
-                (source.urgent if waiter is not PREFETCH else source.ahead)[block] = None
-            elif waiter is not PREFETCH and block in source.ahead:
+                (source.ahead if isinstance(waiter, Prefetch) else source.urgent)[block] = None
+            elif not isinstance(waiter, Prefetch) and block in source.ahead:
                 del source.ahead[block]
                 source.urgent[block] = None
 
@@ -213,7 +213,15 @@ class Loader:
         self._counters.promote_no_room += slot is None
         return slot
 
+    def has_free_slot(self, namespace: Namespace) -> bool:
+        """Whether one more record of a namespace finds room in DRAM, and nothing has to leave for it."""
+        quotas = self._residency.quotas
+        is_over_quota = bool(quotas) and quotas.excess(namespace, IN_DRAM)
+        return not is_over_quota and self._residency.arena.has_room(namespace.record_bytes)
+
     def _slot(self, source: Source, block: Block) -> int | None:
+        if not self.waiting.displaces(block) and not self.has_free_slot(block.namespace):
+            return None
         if isinstance(source, SharedSource):
             parent = source.parents[block]
         else:

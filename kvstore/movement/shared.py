@@ -45,6 +45,7 @@ class SharedLevel(ABC):
 
     name: str
     limits: SharedLimits = SharedLimits()
+    is_far = False  # in another region: asked behind all that are not
 
     @abstractmethod
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:

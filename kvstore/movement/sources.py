@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.constants import LOAD_BATCH_RECORDS, PROBE_TARGETS_MAX
 from kvstore.health.breaker import Breaker, Job
+from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
 from kvstore.index.block import Block
 from kvstore.index.slots import Places
@@ -111,7 +112,8 @@ class DeviceSource(Source):
 
 class SharedSource(Source):
     """A shared level. `parents`: of blocks on their way, as the request said. `stored_s`: when those that arrived were
-    stored, 0 if that is not known."""
+    stored, 0 if that is not known. A lookup that found it too slow says so to `refuse`: one record is fetched now and then
+    for nobody, to see whether it still is."""
 
     def __init__(
         self,
@@ -123,26 +125,58 @@ class SharedSource(Source):
     ) -> None:
         super().__init__()
         self.level, self.name = level, level.name
+        chance = chance or random.Random()
         self.loads = Breaker(f"{level.name} loads", level.limits.stall_s, clock, changed, chance)
         self.speed = TierSpeed(clock)
         self.jobs_max, self.batch_records = level.limits.jobs_max, level.limits.batch_records
         self.parents: dict[Block, bytes] = {}
         self.stored_s: dict[Block, int] = {}
         self._arena = arena
+        self._measuring = Measuring(clock, chance)
+        self._begun = 0  # loads that requests asked for
+        self._refused: tuple[bytes, int] | None = None  # a record and its bytes
+
+    def refuse(self, key: bytes, size_bytes: int) -> None:
+        """Somebody would have loaded this record, if it did not take longer than computing."""
+        self._refused = key, size_bytes
+
+    def began(self, block: Block) -> None:
+        self._refused = None  # this load measures
+        self._begun += 1
 
     def load_s(self, records: int, size_bytes: int) -> float:
         return max(self.speed.load_s(size_bytes), self.level.load_s(records, size_bytes))
 
     def look(self) -> None:
-        """Several times a stall: trip where a request hangs; probe when it is time."""
+        """Several times a stall: trip where a request hangs; probe or measure when it is time."""
         self.loads.look()
         if self.loads.may_probe():
             job = self.loads.begin(0, probe=True)
             self.loads.start(job)
             self.level.probe(lambda is_well: self._probed(job, is_well))
+        elif self._refused is not None and self.loads.closed and not self.loads.jobs:
+            if self._measuring.may_begin(self._begun, self.speed.bytes_per_s):
+                self._measure(*self._refused)
 
     def _probed(self, job: Job, is_well: bool) -> None:
         self.loads.end(job, is_well)
+
+    def _measure(self, key: bytes, size_bytes: int) -> None:
+        """Fetch a record into memory of its own."""
+        self._refused = None  # until the next one is
+        job = self.loads.begin(size_bytes)
+        self.speed.begin(job)
+        self.loads.start(job)
+        wanted = Wanted(key, memoryview(bytearray(size_bytes)))
+        self.level.fetch([wanted], lambda answers: self._measured(job, answers[0][0]))
+
+    def _measured(self, job: Job, result: Get) -> None:
+        if result is Get.HIT:
+            self.speed.end(job, job.size_bytes, probe=True)
+        else:
+            self.speed.drop()
+        self.loads.end(job, result is not Get.FAILED)
+        self._measuring.ended(self.speed.bytes_per_s)
 
     def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         self.loads.start(job)

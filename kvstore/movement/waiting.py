@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kvstore.constants import LOAD_WAITERS_MAX, LOADS_WAITING_MAX
@@ -54,6 +54,10 @@ class Waiting:
     def waits_for_room(self, block: Block) -> bool:
         return any(waiter.waits_for_room() for waiter in self._waiters[block])
 
+    def displaces(self, block: Block) -> bool:
+        """Whether others may leave DRAM for it."""
+        return any(not isinstance(waiter, Prefetch) or waiter.displaces for waiter in self._waiters[block])
+
     def pop(self, block: Block) -> list[Waiter]:
         """Its waiters, who are to be called now. The block is not on its way any more."""
         waiters = self._waiters.pop(block)
@@ -68,10 +72,17 @@ class Waiting:
 
 
 class Prefetch:
-    """Wants a block for nobody in particular: nobody waits for room."""
+    """Wants a block for nobody in particular: nobody waits for room. told: called with it, or with None. displaces: whether others
+    may leave DRAM for it."""
+
+    def __init__(
+        self, told: Callable[[Block | None], None] = lambda block: None, displaces: bool = True
+    ) -> None:
+        self.displaces = displaces
+        self._told = told
 
     def __call__(self, block: Block | None, /) -> None:
-        pass
+        self._told(block)
 
     def is_waiting(self) -> bool:
         return True

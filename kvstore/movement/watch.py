@@ -19,14 +19,9 @@ import mmap
 import random
 from collections.abc import Callable
 
-from kvstore.constants import (
-    BREAKER_PAUSE_JITTER,
-    PROBE_GAIN,
-    PROBE_PAUSE_S_MAX,
-    PROBE_PAUSE_S_MIN,
-    PROBE_READS_MAX,
-)
+from kvstore.constants import PROBE_READS_MAX
 from kvstore.health.breaker import Job
+from kvstore.health.measuring import Measuring
 from kvstore.index.block import Block
 from kvstore.movement.sources import DeviceSource
 from kvstore.protocol.residency_bits import IN_NVME
@@ -47,16 +42,11 @@ class Watch:
     ) -> None:
         """`missed` is called with a block that a probe did not find, or found corrupt."""
         self.member = source.member
+        self.measuring = Measuring(clock, chance or random.Random())
         self._source = source
         self._residency = residency
-        self._clock = clock
         self._missed = missed
-        self._chance = chance or random.Random()
         self._probed: list[Block] = []
-        self._measure_at_s = 0.0
-        self._measure_pause_s = PROBE_PAUSE_S_MIN
-        self._begun = 0  # loads of its source, at the last measurement
-        self._probed_at_bytes_per_s = 0.0
 
     def pinned(self) -> list[Block]:
         """Each is pinned once by this object."""
@@ -73,16 +63,8 @@ class Watch:
             if not self._probe(1):
                 loads.close()  # of what was wanted nothing is left
         elif loads.closed and self._source.refused and not loads.jobs:
-            now_s = self._clock()
-            if now_s >= self._measure_at_s:
-                if self._source.begun != self._begun:  # used since: begin with a short pause again
-                    self._begun = self._source.begun
-                    self._measure_pause_s = PROBE_PAUSE_S_MIN
-                pause_s = self._measure_pause_s * (1 + self._chance.random() * BREAKER_PAUSE_JITTER)
-                self._measure_at_s = now_s + pause_s
-                self._measure_pause_s = min(PROBE_PAUSE_S_MAX, 2 * self._measure_pause_s)
+            if self.measuring.may_begin(self._source.begun, self.member.speed.bytes_per_s):
                 self._source.refused = False  # until the next one is
-                self._probed_at_bytes_per_s = self.member.speed.bytes_per_s
                 self._probe(PROBE_READS_MAX)
 
     def _probe(self, count: int) -> bool:
@@ -127,5 +109,4 @@ class Watch:
         else:
             speed.drop()
         self.member.loads.end(job, result is not Get.FAILED)
-        if speed.bytes_per_s > PROBE_GAIN * self._probed_at_bytes_per_s:
-            self._measure_pause_s = PROBE_PAUSE_S_MIN  # it recovers: look again soon
+        self.measuring.ended(speed.bytes_per_s)

@@ -2,6 +2,7 @@
 
     prompt  │ in the engine's own cache │ hit in a tier      │ missed, for one reason │
             │ engine                    │ dram, nvme, shared │ never_seen … unusable  │
+            │                           │ read_through       │                        │
 
 The names are those of reports, metrics and JSON; the numbers index compact counts and travel
 on the local door. New outcomes are added at the end.
@@ -27,6 +28,7 @@ WRITING = 12
 PARTIAL_BLOCK = 13
 UNUSABLE = 14
 HIT_SHARED = 15
+READ_THROUGH = 16
 
 NAMES = (
     "engine",
@@ -45,15 +47,17 @@ NAMES = (
     "partial_block",
     "unusable",
     "shared",
+    "read_through",
 )
 OUTCOMES = len(NAMES)
-HITS = (HIT_DRAM, HIT_NVME, HIT_SHARED)
+HITS = (HIT_DRAM, HIT_NVME, HIT_SHARED, READ_THROUGH)
 
 MEANINGS = {
     "engine": "already in the engine's own cache",
     "dram": "hit in DRAM",
     "nvme": "hit on NVMe",
     "shared": "hit in a level that several nodes share",
+    "read_through": "hit in the bucket of another region",
     "never_seen": "not seen before, or longer ago than is remembered",
     "evicted_dram": "was held in DRAM only, and made room for others",
     "evicted_nvme": "was held on NVMe at last, and made room for others",

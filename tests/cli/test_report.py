@@ -343,7 +343,7 @@ def test_the_three_forms_tell_the_same(filled: Place, tmp_path: Path) -> None:
     total = document["totals"]
     assert total["tokens"] == 6 * sum(100 * (n + 1) for n in range(outcomes.OUTCOMES))
     assert total["prefill_s_saved"] == 6 * 1800 and total["money_saved"] == 6.0
-    assert [len(document["by"][name]) for name in report.GROUPINGS[:4]] == [3, outcomes.OUTCOMES - 4, 1, 2]
+    assert [len(document["by"][name]) for name in report.GROUPINGS[:4]] == [4, outcomes.OUTCOMES - 5, 1, 2]
     told = kvstore("report", "--socket", filled.socket).stdout
     page = file.read_text()
     for figure in (units.percent(total["hit_ratio"]), "6.00 EUR", "acme"):

@@ -13,11 +13,12 @@ import pytest
 import xxhash
 
 from kvstore import client as client_module
-from kvstore.client import Client, Refused, Unavailable, copying
+from kvstore.client import Client, Refused, Unavailable
 from kvstore.protocol import frames
 from kvstore.protocol.residency_bits import IN_DRAM
 from tests.door.conftest import RECORD_BYTES, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
+from tiers import copying
 
 
 def test_round_trip(daemon: Daemon, client: Client) -> None:

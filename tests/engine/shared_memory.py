@@ -49,6 +49,7 @@ class SharedMemoryLevel(SharedLevel):
         self.faults = Faults()
         self.under_way = 0
         self.under_way_most = 0
+        self.fetched = 0  # records that were asked for
         self._later = later
         self._latency_s = latency_s
         self._bytes_per_s = bytes_per_s
@@ -83,6 +84,7 @@ class SharedMemoryLevel(SharedLevel):
 
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
         self.under_way += 1
+        self.fetched += len(wanted)
         self.under_way_most = max(self.under_way_most, self.under_way)
         if self._chance.random() < self.faults.lost:
             return

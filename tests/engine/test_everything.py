@@ -122,7 +122,7 @@ class World:
             rules=RuleFile(self.directory / "rules.json"),
         )
         for part in (
-            self.engine.watches[0],
+            self.engine.watches[0].measuring,
             self.engine.nvme.members[0].loads,
             self.engine.nvme.members[0].stores,
         ):

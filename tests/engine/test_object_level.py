@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.durable import level as level_module
+from kvstore.durable import region_level as level_module
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.durable.persister import Life

@@ -13,6 +13,7 @@ import pytest
 
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Life
+from kvstore.durable.region_level import RegionLevel
 from kvstore.engine.engine import Engine
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -21,6 +22,8 @@ from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_SHARED
 from kvstore.steps import finish
+from replication.erased import Erased
+from replication.read_through import ReadThrough
 from replication.region import init_region
 from replication.region_node import RegionNode
 from replication.tombstones import Tombstone
@@ -31,6 +34,7 @@ from tiers.arena import open_arena
 from tiers.base import Get, Record
 from tiers.checksum import digest, pack_columns
 from tiers.namespace_spec import NamespaceSpec
+from tiers.objects import Objects
 from tiers.packs import PackHeader
 
 MIB = 1 << 20
@@ -99,9 +103,9 @@ class Replies:
             self._calls.get()()
 
 
-def over_bucket(path: Path) -> tuple[ObjectLevel, Replies]:
+def over_bucket(path: Path, objects: Objects) -> tuple[ObjectLevel, Replies]:
     """The object level over a bucket that has a chain of 40 blocks, in packs of 16."""
-    objects, replies = MemoryObjects(), Replies()
+    replies = Replies()
 
     async def join(erased: Callable[[Tombstone], None]) -> RegionNode:
         await init_region(objects, "acme", "na", time.time)
@@ -127,13 +131,38 @@ def over_bucket(path: Path) -> tuple[ObjectLevel, Replies]:
     return level, replies
 
 
-@pytest.fixture(params=["memory", "object"])
+def over_another_region(path: Path, objects: Objects) -> tuple[RegionLevel[ReadThrough], Replies]:
+    """A level that reads the region of this bucket through, and belongs to another one."""
+    replies, home = Replies(), Erased(time.time)
+
+    async def follow() -> ReadThrough:
+        await home.look(MemoryObjects())
+        return await ReadThrough.follow(
+            objects, "acme", "na", path / "far", home, random.Random(1), time.time
+        )
+
+    level = RegionLevel("read-through na", follow, replies.post, SharedLimits(), is_far=True)
+    space = Namespace(0, SPACE)
+    until_s = time.monotonic() + 30
+    while level.held(space, hashes(0, 40), 0) < 40:
+        assert time.monotonic() < until_s, level.status()
+        time.sleep(0.01)
+    return level, replies
+
+
+@pytest.fixture(params=["memory", "object", "read-through"])
 def level(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[SharedLevel, Timers | Replies]]:
     """A level that holds a chain of 40 blocks."""
-    if request.param == "object":
-        made = over_bucket(tmp_path)
-        yield made
-        assert made[0].close()
+    if request.param != "memory":
+        objects = MemoryObjects()
+        home = over_bucket(tmp_path, objects)
+        if request.param == "object":
+            yield home
+        else:
+            far = over_another_region(tmp_path, objects)
+            yield far
+            assert far[0].close()
+        assert home[0].close()
     else:
         timers = Timers()
         level = SharedMemoryLevel(timers.later, latency_s=0.1)

@@ -233,6 +233,47 @@ def test_all_namespaces_of_a_lookup_are_loaded() -> None:
     assert break_even(0.01).of(ranks, names, 4, asking) == 0
 
 
+class Flowing:
+    """A source that takes so long until bytes flow, and then so long for each record."""
+
+    def __init__(self, latency_s: float, record_s: float) -> None:
+        self.latency_s, self.record_s = latency_s, record_s
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return self.latency_s + records * self.record_s
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    places=st.lists(st.sampled_from("dnhf"), min_size=1, max_size=12).map("".join),
+    speeds=st.tuples(
+        *[st.tuples(st.sampled_from([0.0, 3.0, 30.0, 300.0]), st.sampled_from([0.1, 9.0, 11.0, 100.0]))] * 3
+    ),
+    ranks=st.integers(1, 2),
+)
+def test_a_slow_source_takes_nothing_from_a_fast_one(
+    places: str, speeds: tuple[tuple[float, float], ...], ranks: int
+) -> None:
+    """Of NVMe, home and far, each with its own latency and flow: no prefix gains more than the one that is chosen."""
+    sources = {which: Flowing(a / 1e3, b / 1e3) for which, (a, b) in zip("nhf", speeds, strict=True)}
+    slow = [
+        Slow(at, sources[which], MIB) for at, which in enumerate(places) for _ in range(ranks) if which != "d"
+    ]
+
+    def gain_s(count: int) -> float:
+        loads = [
+            sources[which].load_s(ranks * places[:count].count(which), 0)
+            for which in set(places[:count]) - {"d"}
+        ]
+        return count * 0.01 - max(loads, default=0.0)
+
+    used = [sources[which] for which in sorted(set(places) - {"d"})]
+    asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
+    spaces = [space(number) for number in range(ranks)]
+    usable = BreakEven(0.0).usable(spaces, len(places), asking, used, lambda: slow)
+    assert gain_s(usable) >= max(map(gain_s, range(len(places) + 1))) - 1e-9
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     places=st.lists(st.sampled_from("dnb"), min_size=1, max_size=12).map("".join),

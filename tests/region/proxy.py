@@ -12,10 +12,12 @@ _PIECE_BYTES = 64 * 1024
 
 
 class Proxy:
-    """mode: "pass", "hang", "503", "flip" (a bit of each larger piece of an answer) or "cut". It may change at any time."""
+    """mode: "pass", "hang", "deaf" (only answers hang), "503", "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
+    how much later each piece of a request goes on. Both may change at any time."""
 
     def __init__(self, port: int, seed: int = 0) -> None:
         self.mode = "pass"
+        self.delay_s = 0.0
         self.flipped = 0
         self._to = port
         self._chance = random.Random(seed)
@@ -56,7 +58,9 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
         try:
             while piece := await reader.read(_PIECE_BYTES):
-                while self.mode == "hang":
+                if self.delay_s and not answers:
+                    await asyncio.sleep(self.delay_s)
+                while self.mode == "hang" or (self.mode == "deaf" and answers):
                     await asyncio.sleep(0.05)
                 if self.mode in ("503", "cut"):
                     break

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 from replication.rows import PREFIX_BYTES, Rows
 
 
@@ -53,3 +55,13 @@ class MemoryRows(Rows):
 
     def close(self) -> None:
         pass
+
+
+def small_catalogues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters of 256 partitions: one of 65,536 takes longer to make than some worlds live."""
+    for room in ("filter", "catalogue"):
+        monkeypatch.setattr(f"replication.{room}.PARTITIONS", 256)
+        monkeypatch.setattr(f"replication.{room}.PARTITION_BYTES", 1)
+        monkeypatch.setattr(f"replication.{room}.KEPT_BYTES", 5)
+    monkeypatch.setattr("replication.filter._PARTITION_SHIFT", 56)
+    monkeypatch.setattr("replication.filter._UNUSED_BITS", 24)

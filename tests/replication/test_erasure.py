@@ -9,7 +9,7 @@ import pytest
 from replication.announced import Announced
 from replication.catalogue import Catalogue
 from replication.erasure import Erasure
-from replication.tombstones import TOMBSTONES, Tombstone, bury, read_tombstones
+from replication.tombstones import BEHIND, TOMBSTONES, Tombstone, bury, read_tombstones
 from tests.objects import MemoryObjects
 from tests.replication.durable import hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
@@ -168,6 +168,66 @@ def test_damaged_tombstones_are_left_out() -> None:
         run(node.objects.put(TOMBSTONES + "0" * 32, content[:-1] + b"\1"))
         assert name.startswith(TOMBSTONES)
     assert len(run(read_tombstones(node.objects))) == 1
+
+
+def test_what_hangs_on_what_is_gone_goes_too() -> None:
+    """A prefix of three packs is erased where two are known. The third one comes later, to a daemon that never knew the
+    others: it goes as well, its sibling stays, and a daemon does not persist behind them."""
+    first, late = Node(), Node()
+    for made in (first.add(SPECS[0], (), ("a",)), first.add(SPECS[0], ("a",), ("b",))):
+        run(
+            bury(
+                first.objects,
+                Tombstone(namespaces=(SPECS[0].digest,), block_hash=hash_of(("a",)), watched_until_s=LONG_S),
+            )
+        )
+        assert made.pack.id in first.known()
+    first.work()
+    assert not first.known()
+    late.objects = late.erasure._objects = first.objects
+    late.add(SPECS[0], ("a", "b"), ("c",))
+    sibling = late.add(SPECS[0], ("x",), ("c",))
+    late.work()
+    assert late.known() == {sibling.pack.id} == late.stored()
+    assert late.erasure.forbids(SPECS[0], hash_of(("a", "b")) + hash_of(("a", "b", "d")))
+    assert not late.erasure.forbids(SPECS[0], hash_of(("x",)))
+
+
+def test_what_became_known_before_what_it_hangs_on_goes_too() -> None:
+    """Packs of a prefix become known in the wrong order, as copies do: all of them go."""
+    node = Node()
+    steps = (("a", "b", "c"), ("a", "b"), ("a",))
+    for path in steps:
+        node.add(SPECS[0], path[:-1], path[-1:])
+    run(
+        bury(
+            node.objects,
+            Tombstone(namespaces=(SPECS[0].digest,), block_hash=hash_of(("a",)), watched_until_s=LONG_S),
+        )
+    )
+    node.work()
+    assert not node.known() and not node.stored()
+
+
+def test_blocks_behind_are_put_down_once() -> None:
+    """Who begins again, and who finds the same, writes nothing; a tombstone behind which nothing was found has no blocks."""
+    node = Node()
+    for name in ("a", "x"):
+        run(
+            bury(
+                node.objects,
+                Tombstone(namespaces=(SPECS[0].digest,), block_hash=hash_of((name,)), watched_until_s=LONG_S),
+            )
+        )
+    node.add(SPECS[0], (), ("a", "b"))
+    node.work()
+    names = [name for name in node.objects.stored if name.startswith(BEHIND)]
+    assert len(names) == 1
+    again = Node()
+    again.objects = again.erasure._objects = node.objects
+    again.add(SPECS[0], (), ("a", "b"))
+    again.work()
+    assert names == [name for name in node.objects.stored if name.startswith(BEHIND)]
 
 
 def test_a_tombstone_that_names_nothing_erases_nothing() -> None:

@@ -274,6 +274,26 @@ def test_a_head_that_cannot_be_written_is_no_failure() -> None:
     run(main())
 
 
+def test_a_start_tells_of_what_has_no_head_yet() -> None:
+    """A writer that was killed between a segment and its head tells of it when it starts again, with nothing new to announce."""
+
+    async def main() -> None:
+        objects = MemoryObjects()
+        one, reader = writer(objects), FeedReader(objects, {})
+        await one.open()
+        await one.announce([pack_of(["a"])])
+        assert len(await read_all(reader)) == 1
+        head = objects.stored[head_name(A)]
+        await one.announce([pack_of(["b"])])
+        objects.stored[head_name(A)] = head
+        await reader.poll()  # a trusted head says that there is nothing
+        await writer(objects).open()
+        assert decode_head(objects.stored[head_name(A)], "").number == 2
+        assert len(await read_all(reader)) == 1
+
+    run(main())
+
+
 def test_news_cost_one_request() -> None:
     """A reader that follows asks for what is new and nothing else: one LIST, one GET per segment, none in vain."""
 
@@ -396,6 +416,25 @@ def test_a_poll_that_is_cancelled_has_read_nothing() -> None:
 
     finished = [run(main(turns)) for turns in range(30)]
     assert finished[-1] and not finished[0]
+
+
+def test_a_head_that_is_cut_off_hides_no_gap() -> None:
+    """A head is stored cut off, to the length of an older one, and what follows on that one is gone: a reader that begins
+    there sees the gap."""
+
+    async def main() -> None:
+        objects = MemoryObjects()
+        one = writer(objects)
+        for step in range(6):
+            await one.announce([pack_of([step])])
+        await objects.delete([segment_name(A, 4)])
+        whole = objects.stored[head_name(A)]
+        objects.stored[head_name(A)] = whole[: len(whole) - 3]
+        reader = FeedReader(objects, {A: 3})
+        await read_all(reader)
+        assert reader.gaps == {A: Gap(A, 4, 5)} and not reader.all_read
+
+    run(main())
 
 
 def test_a_head_lies_and_nothing_is_lost() -> None:

@@ -649,7 +649,7 @@ def test_what_is_erased_at_the_source_is_erased_at_home() -> None:
         assert world.eu.has(erased, kept)
         stone = Tombstone(tenant="acme", watched_until_s=int(world.clock() + 1e6))
         await bury(world.na.objects, stone)
-        await asyncio.sleep(limits.MIRROR_TOMBSTONES_S + limits.TOMBSTONES_INTERVAL_S + SOON_S)
+        await asyncio.sleep(limits.SOURCE_TOMBSTONES_S + limits.TOMBSTONES_INTERVAL_S + SOON_S)
         assert world.eu.has(kept) and not world.eu.has(erased)
         await world.na.make(erased)
         await asyncio.sleep(SOON_S)
@@ -674,5 +674,31 @@ def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ExceptionGroup) as error:
             await failed
         assert error.group_contains(ZeroDivisionError)
+
+    simulate(main)
+
+
+def test_the_age_that_is_told_falls_with_the_age() -> None:
+    """A source that answers slowly for a while makes the age grow; when it has fallen again the state says so at once, and not
+    only with its next heartbeat, which would tell of minutes that are over."""
+
+    async def main(world: World) -> None:
+        [mirror] = await world.mirror()
+        await asyncio.sleep(200.0)
+        for number in range(10):
+            world.na.way.faults = Faults(delay_s=300.0)
+            await world.na.make(pack(number))
+            await asyncio.sleep(100.0)
+            world.na.way.faults = Faults()
+            young_s = 0.0
+            for _ in range(300):
+                await asyncio.sleep(1.0)
+                [state] = await read_mirrors(world.eu.objects)
+                age_s, told_s = mirror.state().oldest_age_s, state.oldest_age_now_s(world.clock())
+                assert age_s is not None and told_s is not None and told_s >= age_s
+                young_s = young_s + 1.0 if age_s < SOON_S else 0.0
+                if young_s > limits.STATE_INTERVAL_S + 1.0:
+                    assert told_s - age_s < 1.6 * limits.HEARTBEAT_S
+            assert young_s
 
     simulate(main)

@@ -6,15 +6,32 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import Load, Requests, announcing, following, persisting, table, watching
+from benchmarks.scale import (
+    Load,
+    Requests,
+    announcing,
+    audit_lists,
+    following,
+    persisting,
+    reading_through,
+    table,
+    watching,
+)
+from replication.announced import Announced
+from replication.audit import Audit
+from replication.auditing import NodeHands
 from replication.catalogue import Catalogue
+from replication.erased import Erased
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
-from replication.region import Region
+from replication.orphans import Terms
+from replication.read_through import ReadThrough
+from replication.region import Region, init_region
 from replication.region_node import RegionNode
 from replication.tail import Tail
 from replication.upkeep import Upkeep
@@ -24,6 +41,7 @@ from tests.replication.virtual_loop import run
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Bytes, ObjectInfo
+from tiers.pack_io import put_pack
 from tiers.packs import PackHeader
 
 RUN_S = 4000.0
@@ -69,7 +87,7 @@ async def node_of(objects: CountedObjects, number: int, chance: random.Random) -
     writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance)
     await writer.open()
     tail = Tail(objects, catalogue, clock, chance)
-    upkeep = Upkeep(objects, catalogue, lambda: tail.status().writers, 10.0, clock, chance)
+    upkeep = Upkeep(objects, catalogue, tail, 10.0, clock, chance)
     region = Region(format=1, deployment="acme", region="na", made_s=0.0)
     return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
 
@@ -106,6 +124,61 @@ def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
     planned = (following(nodes, load) + announcing(nodes, load) + persisting(load) + watching()).times(nodes)
     assert (counted["put"] + counted["list"]) / RUN_S == pytest.approx(planned.puts, rel=0.1)
     assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
+
+
+@pytest.mark.parametrize("nodes", [3, 12])
+def test_a_node_that_reads_another_region_through_asks_no_more_than_planned(nodes: int) -> None:
+    """Of a region that it only follows, over an hour."""
+    load = Load(packs_per_s=0.05)
+    counted: Counter[str] = Counter()
+
+    async def region() -> None:
+        chance, store, home = random.Random(nodes), CountedObjects(), Erased(asyncio.get_running_loop().time)
+        members = [await node_of(store, number, chance) for number in range(nodes)]
+        tasks = [asyncio.create_task(live(member, load.packs_per_s, chance)) for member in members]
+        await home.look(MemoryObjects())
+        far = copy(store)  # the same bucket, counted apart
+        far.requests = Counter()
+        place = Region(format=1, deployment="acme", region="na", made_s=0.0)
+        clock = asyncio.get_running_loop().time
+        reader = ReadThrough(far, place, Catalogue(MemoryRows()), home, 10.0, clock, chance)
+        tasks.append(asyncio.create_task(reader.run()))
+        await asyncio.sleep(RUN_S)
+        counted.update(far.requests)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(region())
+    planned = reading_through(nodes, load)
+    assert counted["list"] / RUN_S == pytest.approx(planned.puts, rel=0.1)
+    assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
+    assert not counted["put"]
+
+
+def test_an_audit_lists_no_more_than_planned() -> None:
+    """Of 2,500 packs that are there as announced, and one that is not announced yet, all pages twice, and the tombstones."""
+
+    async def audit() -> Counter[str]:
+        chance, store = random.Random(0), CountedObjects()
+        region = await init_region(store, "acme", "na", asyncio.get_running_loop().time)
+        node = await node_of(store, 0, chance)
+        records = [memoryview(RECORD)]
+        for number in range(2501):
+            header = PackHeader(SPEC, b"", digest(b"%d" % number), digest(RECORD))
+            pack = await put_pack(store, header, records)
+            node.catalogue.add_packs([Announced(pack)] if number else [])
+        hands = NodeHands(node.announce, store)
+        audit = Audit(store, region, node.catalogue, node.erasure, hands, asyncio.get_running_loop().time)
+        store.requests.clear()
+        report = await audit.run(Terms(settled_s=0.0))
+        assert (report.listed, report.announced, report.left) == (2501, 2500, 1)
+        return store.requests
+
+    requests = run(audit())
+    tombstones = 1
+    assert requests["list"] == audit_lists(2501) + tombstones
+    assert not requests["put"] and not requests["head"]
 
 
 def test_the_document_has_the_table_of_the_plan() -> None:

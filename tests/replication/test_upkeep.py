@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
 
 from replication.catalogue import Catalogue
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
 from replication.region import Region
 from replication.region_node import RegionNode
+from replication.segment import HEADS
 from replication.tail import Tail
 from replication.upkeep import Upkeep
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.checksum import digest
+from tiers.errors import ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Objects
-from tiers.packs import PackHeader
+from tiers.objects import Bytes, ObjectInfo, Objects
+from tiers.packs import PACKS, PackHeader
 
 SPEC = NamespaceSpec(digest=b"a namespace of 1", record_bytes=64, hash_bytes=16, block_tokens=256)
 RECORD = bytes(64)
@@ -31,7 +36,7 @@ async def node(objects: Objects, number: int) -> RegionNode:
     writer = FeedWriter(objects, f"{number:016x}", clock, chance)
     await writer.open()
     tail = Tail(objects, catalogue, clock, chance)
-    upkeep = Upkeep(objects, catalogue, lambda: tail.status().writers, SKEW_S, clock, chance)
+    upkeep = Upkeep(objects, catalogue, tail, SKEW_S, clock, chance)
     region = Region(format=1, deployment="acme", region="na", made_s=0.0)
     return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
 
@@ -51,8 +56,55 @@ def test_who_joins_late_promises_nothing_that_is_over() -> None:
         living = asyncio.create_task(late.run())
         await late.caught_up.wait()
         await asyncio.sleep(1)
-        held = [late.held(SPEC.digest, 16, name * 16, 0) for name in (b"x", b"y")]
+        held = [late.held(SPEC, name * 16, 0) for name in (b"x", b"y")]
         assert held == [0, 1]
         living.cancel()
 
     run(region())
+
+
+class Blind(MemoryObjects):
+    """While it is blind it does not list; and heads may be kept from it."""
+
+    is_blind = has_no_heads = False
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        if self.has_no_heads and name.startswith(HEADS):
+            raise ObjectUnavailable("no head today")
+        return await super().put(name, content, only_new)
+
+    async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        if self.is_blind:
+            raise ObjectUnavailable("no list today")
+        async for page in super().list(prefix, after):
+            yield page
+
+
+@pytest.mark.parametrize("hidden", ["feed", "head"])
+def test_who_has_not_read_that_a_pack_lives_longer_does_not_delete_it(hidden: str) -> None:
+    """A life grows while another node cannot list the feed, or when the head that tells of it is not written: that node does
+    not delete the pack, and knows of the longer life as soon as it has read it."""
+
+    async def region() -> None:
+        objects = Blind()
+        one, other = await node(objects, 1), await node(objects, 2)
+        header = PackHeader(SPEC, b"", b"x" * 16, digest(RECORD))
+        assert await one.persist(header, [memoryview(RECORD)], 0, 1000)
+        living = asyncio.create_task(other.run())
+        await asyncio.sleep(990)
+        assert other.held(SPEC, b"x" * 16, 0) == 1
+        objects.is_blind, objects.has_no_heads = hidden == "feed", hidden == "head"
+        await one.renew({SPEC.digest + b"x" * 16: 10**6})
+        await asyncio.sleep(4 * SKEW_S if hidden == "head" else 2000)
+        objects.is_blind = False
+        await asyncio.sleep(1000)
+        assert any(name.startswith(PACKS) for name in objects.stored)
+        assert other.held(SPEC, b"x" * 16, 0) == 1
+        assert [known.kept_until_s for known in other.known(_ids(objects)) if known] == [10**6]
+        living.cancel()
+
+    run(region())
+
+
+def _ids(objects: MemoryObjects) -> list[bytes]:
+    return [bytes.fromhex(name.rpartition("/")[2]) for name in objects.stored if name.startswith(PACKS)]

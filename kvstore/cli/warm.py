@@ -1,0 +1,306 @@
+"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons.
+
+  kvstore warm eu --regions regions.toml                  everything that is durable, into DRAM, as far as there is room
+  kvstore warm eu --dry-run                               only say what it would take, and bring
+  kvstore warm eu --model 'llama*' --budget 200GiB        the best 200 GiB of some models, on each daemon
+  kvstore warm eu --to nvme                               onto NVMe: through DRAM, where nothing stays of it
+  kvstore warm eu --cancel                                take the order back that was given with these words
+
+The order lies in the region's bucket, and so does its progress: nothing else has to be reached from here. Daemons take it
+within a quarter of a minute, and so do those that start while it is in force. Mirrors of the region copy first what it names.
+Ordering the same again is looking at it. Control-C leaves it running.
+
+Serving goes first, and nothing that a daemon holds leaves for it: what finds no free room in the tier is not loaded.
+
+Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had; 2 for
+wrong words, 3 when nothing durable has such a name or there is no such order to cancel, 4 when a bucket does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.output import Figure, print_json, print_table, progress_bars
+from kvstore.cli.region import add_regions_argument, asked, load_deployment, region_place
+from kvstore.constants import DAY_S
+from kvstore.units import (
+    NOTHING,
+    count,
+    format_bytes,
+    format_duration,
+    money,
+    parse_bytes,
+    parse_duration,
+    percent,
+)
+
+if TYPE_CHECKING:
+    from kvstore.cli.warm_plan import Plan
+    from kvstore.cli.warm_watch import Watched
+    from replication.orders import Order
+    from tiers.objects import Objects
+
+LIFE_S_MIN, LIFE_S_MAX = 60.0, 30 * DAY_S
+WAIT_S_MAX = DAY_S
+NAME_CHARS_MAX = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("region", metavar="REGION", help="a region of the file")
+    for name in ("model", "tenant"):
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help=f"only this {name}; * and ? are allowed; may be given several times",
+        )
+    parser.add_argument(
+        "--budget", default="", metavar="SIZE", help="at most so much, on each daemon (default: what fits)"
+    )
+    parser.add_argument("--to", choices=("dram", "nvme"), default="dram", help="the tier (default dram)")
+    parser.add_argument(
+        "--for",
+        dest="life",
+        default="1d",
+        metavar="TIME",
+        help="how long the order is in force (default 1d)",
+    )
+    parser.add_argument(
+        "--wait",
+        default="60s",
+        metavar="TIME",
+        help="for a daemon to take it; 0: order it, and do not look (default 60s)",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--dry-run", action="store_true", help="say what it takes, and order nothing")
+    action.add_argument("--cancel", action="store_true", help="take the order back")
+    add_regions_argument(parser)
+    add_config_arguments(parser)
+    add_output_argument(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    clock = time.time
+    order, wait_s = _order(args, clock), _duration("--wait", args.wait, 0.0, WAIT_S_MAX)
+    made_s = order.made_s
+    place = region_place(args, args.region, "warm")
+    if args.cancel:
+        return _cancel(args, place.open(), order)
+    plan = _plan(args, order, clock)
+    facts: dict[str, Any] = {"region": args.region, "order": _order_facts(order), "plan": vars(plan)}
+    if args.output == "table":
+        _show_plan(args, plan)
+    if not args.dry_run:
+        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order, clock)))
+    if args.dry_run or not wait_s:
+        state = "planned" if args.dry_run else "ordered"
+        if args.output == "json":
+            print_json({**facts, "state": state, "daemons": [], "mirrors": []})
+        elif not args.dry_run:
+            print(f"order {order.id} is in force; the same words again show how far it is")
+        return OK
+    age_s = max(0.0, clock() - order.made_s) if order.made_s != made_s else 0.0
+    return _watch(args, place.open(), order, plan, (wait_s, age_s), facts)
+
+
+def _watch(
+    args: argparse.Namespace,
+    objects: Objects,
+    order: Order,
+    plan: Plan,
+    times_s: tuple[float, float],
+    facts: dict[str, Any],
+) -> int:
+    """times_s: how long to wait for daemons, and how old the order is."""
+    from kvstore.cli.warm_watch import watch
+
+    try:
+        with progress_bars(of_bytes=True) as show:
+            watched = asked(lambda: watch(objects, order, plan.daemons, *times_s, show))
+    except KeyboardInterrupt:
+        print(
+            f"kvstore: order {order.id} goes on; the same words show how far it is, --cancel takes it back",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    if args.output == "json":
+        print_json({**facts, **watched.facts()})
+    else:
+        _show_watched(args.region, watched)
+    return OK if watched.state == "done" else FAILED
+
+
+# -- what is asked for --
+
+
+def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
+    from replication.orders import Order
+
+    for option, names in (("--model", args.model), ("--tenant", args.tenant)):
+        for name in names:
+            if not 0 < len(name) <= NAME_CHARS_MAX:
+                raise CliError(
+                    f"warm: {option}: {len(name)} characters: allowed are 1 to {NAME_CHARS_MAX}",
+                    exit_code=USAGE,
+                )
+    try:
+        budget_bytes = parse_bytes(args.budget) if args.budget else 0
+    except ValueError as error:
+        raise CliError(f"warm: --budget {args.budget}: {error}", exit_code=USAGE) from error
+    if args.budget and budget_bytes <= 0:
+        raise CliError(f"warm: --budget {args.budget}: allowed is more than 0", exit_code=USAGE)
+    made_s = clock()
+    return Order(
+        models=tuple(sorted(set(args.model))),
+        tenants=tuple(sorted(set(args.tenant))),
+        budget_bytes=budget_bytes,
+        to=args.to,
+        made_s=made_s,
+        until_s=made_s + _duration("--for", args.life, LIFE_S_MIN, LIFE_S_MAX),
+    )
+
+
+def _duration(option: str, text: str, least_s: float, most_s: float) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise CliError(f"warm: {option} {text}: {error}", exit_code=USAGE) from error
+    if not least_s <= seconds <= most_s:
+        allowed = f"{format_duration(least_s)} to {format_duration(most_s)}"
+        raise CliError(f"warm: {option} {text}: allowed are {allowed}", exit_code=USAGE)
+    return seconds
+
+
+def _plan(args: argparse.Namespace, order: Order, clock: Callable[[], float]) -> Plan:
+    from kvstore.cli.warm_plan import NothingNamed, Planner
+
+    deployment, prices = load_deployment(args), load_config(args).config.durable
+    planner = Planner(deployment, args.region, order, prices, clock)
+
+    async def planned() -> Plan:
+        try:
+            return await planner.plan()
+        except NothingNamed as error:
+            raise CliError(f"warm: {error}", exit_code=NOT_FOUND) from error
+
+    return asked(planned)
+
+
+async def _put(objects: Objects, order: Order, clock: Callable[[], float]) -> Order:
+    from replication.constants import ORDERS_MAX
+    from replication.orders import clear_over, put_order, read_orders
+
+    await clear_over(objects, clock())
+    others = [one for one in (await read_orders(objects, {})).values() if one.id != order.id]
+    if len(others) >= ORDERS_MAX:
+        raise CliError(f"warm: {len(others)} orders are in force: allowed are {ORDERS_MAX}; cancel some")
+    return await put_order(objects, order)
+
+
+def _cancel(args: argparse.Namespace, objects: Objects, order: Order) -> int:
+    from replication.orders import cancel_order, read_orders
+    from replication.region import open_region
+
+    deployment = load_deployment(args).deployment
+
+    async def cancel() -> list[Order]:
+        await open_region(objects, deployment, args.region)
+        if await cancel_order(objects, order.id):
+            return []
+        there = list((await read_orders(objects, {})).values())
+        known = "; ".join(_words(one) for one in there)
+        raise CliError(
+            f"warm {args.region} --cancel: no such order: "
+            + (f"in force are: {known}" if known else "none is in force"),
+            exit_code=NOT_FOUND,
+        )
+
+    asked(cancel)
+    if args.output == "json":
+        print_json({"region": args.region, "order": _order_facts(order), "state": "cancelled"})
+    else:
+        print(f"order {order.id} is cancelled; what is loaded stays")
+    return OK
+
+
+def _words(order: Order) -> str:
+    """An order, as it is given."""
+    words = [f"--model {name}" for name in order.models] + [f"--tenant {name}" for name in order.tenants]
+    budget = [f"--budget {order.budget_bytes}"] if order.budget_bytes else []
+    return " ".join([*words, *budget, f"--to {order.to}"])
+
+
+# -- what is shown --
+
+
+def _order_facts(order: Order) -> dict[str, Any]:
+    return {
+        "id": order.id,
+        "models": list(order.models),
+        "tenants": list(order.tenants),
+        "budget_bytes": order.budget_bytes,
+        "to": order.to,
+        "until_s": order.until_s,
+    }
+
+
+def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
+    currency = load_config(args).config.report.currency
+
+    def taking(seconds: float | None) -> str:
+        return "not known before it runs" if seconds is None else format_duration(seconds)
+
+    price = plan.copy_price + plan.put_price
+    told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic was told"
+    rows: Sequence[Sequence[object]] = [
+        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} packs"],
+        ["… takes", Figure(taking(plan.copy_s)), ""],
+        [
+            "… costs",
+            Figure(money(price, currency)),
+            f"and {money(plan.storage_month_price, currency)} a month",
+        ],
+        ["preloaded, each daemon", Figure(format_bytes(plan.preload_bytes)), _of(plan)],
+        ["… takes", Figure(taking(plan.preload_s)), f"{count(len(plan.daemons))} daemons were seen lately"],
+        ["expected hit rate", Figure(_rate(plan.hit_rate)), told],
+        ["… without the bucket", Figure(_rate(plan.preloaded_hit_rate)), "at least"],
+    ]
+    print_table(f"warming {args.region}", ["", "", ""], rows)
+    for note in plan.notes:
+        print(f"  {note}")
+
+
+def _of(plan: Plan) -> str:
+    blocks = f"{count(plan.preload_packs)} packs, {count(plan.preload_blocks)} blocks"
+    return f"{blocks}, of {format_bytes(plan.durable_bytes)} durable"
+
+
+def _rate(rate: float | None) -> str:
+    return "unknown" if rate is None else percent(rate)
+
+
+def _show_watched(region: str, watched: Watched) -> None:
+    rows = [
+        [
+            one["who"],
+            one["state"],
+            Figure(format_bytes(one["done_bytes"])),
+            Figure(format_bytes(one["total_bytes"])),
+            Figure(f"{format_bytes(one['bytes_per_s'])}/s" if one["bytes_per_s"] else NOTHING),
+            one["problem"],
+        ]
+        for one in (*watched.facts()["mirrors"], *watched.facts()["daemons"])
+    ]
+    if rows:
+        print_table(f"warming {region}", ["who", "state", "done", "of", "rate", ""], rows)
+    if watched.state == "not taken":
+        print(
+            "no daemon of the region has taken the order; it stays in force, and is taken by those that start"
+        )

@@ -1,0 +1,138 @@
+"""A region's bucket as a level: what the engine asks of it, whether it is our own region or another one.
+
+    held ──▶ catalogue's filter, in memory                             engine's thread
+    fetch, probe ──▶ loop thread ──▶ `RegionReader` ──▶ bucket         one request, one answer
+                          ▲
+    joining: marker, catalogue, feed, tried again until it works; until then nothing is held
+
+Nothing of the bucket, the catalogue's disk included, is touched on the engine's thread. A bucket that is away costs
+lookups nothing: without it nothing is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
+from kvstore.durable.loop_thread import LoopThread
+from kvstore.index.block import Namespace
+from kvstore.movement.shared import Done, Fetched, SharedLevel, SharedLimits, Wanted
+from replication.errors import RegionError, ReplicationError
+from replication.region_reader import RegionReader
+from tiers.base import Get
+from tiers.errors import ObjectRefused, TierError
+
+log = logging.getLogger("kvstore.durable.region_level")
+
+Reader = TypeVar("Reader", bound=RegionReader)
+
+
+class RegionLevel(SharedLevel, Generic[Reader]):
+    """One region's bucket. Called from the engine's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        join: Callable[[], Awaitable[Reader]],
+        reply: Callable[[Callable[[], None]], object],
+        limits: SharedLimits,
+        is_far: bool = False,
+    ) -> None:
+        """join: makes what reads the region, on the loop of this level's thread. reply: runs a call on the engine's
+        thread."""
+        self.name = name
+        self.limits = limits
+        self.is_far = is_far
+        self.problem = ""  # why it is not open, for people
+        self.refusal = ""  # … where waiting is no use: settings and bucket do not fit
+        self.tried = threading.Event()  # the first try to join ended
+        self._join = join
+        self._reply = reply
+        self._reader: Reader | None = None
+        self._status: dict[str, object] = {}
+        self._thread = LoopThread(f"kvstore-{name}", reply)
+        self._thread.keep(self._live)
+
+    async def _live(self) -> None:
+        """Be a part of the region until the thread closes."""
+        while True:
+            reader = await self._joined()
+            try:
+                self._status = reader.status()
+                self._reader = reader
+                await asyncio.gather(reader.run(), self._keep_status(reader), self._beside(reader))
+            except Exception as error:  # a bug of ours: begin again, without what it may have left behind
+                log.exception("what follows a region failed", extra={"level": self.name})
+                self._failed(f"{type(error).__name__}: {error}; the log has more")
+            finally:
+                self._reader = None
+                reader.close()
+            await asyncio.sleep(JOIN_PAUSE_S)
+
+    async def _joined(self) -> Reader:
+        while True:
+            try:
+                reader = await self._join()
+            except (RegionError, ObjectRefused) as error:
+                self._failed(str(error), refusal=str(error))
+            except (TierError, ReplicationError) as error:
+                self._failed(str(error))
+            else:
+                self.problem = self.refusal = ""
+                log.info("joined the region", extra={"bucket": reader.where, "region": reader.region})
+                return reader
+            finally:
+                self.tried.set()
+            await asyncio.sleep(JOIN_PAUSE_S)
+
+    async def _beside(self, reader: Reader) -> None:
+        """What else goes on in this region, until cancelled."""
+
+    async def _keep_status(self, reader: Reader) -> None:
+        while True:
+            self._status = reader.status()
+            await asyncio.sleep(TICK_INTERVAL_S)
+
+    def _failed(self, problem: str, refusal: str = "") -> None:
+        if problem != self.problem:
+            log.warning("%s: no region: %s", self.name, problem)
+        self.problem, self.refusal = problem, refusal
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the region is joined."""
+        return self._reader is not None
+
+    def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
+        reader = self._reader
+        return reader.held(namespace.spec, hashes, start) if reader is not None else start
+
+    def load_s(self, records: int, size_bytes: int) -> float:
+        return 0.0  # what is measured says more
+
+    def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
+        reader = self._reader
+        failed: list[Fetched] = [(Get.FAILED, None)] * len(wanted)
+        if reader is None:  # it was left meanwhile
+            self._reply(lambda: done(failed))
+        else:
+            self._thread.post(lambda: reader.fetch(wanted), done, failed)
+
+    def probe(self, done: Callable[[bool], None]) -> None:
+        reader = self._reader
+        if reader is None:
+            self._reply(lambda: done(False))
+        else:
+            self._thread.post(reader.probe, done, False)
+
+    def status(self) -> dict[str, object]:
+        """Not older than a second; the fields are documented in docs/cli.md."""
+        return {"open": self.is_open, "problem": self.problem, **self._status}
+
+    def close(self) -> bool:
+        """Let go of the bucket; False if something hangs."""
+        return self._thread.close(REGION_CLOSE_S)

@@ -1,0 +1,301 @@
+"""The audit: whether a bucket has what was announced, and nothing else; and what is done where it does not.
+
+    packs/ listed ─▶ digest ─┐                          there, not announced ─▶ orphans.py: announced, or deleted
+    catalogue ─────▶ digest ─┴▶ buckets that differ ─▶  announced, not there ─▶ asked again twice ─▶ forgotten
+                                listed again, in full   of another size ─────▶ asked again twice ─▶ deleted, forgotten
+
+What was announced, deleted or forgotten while it runs differs without being wrong: so each object of a bucket that differs is
+held against the catalogue as it is then, and a pack that became known after the second listing began is not looked for.
+
+What must always hold:
+
+* Nothing is forgotten because the place is away: a directory that is not mounted lists as empty, a marker is not there.
+* Nothing is forgotten that was there when it was asked for, seconds apart; nothing deleted that the catalogue knows, and that
+  has the bytes that were announced.
+* Where nobody copies a pack here again, what follows a block that is not durable is forgotten, too: else the blocks behind
+  the hole would count as held, and the hole would never be filled. Its packs are orphans then, and are announced again by a
+  later audit when their parent is durable again.
+
+It takes 0.5 MiB for each digest, a bit for each pack in buckets that differ, and AUDIT_DOUBTED_MAX packs. Nothing holds the loop for longer than
+AUDIT_SLICE_PACKS take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from replication.announced import Announced
+from replication.catalogue import Catalogue
+from replication.constants import (
+    AUDIT_AGAIN_S,
+    AUDIT_DOUBTED_MAX,
+    AUDIT_REQUESTS_MAX,
+    AUDIT_SLICE_PACKS,
+)
+from replication.digests import Digest, Seen, bucket_of
+from replication.erasure import Erasure
+from replication.errors import CatalogueDamaged, RegionError
+from replication.orphans import Finding, Hands, Kind, Orphans, Terms, identity_of, keys_of
+from replication.region import Region, open_region
+from replication.waits import together
+from tiers.errors import ObjectMissing
+from tiers.objects import ObjectInfo, Objects
+from tiers.packs import PACKS
+
+T = TypeVar("T")
+
+
+class Report(msgspec.Struct):
+    """listed: packs that are there. announced: packs that are, in the catalogue. buckets: how many differed. missing, damaged,
+    hanging: announced packs that were forgotten; hanging ones follow a block that is not durable. restored, deleted: orphans. left: orphans that were not judged. strange: objects that
+    are no packs. is_whole: False where there is more than one audit could remember: another one is needed."""
+
+    listed: int = 0
+    listed_bytes: int = 0
+    announced: int = 0
+    announced_bytes: int = 0
+    buckets: int = 0
+    missing: int = 0
+    hanging: int = 0
+    damaged: int = 0
+    restored: int = 0
+    deleted: int = 0
+    left: int = 0
+    strange: int = 0
+    is_whole: bool = True
+
+
+class Audit:
+    """Of one bucket and a catalogue of it. One at a time."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        region: Region,
+        catalogue: Catalogue,
+        erasure: Erasure,
+        hands: Hands,
+        clock: Callable[[], float],
+        again_s: float = AUDIT_AGAIN_S,
+    ) -> None:
+        """region: whose bucket it is. clock: unix seconds. again_s: pause before what is not there is asked for again."""
+        self.forgets_behind = True  # with a pack, what hangs on it
+        self.progress: Callable[[str, int, int], None] = lambda what, done, total: None
+        self._objects = objects
+        self._region = region
+        self._catalogue = catalogue
+        self._erasure = erasure
+        self._hands = hands
+        self._clock = clock
+        self._again_s = again_s
+
+    async def run(self, terms: Terms, told: Callable[[Finding], None] = lambda finding: None) -> Report:
+        """One audit; told of each thing that is found. Raises RegionError, ObjectError, CatalogueDamaged: half of it may be
+        done then, and nothing is wrong because of that."""
+        await self._check_place()
+        renewals, report = self._catalogue.renewals, Report()
+        await self._erasure.look()
+        buckets = await self._differing(report)
+        report.buckets = len(buckets)
+        doubted: list[Announced] = []
+        if buckets or report.strange:
+            orphans = Orphans(
+                self._objects, self._catalogue, self._erasure, self._hands, terms, self._clock, told
+            )
+            doubted = await self._look_at(set(buckets), orphans, report, told)
+            self._check_same(renewals)
+            await orphans.end()
+            report.restored, report.deleted, report.left = orphans.restored, orphans.deleted, orphans.left
+            report.is_whole = report.is_whole and orphans.is_whole
+        holes = [] if terms.restores_all or not self.forgets_behind else await self._hanging()
+        if doubted or holes:
+            await asyncio.sleep(self._again_s)
+            gone = await self._forget_missing(doubted, renewals, report, told)
+            self._check_same(renewals)
+            gone += self._forget_hanging(holes, report, told)
+            if gone and self.forgets_behind:
+                await self._forget_behind(gone)
+        return report
+
+    # -- comparing --
+
+    async def _differing(self, report: Report) -> list[int]:
+        """The buckets in which listing and catalogue are not equal."""
+        listed, announced = Digest(), Digest()
+        async for page in self._objects.list(PACKS):
+            for some in _slices(page):
+                for info in some:
+                    identity = identity_of(info.name)
+                    if identity is None:
+                        report.strange += 1
+                    else:
+                        listed.add(identity[1], info.size_bytes)
+                await asyncio.sleep(0)
+            self.progress("packs listed", listed.packs, max(listed.packs, self._catalogue.counts.packs))
+        for chunk in self._catalogue.chunks():
+            for entry in chunk:
+                announced.add(entry.pack.id, entry.pack.size_bytes)
+            await asyncio.sleep(0)
+        report.listed, report.listed_bytes = listed.packs, listed.size_bytes
+        report.announced, report.announced_bytes = announced.packs, announced.size_bytes
+        return listed.differing(announced)
+
+    async def _look_at(
+        self, buckets: set[int], orphans: Orphans, report: Report, told: Callable[[Finding], None]
+    ) -> list[Announced]:
+        """These in full. Returns what is announced, and was not there once more when it was asked for."""
+        seen, behind, done = Seen(), self._catalogue.next_number, 0
+        async for page in self._objects.list(PACKS):
+            done += len(page)
+            self.progress("packs compared", done, max(done, report.listed))
+            unknown: list[ObjectInfo] = []
+            for some in _slices(page):
+                unknown += self._unknown(some, buckets, seen, told)
+                await asyncio.sleep(0)
+            if unknown:
+                await orphans.take(unknown)
+        doubted: list[Announced] = []
+        for bucket in sorted(buckets):
+            for chunk in self._catalogue.with_beginning(bucket.to_bytes(2, "big")):
+                unseen = [entry for number, entry in chunk if number < behind and number not in seen]
+                doubted += await self._not_there(unseen)
+            if len(doubted) >= AUDIT_DOUBTED_MAX:
+                report.is_whole = False
+                break
+        return doubted
+
+    async def _not_there(self, unseen: Sequence[Announced]) -> list[Announced]:
+        await asyncio.sleep(0)
+        due = list(filter(self._is_due, unseen))
+        found: list[Announced] = []
+        for some in _slices(due, AUDIT_REQUESTS_MAX):
+            reasons = await together(map(self._reason, some))
+            found += [entry for entry, reason in zip(some, reasons, strict=True) if reason]
+        return found
+
+    def _unknown(
+        self, infos: Sequence[ObjectInfo], buckets: set[int], seen: Seen, told: Callable[[Finding], None]
+    ) -> list[ObjectInfo]:
+        """Those of a listing that the catalogue does not know. What it knows, and is as long as it should be, is seen."""
+        named = [(info, identity_of(info.name)) for info in infos]
+        for info, identity in named:
+            if identity is None:
+                told(Finding(Kind.STRANGE, info.name, "no name of a pack"))
+        some = [
+            (info, identity[1]) for info, identity in named if identity and bucket_of(identity[1]) in buckets
+        ]
+        unknown = []
+        for (info, _), known in zip(some, self._catalogue.numbered([one for _, one in some]), strict=True):
+            if known is None or known.announced.pack.name != info.name:
+                unknown.append(info)
+            elif known.announced.pack.size_bytes == info.size_bytes:
+                seen.add(known.number)
+        return unknown
+
+    def _is_due(self, announced: Announced) -> bool:
+        """Whether a pack has to be there: its life is not over, and it is not erased."""
+        is_over = 0 < announced.kept_until_s <= self._clock()
+        return not is_over and not self._erasure.covers(announced)
+
+    async def _reason(self, announced: Announced) -> str:
+        """Why a pack is not what was announced; "" if it is."""
+        try:
+            info = await self._objects.head(announced.pack.name)
+        except ObjectMissing:
+            return "announced, and not there"
+        if info.size_bytes != announced.pack.size_bytes:
+            return f"{info.size_bytes} bytes: announced were {announced.pack.size_bytes}"
+        return ""
+
+    # -- what is not there --
+
+    async def _forget_missing(
+        self, doubted: Sequence[Announced], renewals: int, report: Report, told: Callable[[Finding], None]
+    ) -> list[Announced]:
+        """Those that are still not there, or of another size. Returns them."""
+        gone: list[Announced] = []
+        for some in _slices(doubted, AUDIT_REQUESTS_MAX):
+            reasons = await together(map(self._reason, some))
+            await self._check_place()  # behind the answers: a place that is away has nothing
+            self._check_same(renewals)
+            known = self._catalogue.packs([entry.pack.id for entry in some])
+            for entry, reason, still in zip(some, reasons, known, strict=True):
+                if not reason or still is None or not self._is_due(entry):
+                    continue
+                is_there = not reason.startswith("announced")
+                if is_there:
+                    await self._hands.delete([entry.pack.name])
+                self._catalogue.forget(entry.pack.id)
+                gone.append(entry)
+                report.damaged += is_there
+                report.missing += not is_there
+                kind = Kind.SIZE if is_there else Kind.MISSING
+                told(Finding(kind, entry.pack.name, reason, "deleted" if is_there else "forgotten"))
+        return gone
+
+    async def _hanging(self) -> list[Announced]:
+        """Packs that follow a block which is not durable, as far as memory tells."""
+        found: list[Announced] = []
+        for chunk in self._catalogue.chunks():
+            found += filter(self._hangs_on_nothing, chunk)
+            await asyncio.sleep(0)
+            if len(found) >= AUDIT_DOUBTED_MAX:
+                break
+        return found
+
+    def _hangs_on_nothing(self, announced: Announced) -> bool:
+        header = announced.pack.header
+        return bool(header.parent) and not self._catalogue.may_have(header.spec.digest + header.parent)
+
+    def _forget_hanging(
+        self, holes: Sequence[Announced], report: Report, told: Callable[[Finding], None]
+    ) -> list[Announced]:
+        """Those whose parent has not become known meanwhile. Returns them."""
+        gone = [entry for entry in holes if self._hangs_on_nothing(entry)]
+        for entry in gone:
+            if self._catalogue.forget(entry.pack.id):
+                report.hanging += 1
+                told(
+                    Finding(
+                        Kind.PARENTLESS,
+                        entry.pack.name,
+                        "it follows a block that is not durable",
+                        "forgotten",
+                    )
+                )
+        return gone
+
+    async def _forget_behind(self, gone: Iterable[Announced]) -> None:
+        """What hangs on these, if none of its parents' packs is left."""
+        keys = {key for entry in gone for key in keys_of(entry.pack.header)}
+        is_found = True
+        while is_found:
+            is_found = False
+            for chunk in self._catalogue.chunks():
+                for entry in chunk:
+                    header = entry.pack.header
+                    above = header.spec.digest + header.parent
+                    if header.parent and above in keys and self._catalogue.find([above]) == [None]:
+                        self._catalogue.forget(entry.pack.id)
+                        keys.update(keys_of(header))
+                        is_found = True
+                await asyncio.sleep(0)
+
+    async def _check_place(self) -> None:
+        """That this is the region still. Raises RegionError, ObjectError."""
+        found = await open_region(self._objects, self._region.deployment, self._region.region)
+        if found.identity != self._region.identity:
+            raise RegionError(f"{self._objects.where}: is another region of this name by now")
+
+    def _check_same(self, renewals: int) -> None:
+        if self._catalogue.renewals != renewals:
+            raise CatalogueDamaged("the catalogue was made anew meanwhile")
+
+
+def _slices(items: Sequence[T], most: int = AUDIT_SLICE_PACKS) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), most):
+        yield items[at : at + most]

@@ -1,0 +1,181 @@
+"""Auditing: when a bucket is audited, and by whom.
+
+    a day has passed ─┐   a mirror is there ─▶ it does, and nobody else
+    a gap in a feed ──┴─▶ else ──────────────▶ a few of all writers, by chance ─▶ Audit
+                                                                                   └▶ gap: the feed goes on behind it
+
+After a gap the packs themselves say what the lost segments said. Each writer that sees it waits, for a time drawn from so much that
+one of them has listed the bucket before the next begins; its snapshot helps everybody over the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from replication.announced import Announced
+from replication.audit import Audit, Report
+from replication.constants import (
+    AUDIT_GAP_PER_PACK_S,
+    AUDIT_GAP_S,
+    AUDIT_INTERVAL_S,
+    AUDIT_LOOK_S,
+    AUDIT_MIRROR_S,
+    AUDIT_RETRY_S,
+    AUDITORS,
+    ORPHAN_GRACE_S,
+)
+from replication.errors import CatalogueDamaged, RegionError
+from replication.feed import Gap
+from replication.mirror_state import MIRRORS
+from replication.orphans import Finding, Terms
+from replication.tail import Tail
+from tiers.errors import ObjectError
+from tiers.objects import Objects
+
+log = logging.getLogger("replication.auditing")
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """What a mirror knows of its sources. is_ready: all of them were read. origin: see `Terms`. lost: called when packs
+    were forgotten here."""
+
+    is_ready: Callable[[], bool]
+    origin: Callable[[bytes], str | None]
+    lost: Callable[[], None]
+
+
+class Auditing:
+    """Of one process in its region."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        audit: Audit,
+        tail: Tail,
+        packs: Callable[[], int],
+        skew_s: float,
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        """packs: about how many there are. skew_s: by which clocks differ. clock: unix seconds."""
+        self.elsewhere: Elsewhere | None = None  # of a mirror
+        self.audits = 0
+        self.total = Report()  # of all of them, but for what is there
+        self._objects = objects
+        self._audit = audit
+        self._tail = tail
+        self._packs = packs
+        self._skew_s = skew_s
+        self._clock = clock
+        self._chance = random.Random(chance.random())  # drawn from often: what others draw stays the same
+        self._again_s: float | None = None  # loop's time: then the one that failed is begun anew
+        self._gap_due_s: float | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        while True:
+            await asyncio.sleep(AUDIT_LOOK_S)
+            now_s, gaps = asyncio.get_running_loop().time(), self._tail.gaps
+            if not gaps:
+                self._gap_due_s = None
+            elif self._gap_due_s is None:
+                self._gap_due_s = now_s + self._gap_pause_s()
+            is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
+            if not is_gap_due and not self._is_due(now_s):
+                continue
+            self._gap_due_s, self._again_s = None, None
+            try:
+                await self._run(gaps if is_gap_due else ())
+            except CatalogueDamaged as error:
+                log.warning("the catalogue is made anew: %s", error)
+                self._tail.mend()
+            except (ObjectError, RegionError) as error:
+                log.info("%s: the audit goes on later: %s", self._objects.where, error)
+                self._run_again()
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        total = self.total
+        return {
+            "audits": self.audits,
+            "missing_packs": total.missing,
+            "damaged_packs": total.damaged,
+            "restored_packs": total.restored,
+            "deleted_orphans": total.deleted,
+        }
+
+    async def _run(self, gaps: Sequence[Gap]) -> None:
+        elsewhere, age_s = self.elsewhere, self._tail.complete_age_s
+        if elsewhere is None and await self._has_mirror():
+            return
+        is_blind = (elsewhere is not None and not elsewhere.is_ready()) or (age_s is None and not gaps)
+        if is_blind:
+            self._run_again()
+            return
+        complete_s = 0.0 if age_s is None else self._clock() - age_s
+        terms = Terms(
+            complete_s - ORPHAN_GRACE_S - 2 * self._skew_s,
+            bool(gaps),
+            *((elsewhere.origin,) if elsewhere is not None else ()),
+        )
+        self._audit.forgets_behind = elsewhere is None
+        report = await self._audit.run(terms, _logged)
+        self._count(report)
+        if gaps and report.is_whole:
+            self._tail.leave_behind(gaps)
+        if elsewhere is not None and report.missing + report.damaged:
+            elsewhere.lost()
+        if not report.is_whole:
+            self._run_again()
+        log.info("audited %s: %s", self._objects.where, report)
+
+    async def _has_mirror(self) -> bool:
+        """Whether a mirror of this region was alive a while ago."""
+        since_s = self._clock() - AUDIT_MIRROR_S - self._skew_s
+        async for page in self._objects.list(MIRRORS):
+            if any(info.modified_s > since_s for info in page):
+                return True
+        return False
+
+    def _is_due(self, now_s: float) -> bool:
+        """By chance, which has no memory: restarts do not matter, nor how many writers there were at a start."""
+        if self._again_s is not None:
+            return self._again_s <= now_s
+        share = 1.0 if self.elsewhere is not None else max(1.0, self._tail.status().writers / AUDITORS)
+        return self._chance.random() < AUDIT_LOOK_S / (AUDIT_INTERVAL_S * share)
+
+    def _run_again(self) -> None:
+        self._again_s = asyncio.get_running_loop().time() + AUDIT_RETRY_S * self._chance.uniform(0.5, 1.0)
+
+    def _gap_pause_s(self) -> float:
+        share_s = max(AUDIT_GAP_S, AUDIT_GAP_PER_PACK_S * self._packs())
+        writers = 1 if self.elsewhere is not None else max(1, self._tail.status().writers)
+        return self._chance.uniform(0, share_s * writers)
+
+    def _count(self, report: Report) -> None:
+        self.audits += 1
+        for name in ("missing", "damaged", "restored", "deleted"):
+            setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
+
+
+def _logged(finding: Finding) -> None:
+    log.warning("%s: %s: %s: %s", finding.kind, finding.pack, finding.reason, finding.repaired or "left")
+
+
+class NodeHands:
+    """Of a node that announces, and its bucket: what `Hands` promises."""
+
+    def __init__(self, announce: Callable[[Announced], Awaitable[None]], objects: Objects) -> None:
+        self._announce = announce
+        self._objects = objects
+
+    async def announce(self, packs: Sequence[Announced]) -> None:
+        await asyncio.gather(*map(self._announce, packs))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._objects.delete(names)

@@ -1,0 +1,102 @@
+"""Nodes: what each daemon tells of itself in its region's bucket, every ten minutes.
+
+    nodes/<writer>     Node: how much its tiers hold, how fast it loads from the bucket, and of the tokens that were asked for
+                       lately, by model and tenant, how many the region had durable
+
+So whoever plans for a region needs nothing but its bucket: what a warm-up takes, and what it may bring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from replication.constants import NODE_BYTES_MAX, NODE_READS_MAX, TRAFFIC_HALF_LIFE_S, TRAFFIC_TOKENS_MIN
+from replication.errors import Damaged
+from replication.sealed import seal, unseal
+from tiers.errors import ObjectMissing
+from tiers.objects import Objects
+
+NODES = "nodes/"
+_MAGIC = b"KVNODE1\n"
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of prompts that were looked up, each counting half after TRAFFIC_HALF_LIFE_S; durable_tokens: of these, those whose
+    prefix was in the bucket at that moment."""
+
+    model: str
+    tenant: str
+    asked_tokens: float
+    durable_tokens: float
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
+
+    writer: str
+    at_s: float
+    dram_bytes: int
+    nvme_bytes: int
+    load_bytes_per_s: float = 0.0
+    asked: Sequence[Asked] = ()
+
+    def holds_bytes(self, to: str) -> int:
+        return self.dram_bytes if to == "dram" else self.nvme_bytes
+
+
+async def put_node(objects: Objects, node: Node) -> None:
+    """Raises ObjectError."""
+    await objects.put(NODES + node.writer, seal(_MAGIC, node))
+
+
+async def read_node(objects: Objects, writer: str) -> Node | None:
+    """None where there is none that can be understood. Raises ObjectError."""
+    name = NODES + writer
+    try:
+        found = unseal(_MAGIC, await objects.get(name), Node, name, NODE_BYTES_MAX)
+    except (ObjectMissing, Damaged):
+        return None
+    return found if found.writer == writer else None
+
+
+async def read_nodes(objects: Objects) -> list[Node]:
+    """All that ever told of themselves. Raises ObjectError."""
+    writers = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
+    turn = asyncio.Semaphore(NODE_READS_MAX)
+
+    async def one(writer: str) -> Node | None:
+        async with turn:
+            return await read_node(objects, writer)
+
+    found = await asyncio.gather(*map(one, writers))
+    return [node for node in found if node is not None]
+
+
+def durable_share(
+    nodes: Iterable[Node],
+    counts: Callable[[str, str], bool],
+    is_here: Callable[[str, str], bool],
+    now_s: float,
+) -> float | None:
+    """Of the tokens that these nodes were asked for lately, how many were durable; None where too little was asked for.
+
+    counts: whether a model and a tenant count. is_here: whether anything of them is durable where it is asked for from now
+    on. now_s: unix seconds.
+    """
+    asked_tokens = durable_tokens = 0.0
+    for node in nodes:
+        weight = faded(now_s - node.at_s)
+        for row in node.asked:
+            if counts(row.model, row.tenant):
+                asked_tokens += weight * row.asked_tokens
+                if is_here(row.model, row.tenant):
+                    durable_tokens += weight * row.durable_tokens
+    return durable_tokens / asked_tokens if asked_tokens >= TRAFFIC_TOKENS_MIN else None
+
+
+def faded(age_s: float) -> float:
+    """What is left of a count after so long."""
+    return float(2.0 ** (-max(0.0, age_s) / TRAFFIC_HALF_LIFE_S))

@@ -1,0 +1,154 @@
+"""Audits where a mirror copies: what is gone is copied again, what was not announced keeps its origin, and nobody copies in circles."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replication.catalogue import Catalogue
+from replication.mirror import Joined, Mirror, elsewhere
+from replication.region import open_region
+from replication.region_node import RegionNode
+from replication.rules import Rule
+from tests.objects import Faults
+from tests.replication.audited import SPECS, Region, held, known, make, opened
+from tests.replication.virtual_loop import run
+from tiers.errors import ObjectUnavailable
+
+INTERVAL_S = 1500.0
+DAYS_S = 12 * INTERVAL_S
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days are minutes; catalogues are kept in memory."""
+    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", INTERVAL_S)
+    monkeypatch.setattr("replication.auditing.ORPHAN_GRACE_S", 600.0)
+    monkeypatch.setattr("replication.orphans.PARENTLESS_S", 2000.0)
+    monkeypatch.setattr(Catalogue, "open", opened({}))
+
+
+class Pair:
+    """na, where packs are made, and eu, whose mirror copies all but those of acme."""
+
+    def __init__(self) -> None:
+        self.na, self.eu = Region(), Region(name="eu")
+        self.mirror: Mirror
+
+    async def begin(self, bytes_per_s: int = 0) -> RegionNode:
+        for region in (self.na, self.eu):
+            await region.begin()
+        node = await self.eu.node("mirror")
+        rules = [Rule(tenants=("acme",), copies=False), Rule(bytes_per_s=bytes_per_s)]
+        self.mirror = Mirror(node, self.eu.way, "na", self.joined, rules, {}, self.eu.clock, random.Random(3))
+        assert node.auditing is not None
+        node.auditing.elsewhere = elsewhere([self.mirror])
+        self.task = asyncio.ensure_future(self.mirror.run())
+        return node
+
+    async def joined(self) -> Joined:
+        marker = await open_region(self.na.way, "acme", "na")
+        return Joined(marker.identity, self.na.way, Catalogue.open(Path("na"), marker.identity))
+
+    async def end(self) -> None:
+        assert not self.task.done()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.eu.end()
+
+
+def tell(story: Callable[[Pair, RegionNode], Coroutine[Any, Any, None]], bytes_per_s: int = 0) -> None:
+    async def main() -> None:
+        pair = Pair()
+        node = await pair.begin(bytes_per_s)
+        await story(pair, node)
+        await pair.end()
+
+    run(main())
+
+
+def test_what_is_gone_is_copied_again() -> None:
+    """A copy that somebody deleted is there again after an audit, without copying what hangs on it; meanwhile the mirror says that
+    not everything is here."""
+
+    async def story(pair: Pair, node: RegionNode) -> None:
+        root = make("root")
+        leaf = make("leaf", root)
+        await pair.na.announce(root, leaf)
+        await asyncio.sleep(120)
+        assert pair.eu.stored() == {root.id, leaf.id}
+        await pair.eu.lose(root)
+        copied = pair.mirror.state().copied_packs
+        end_s = pair.eu.loop.time() + DAYS_S
+        assert node.auditing is not None
+        while not node.auditing.status()["missing_packs"]:
+            assert pair.eu.loop.time() < end_s, "not found"
+            await asyncio.sleep(5)
+        await asyncio.sleep(60)  # and not at the next sweep
+        assert held(node, leaf) == 4 and known(node)[root.id].origin == "na"
+        assert pair.mirror.state().copied_packs == copied + 1
+
+    tell(story)
+
+
+def test_what_was_not_announced_keeps_its_origin() -> None:
+    """Packs that lie at home unannounced: one that the source made and the rules copy is the mirror's; one that they do not copy
+    keeps its origin; what nobody knows was made here."""
+
+    async def story(pair: Pair, node: RegionNode) -> None:
+        copied, skipped, own = make("copied"), make("skipped", spec=SPECS[0]), make("own")
+        pair.na.way.faults = Faults(refuse=ObjectUnavailable("away"))
+        await pair.eu.put(copied, skipped, own)
+        await pair.na.announce(copied, skipped)
+        await asyncio.sleep(DAYS_S)
+        assert not known(node), "nothing is known of the source yet: an origin would be a guess"
+        pair.na.way.faults = Faults()
+        await asyncio.sleep(DAYS_S)
+        origins = {pack_id: entry.origin for pack_id, entry in known(node).items()}
+        assert origins == {copied.id: "na", skipped.id: "na", own.id: ""}
+
+    tell(story)
+
+
+def test_what_a_mirror_is_about_to_copy_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a slow rule lets packs through one by one, audits do not announce those that lie at home already."""
+    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", 200.0)
+
+    async def story(pair: Pair, node: RegionNode) -> None:
+        made = [make(number) for number in range(30)]
+        await pair.na.announce(*made)
+        await pair.eu.put(*made)
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert node.auditing is not None and node.auditing.audits and len(known(node)) < 30
+        await asyncio.sleep(DAYS_S)
+        assert [entry.origin for entry in known(node).values()] == ["na"] * 30
+        assert node.auditing.status()["restored_packs"] == 0
+
+    tell(story, bytes_per_s=1)
+
+
+def test_a_gap_at_home_is_closed_by_the_mirror() -> None:
+    """A segment of the region's own feed is lost: the mirror audits at once, daemons leave it to it, and all go on."""
+
+    async def story(pair: Pair, node: RegionNode) -> None:
+        made = [make(number) for number in range(5)]
+        await pair.eu.stop(node)
+        for one in made:
+            await pair.eu.announce(one)
+        await pair.eu.lose_segment(2)
+        again = await pair.eu.node("mirror")
+        assert again.auditing is not None
+        again.auditing.elsewhere = elsewhere([pair.mirror])
+        pair.mirror._home = again
+        daemon = await pair.eu.node("daemon")
+        await asyncio.sleep(1200)
+        assert daemon.auditing is not None and daemon.auditing.audits == 0 and again.auditing.audits
+        for one in (again, daemon):
+            assert set(known(one)) == {each.id for each in made} and not one.status()["feed_gaps"]
+
+    tell(story)

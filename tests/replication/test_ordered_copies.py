@@ -1,0 +1,182 @@
+"""What a mirror copies because somebody ordered it: before all else, what no rule names too, and never what a rule forbids."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from replication import constants as limits
+from replication.catalogue import Catalogue
+from replication.orders import Order, Progress, cancel_order, put_order, read_all_progress
+from replication.rules import Rule
+from replication.tombstones import Tombstone, bury
+from tests.objects import flip
+from tests.replication.memory_rows import MemoryRows
+from tests.replication.test_mirror import SOON_S, World, pack, pulled, simulate
+
+DAY_S = 86_400.0
+ORDERED_S = limits.ORDERS_INTERVAL_S + SOON_S  # to be seen and copied
+
+
+@pytest.fixture(autouse=True)
+def _disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    disks: dict[Path, MemoryRows] = {}
+    monkeypatch.setattr(
+        Catalogue, "open", lambda path, identity: Catalogue(disks.setdefault(path, MemoryRows()))
+    )
+
+
+async def ordered(world: World, region: str = "eu", **more: object) -> Order:
+    now_s = world.clock()
+    made = Order(made_s=now_s, until_s=now_s + DAY_S, **more)  # type: ignore[arg-type]
+    return await put_order(world.buckets[region].objects, made)
+
+
+async def told(world: World, order: Order) -> Progress:
+    [progress] = await read_all_progress(world.eu.objects, order)
+    return progress
+
+
+def test_what_no_rule_names_is_copied_and_what_one_forbids_is_not() -> None:
+    """Of all that an order names: what a rule copies is left to it, too, what none names is copied, what one skips, what is
+    erased, over, or a copy itself, is not. Ordering it again, or another life of the mirror, copies nothing twice."""
+
+    async def main(world: World) -> None:
+        ruled, free, secret, gone = pack("1"), pack("2", "x"), pack("3", tenant="s"), pack("4", tenant="g")
+        over, copy = pack("5", "x"), pack("6", "x")
+        await world.na.make(ruled, free, secret, gone)
+        await world.na.make(over, kept_until_s=int(world.clock()) + 5)
+        await world.apac.make(copy)
+        await world.na.objects.put(copy[0].pack.name, copy[1])
+        await world.na.writer.announce([msgspec.structs.replace(copy[0], origin="apac")])
+        tombstone = Tombstone(tenant="g", watched_until_s=int(world.clock() + DAY_S))
+        await bury(world.eu.objects, tombstone)
+        rules = Rule(tenants=("s",), copies=False), Rule(sources=("na",), models=("m",))
+        await asyncio.sleep(10)
+        mirrors = await world.mirror(*rules)
+        await asyncio.sleep(ORDERED_S)
+        assert set(world.eu.copies()) == {ruled[0].pack.id}
+        order = await ordered(world)
+        await asyncio.sleep(ORDERED_S)
+        assert set(world.eu.copies()) == {ruled[0].pack.id, free[0].pack.id}
+        assert world.eu.has(ruled, free)
+        progress = await told(world, order)
+        assert (progress.who, progress.ended, progress.problem) == ("mirror-na", True, "")
+        size_bytes = free[0].pack.size_bytes
+        assert (progress.packs, progress.done_bytes, progress.moved_bytes) == (1, size_bytes, size_bytes)
+        state = mirrors[0].state()
+        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * limits.POLL_INTERVAL_S
+        await world.stop()
+        await world.mirror(*rules)
+        assert (await ordered(world)).made_s == order.made_s
+        await asyncio.sleep(2 * ORDERED_S)
+        assert len(world.eu.copies()) == 2 and await told(world, order) == progress
+        assert not world.na.way.requests["put"] and not world.na.way.requests["delete"]
+
+    simulate(main)
+
+
+def test_ordered_copies_go_first() -> None:
+    """Of hundreds of packs that a slow rule copies, those that are ordered are there within seconds, at the rate of the rule
+    at most; the others go on."""
+
+    async def main(world: World) -> None:
+        many = [pack(("slow", n), "m") for n in range(300)]
+        wanted = [pack(("wanted", n), "m", "acme") for n in range(20)]
+        await world.na.make(*many, *wanted)
+        size_bytes = many[0][0].pack.size_bytes
+        [mirror] = await world.mirror(Rule(bytes_per_s=size_bytes))
+        await asyncio.sleep(10)
+        assert len(pulled(mirror).jobs) > 290
+        order = await ordered(world, tenants=("ac*",))
+        await asyncio.sleep(limits.ORDERS_INTERVAL_S + 20 + SOON_S)
+        assert world.eu.has(*wanted)
+        assert (await told(world, order)).ended
+        seconds = 10 + limits.ORDERS_INTERVAL_S + 20 + SOON_S
+        assert 20 < len(world.eu.copies()) <= 2 * (seconds + 2)
+        await asyncio.sleep(300)
+        assert world.eu.has(*many)
+        assert len(world.eu.copies()) == 320
+
+    simulate(main)
+
+
+def test_a_budget_buys_the_most_valuable() -> None:
+    """No more records than ordered, those that are worth keeping for longest."""
+
+    async def main(world: World) -> None:
+        made = [pack(n, "x") for n in range(10)]
+        for number, one in enumerate(made):
+            await world.na.make(one, kept_until_s=int(world.clock()) + 100_000 + number)
+        await world.mirror(Rule(models=("nothing",)))
+        order = await ordered(world, budget_bytes=3 * 2 * 64)
+        await asyncio.sleep(ORDERED_S)
+        assert set(world.eu.copies()) == {one[0].pack.id for one in made[-3:]}
+        assert (await told(world, order)).packs == 3
+
+    simulate(main)
+
+
+def test_what_cannot_be_copied_ends_an_order_and_is_named() -> None:
+    """A damaged pack is tried a few times, then the order is done without it, and says why; it never comes over damaged."""
+
+    async def main(world: World) -> None:
+        good, bad = pack("good", "x"), pack("bad", "x")
+        await world.na.make(good, (bad[0], flip(bad[1], 8 * len(bad[1]) - 1)))
+        await world.mirror(Rule(models=("nothing",)))
+        order = await ordered(world)
+        await asyncio.sleep(ORDERED_S + 60)
+        progress = await told(world, order)
+        assert (progress.ended, progress.failed, progress.done_packs) == (True, 1, 1)
+        assert "1 packs could not be copied" in progress.problem and "checksum" in progress.problem
+        assert world.eu.has(good) and bad[0].pack.name not in world.eu.objects.stored
+
+    simulate(main)
+
+
+def test_a_cancelled_order_stops_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had not begun when it was cancelled is not copied, but for the few jobs of its window."""
+    monkeypatch.setattr("replication.ordered_copies.ORDER_JOBS_MAX", 4)
+
+    async def main(world: World) -> None:
+        made = [pack(n, "x") for n in range(400)]
+        await world.na.make(*made)
+        await world.mirror(Rule(models=("nothing",)))
+        order = await ordered(world)
+        while not world.eu.copies():
+            await asyncio.sleep(1)
+        await cancel_order(world.eu.objects, order.id)
+        await asyncio.sleep(limits.ORDERS_INTERVAL_S + 1)
+        there = len(world.eu.copies())
+        assert 0 < there < 400
+        await asyncio.sleep(600)
+        assert len(world.eu.copies()) <= there + 4
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mirror_that_is_killed_goes_on_with_an_order(seed: int) -> None:
+    """Killed anywhere while it copies for an order, the next life copies the rest, and nothing twice but what was under way."""
+
+    async def main(world: World) -> None:
+        chance = random.Random(seed)
+        made = [pack(n, "x") for n in range(150)]
+        await world.na.make(*made)
+        world.na.way.faults.delay_s = 2.0
+        order = await ordered(world)
+        for _ in range(3):
+            await world.mirror(Rule(models=("nothing",)))
+            await asyncio.sleep(chance.uniform(1, 20))
+            await world.stop()
+        await world.mirror(Rule(models=("nothing",)))
+        await asyncio.sleep(300)
+        assert world.eu.has(*made) and (await told(world, order)).ended
+        assert set(world.eu.copies()) == {one[0].pack.id for one in made}
+        assert len(world.eu.copies()) <= 150 + 3 * limits.ORDER_JOBS_MAX
+
+    simulate(main)
