@@ -12,7 +12,8 @@ What must always hold:
 * Positions are taken over after the last part is. A snapshot that is damaged or half gone is left for the one before.
 * Numbers ascend, chance keeps two that are written at the same time apart: nobody waits for anybody.
 * Nothing is removed that kept snapshots do not cover: a segment only when SNAPSHOTS_KEPT whole ones do and it is older
-  than RETENTION_S by the store's own clock; the last segment of a writer never, as it says where its numbers are.
+  than RETENTION_S by the store's own clock; the last segment of a writer never, as it says where its numbers are, and none
+  behind what its head tells.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from replication.constants import (
 )
 from replication.errors import CatalogueDamaged, Damaged
 from replication.sealed import seal, unseal
-from replication.segment import FEED, cut, segment_number
+from replication.segment import FEED, cut, decode_head, head_name, segment_number
 from tiers.errors import ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
@@ -52,6 +53,7 @@ log = logging.getLogger("replication.snapshots")
 MANIFESTS = "snapshots/manifests/"
 PARTS = "snapshots/parts/"
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
+_TELLS_NOTHING = 1 << 63  # nobody believes it, so any segment may go
 _MANIFEST_MAGIC = b"KVSNAP1\n"
 _PART_MAGIC = b"KVPART1\n"
 
@@ -173,8 +175,18 @@ class Snapshots:
         segments = 0
         for writer, position in oldest.positions.items():
             covered = min(manifest.positions.get(writer, 0) for manifest in kept)
-            segments += await self._retire_segments(writer, min(position, covered), before_s)
+            end = min(position, covered, await self._told(writer) + 1)
+            segments += await self._retire_segments(writer, end, before_s)
         return Retired(manifests, parts, segments)
+
+    async def _told(self, writer: str) -> int:
+        """The number that the head of a writer tells. Who is as far believes it, so the next one must be there: later heads
+        may not have been written."""
+        name = head_name(writer)
+        try:
+            return decode_head(await self._objects.get(name), name).number
+        except (Damaged, ObjectMissing):
+            return _TELLS_NOTHING
 
     async def _retire_segments(self, writer: str, position: int, before_s: float) -> int:
         """Remove a writer's segments before a position. That of the position itself stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 from kvstore.constants import DEMAND_SAVE_INTERVAL_S
@@ -21,6 +22,7 @@ class DemandFile:
         self._demand = demand
         self._save_at_s = 0.0
         self._saving = False
+        self._writing = threading.Lock()  # what is newer is written later
 
     def open(self) -> None:
         """Go on from what an earlier daemon knew. Blocks on the disk."""
@@ -46,6 +48,7 @@ class DemandFile:
     def save(self) -> None:
         """Blocks on the disk. Never raises."""
         try:
-            replace_file(self._path, self._demand.snapshot())
+            with self._writing:
+                replace_file(self._path, self._demand.snapshot())
         except OSError as error:
             log.warning("demand is not saved: %s: %s", self._path, error)

@@ -13,7 +13,7 @@ from replication.constants import RETENTION_S, SNAPSHOTS_KEPT
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedReader, FeedWriter
 from replication.sealed import seal
-from replication.segment import FEED
+from replication.segment import FEED, decode_head, head_name
 from replication.snapshots import (
     _PART_MAGIC,
     MANIFESTS,
@@ -269,6 +269,35 @@ def test_young_segments_stay() -> None:
         assert region.segments() == list(range(1, 31))
 
     run(main())
+
+
+def test_what_follows_on_an_old_head_stays() -> None:
+    """A writer's last heads were not written. Who has read as far as the head says finds what follows, however old it is."""
+
+    async def main() -> None:
+        region = Region()
+        await region.announce(10)
+        head = region.objects.stored[head_name(W)]
+        told = decode_head(head, W).number
+        await region.announce(10)
+        await region.follow(region.catalogue, region.reader)
+        for round_ in range(SNAPSHOTS_KEPT):
+            await snapshots(region.objects, round_).write(region.catalogue)
+        await asyncio.sleep(2 * RETENTION_S)
+        region.objects.stored[head_name(W)] = head
+        await region.objects.put(f"{MANIFESTS}0000000000000009-00000000", b"the store's clock goes on")
+        assert (await snapshots(region.objects).retire()).segments == told
+        late = FeedReader(region.objects, {W: told})
+        await region.follow(empty_at(told), late)
+        assert late.positions == region.catalogue.positions
+
+    run(main())
+
+
+def empty_at(position: int) -> Catalogue:
+    catalogue = empty()
+    catalogue.jump({W: position})
+    return catalogue
 
 
 def test_half_snapshots_count_for_nothing() -> None:
