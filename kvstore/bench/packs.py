@@ -59,12 +59,13 @@ class Packs:
         for _ in range(plan.warm_up_rounds + plan.region_rounds):
             bare = [f"plain/{next(self._names)}" for _ in range(plan.region_packs)]
             rounds.add("put_bare", await self._timed(bare, self._put_bare))
+            rounds.add("get_bare", await self._timed(bare, self._get_bare))
+            await self._objects.delete(bare)  # so that both sides find the store as empty
             started = time.perf_counter()
             packs = await self.put(self._objects, plan.region_packs)
             rounds.add("put", time.perf_counter() - started)
-            rounds.add("get_bare", await self._timed(bare, self._get_bare))
             rounds.add("get", await self._timed(packs, self._fetch))
-            await self._objects.delete([*bare, *(pack.name for pack in packs)])
+            await self._objects.delete([pack.name for pack in packs])
         return {
             "pack_put_gbps": rounds.gbps("put"),
             "pack_put_ratio": rounds.ratio("put", "put_bare"),

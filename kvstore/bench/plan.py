@@ -53,7 +53,7 @@ class Plan:
     region_segment_entries: int = 64
     region_known_blocks: int = 10_000_000  # of a catalogue
     region_misses: int = 2000
-    mirror_packs: int = 32  # in one round
+    mirror_packs: int = 64  # in one round
     mirror_rounds: int = 3
     warm_up_rounds: int = 2
 
