@@ -57,9 +57,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def s3_server() -> Iterator[S3Server]:
-    """A real S3 server with a bucket "kvstore", started when a test first wants it."""
+    """A real S3 server with a bucket "kvstore", of one module: it keeps in memory whatever it was given."""
     server = S3Server()
     try:
         server.make_bucket("kvstore")

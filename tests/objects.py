@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -336,7 +336,8 @@ class S3Server:
             found = re.search(r"Running on http://127\.0\.0\.1:(\d+)", line)
         assert found is not None, "moto did not start"
         self.port = int(found[1])
-        threading.Thread(target=self._said.read, daemon=True).start()  # it logs every request
+        self._last: deque[str] = deque(maxlen=20)  # lines of its log: it logs every request
+        threading.Thread(target=self._last.extend, args=(self._said,), daemon=True).start()
 
     @property
     def endpoint(self) -> str:
@@ -348,6 +349,7 @@ class S3Server:
         return ObjectOptions(endpoint=self.endpoint, allow_http=True, **{**key, **more})
 
     def make_bucket(self, name: str) -> None:
+        assert self.process.poll() is None, f"moto has ended: {self.process.returncode}, {list(self._last)}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
             connection.request("PUT", f"/{name}")

@@ -38,7 +38,7 @@ from tests.running import Daemon, Place
 from tiers.pack_io import copy_pack
 from tiers.packs import PACKS
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 PROMPTS = 6  # of a round
 BLOCKS = 12  # of a prompt
 PACK_BLOCKS = 4
