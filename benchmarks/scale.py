@@ -24,10 +24,13 @@ from replication.constants import (
     SOURCE_TOMBSTONES_S,
     TOMBSTONES_INTERVAL_S,
     UPKEEP_DELETERS,
+    UPKEEP_INTERVAL_S,
+    UPKEEP_SURE_S,
 )
 from replication.region_node import announce_interval_s
 
 MONTH_S = 365.25 / 12 * 86_400
+UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average
 LIST_NAMES = 1000  # in one page of a LIST
 PUT_PRICE, GET_PRICE = 5e-6, 0.4e-6  # a request: PUT and LIST, GET and HEAD; deletes are free
 STORAGE_GB_MONTH_PRICE, TRANSFER_GB_PRICE = 0.023, 0.02
@@ -84,9 +87,12 @@ def announcing(nodes: int, load: Load) -> Requests:
     return Requests(2 * rate, rate)
 
 
-def persisting(load: Load) -> Requests:
-    """Packs put, and looked at by a few before they are deleted."""
-    return Requests(load.packs_per_s, UPKEEP_DELETERS * load.packs_per_s)
+def persisting(nodes: int, load: Load) -> Requests:
+    """One node's packs put, and looked at by a few before they are deleted, who ask all writers before that."""
+    looks = min(1.0, UPKEEP_DELETERS / nodes) / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
+    pages = math.ceil(nodes / LIST_NAMES)
+    puts = load.packs_per_s + looks * 2 * pages
+    return Requests(puts, UPKEEP_DELETERS * load.packs_per_s + looks * nodes)
 
 
 def fetching(load: Load) -> Requests:
@@ -134,7 +140,7 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
     parts = {
         "following the feeds": [following(n, load).times(n) for n in NODES],
         "announcing": [announcing(n, load).times(n) for n in NODES],
-        "packs put and deleted": [persisting(load).times(n) for n in NODES],
+        "packs put and deleted": [persisting(n, load).times(n) for n in NODES],
         "packs fetched": [fetching(load).times(n) for n in NODES],
         "watching for tombstones": [watching().times(n) for n in NODES],
         "audits": [auditing(n, load) for n in NODES],

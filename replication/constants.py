@@ -57,6 +57,7 @@ DELETE_NAMES_MAX: Final = 1000  # in one call
 
 CLOCK_SKEW_S: Final = 300.0  # by which the clocks of a deployment differ at most, if nothing else is said
 UPKEEP_INTERVAL_S: Final = 60.0  # between two looks for packs whose life is over
+UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
 UPKEEP_PACKS: Final = 256  # in one step
 UPKEEP_DELETERS: Final = 3  # of all writers, on average
 

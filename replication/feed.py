@@ -238,6 +238,7 @@ class FeedReader:
             False  # the last look asked all writers: no head that was not written could hide anything
         )
         self._objects = objects
+        self._asks_all = False
         self._looks = 0
         self._looked_at_s = -HEAD_TRUST_S
         self._heads: dict[str, tuple[str, int]] = {}  # of the last look: ETag and bytes
@@ -275,6 +276,10 @@ class FeedReader:
                 if writer in self.gaps and self.gaps[writer].next_number <= number:
                     del self.gaps[writer]
 
+    def ask_all(self) -> None:
+        """The next look asks all writers."""
+        self._asks_all = True
+
     async def _look(self) -> None:
         """Who has something new."""
         now_s = asyncio.get_running_loop().time()
@@ -284,10 +289,11 @@ class FeedReader:
                 writer = info.name[len(HEADS) :]
                 if is_writer(writer):
                     heads[writer] = (info.e_tag, info.size_bytes)
-        is_full = self._looks % FULL_LOOK_EVERY == 0
+        is_full = self._asks_all or self._looks % FULL_LOOK_EVERY == 0
         if is_full:
             for writer in filter(is_writer, await self._objects.folders(FEED)):
                 heads.setdefault(writer, ("", 0))
+            self._asks_all = False
         self.is_full = is_full
         trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
         self._looks += 1

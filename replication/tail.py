@@ -134,6 +134,11 @@ class Tail:
         """Look now: something was announced."""
         self._woken.set()
 
+    def make_sure(self) -> None:
+        """Ask all writers, now: `sure_age_s` is young soon."""
+        self._reader.ask_all()
+        self._woken.set()
+
     def mend(self) -> None:
         """Somebody found the catalogue damaged: it is made anew, unless it just was."""
         self._renew()

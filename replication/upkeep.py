@@ -3,7 +3,7 @@
     stored ──────── kept_until_s ───── + skew ───────── + 2 × skew
            worth keeping        │ may still be renewed │ no more  │ forgotten by everybody, deleted by a few
 
-Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and who deletes one has read all of the feed since, so nobody
+Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and who deletes one has asked all writers since, so nobody
 deletes a pack that another one may still renew. Everybody forgets what is over; of w writers each deletes it with a chance of 3 in w, so that few are left over and
 few requests are made twice. A pack that was put again meanwhile is younger than the life that is over: it stays.
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import UPKEEP_DELETERS, UPKEEP_INTERVAL_S, UPKEEP_PACKS
+from replication.constants import UPKEEP_DELETERS, UPKEEP_INTERVAL_S, UPKEEP_PACKS, UPKEEP_SURE_S
 from replication.errors import CatalogueDamaged
 from replication.tail import Tail
 from tiers.errors import ObjectError, ObjectMissing
@@ -58,6 +58,7 @@ class Upkeep:
         self._skew_s = skew_s
         self._clock = clock
         self._chance = chance
+        self._deletes_since_s: float | None = None  # by the loop's clock, while this node is one of the few
 
     def may_renew(self, announced: Announced) -> bool:
         """Whether nobody deletes this pack before a renewal that is announced now is read."""
@@ -71,18 +72,32 @@ class Upkeep:
                     pass
             except (ObjectError, CatalogueDamaged) as error:
                 log.info("%s: upkeep goes on later: %s", self._objects.where, error)
-            await asyncio.sleep(min(UPKEEP_INTERVAL_S, self._skew_s) * self._chance.uniform(0.5, 1.0))
+            interval_s = min(UPKEEP_INTERVAL_S, self._skew_s) * self._chance.uniform(0.5, 1.0)
+            await asyncio.sleep(interval_s if self._deletes_since_s is None else UPKEEP_SURE_S)
 
     async def step(self) -> bool:
-        """Some of what was over when all of the feed was read last: what is not read may say that it lives longer.
-        Returns whether there is more."""
-        if (age_s := self._tail.sure_age_s) is None:
+        """Some of what was over when all of the feed was read last: what is not read may say that it lives longer. Who
+        deletes asks all writers before. Returns whether there is more."""
+        tail, loop = self._tail, asyncio.get_running_loop()
+        before_s = self._clock() - 2 * self._skew_s
+        if self._deletes_since_s is None:
+            if not self._catalogue.outlived(before_s, 1):
+                return False
+            if self._chance.random() * tail.status().writers < UPKEEP_DELETERS:
+                self._deletes_since_s = loop.time()
+                tail.make_sure()
+        deletes = self._deletes_since_s is not None
+        age_s = tail.sure_age_s if deletes else tail.age_s
+        if age_s is None or (deletes and loop.time() - age_s < (self._deletes_since_s or 0.0)):
             return False
-        over = await forget_outlived(self._catalogue, self._clock() - age_s - 2 * self._skew_s)
+        over = await forget_outlived(self._catalogue, before_s - age_s)
         self.forgotten += len(over)
-        if over and self._chance.random() * self._tail.status().writers < UPKEEP_DELETERS:
+        if deletes:
             await self._delete(over)
-        return len(over) == UPKEEP_PACKS
+        is_more = len(over) == UPKEEP_PACKS
+        if not is_more:
+            self._deletes_since_s = None
+        return is_more
 
     async def _delete(self, over: Sequence[Announced]) -> None:
         ages = await asyncio.gather(*(self._is_over(announced) for announced in over))

@@ -347,4 +347,4 @@ def test_whatever_the_store_does_everybody_knows_what_was_announced(chunk: int) 
         "failed", "hung", "lost", "late", "twice", "rotten", "truncated", "flipped", "reordered", "overtaken",
     )  # fmt: skip
     missing = [kind for kind in (*kinds, "retired", "snapshots") if not seen[kind]]
-    assert not missing or SEEDS < 50 * CHUNKS, f"never happened: {missing}"
+    assert not missing or SEEDS < 100 * CHUNKS, f"never happened: {missing}"

@@ -26,6 +26,7 @@ from replication.announced import Announced
 from replication.audit import Audit
 from replication.auditing import NodeHands
 from replication.catalogue import Catalogue
+from replication.constants import UPKEEP_INTERVAL_S
 from replication.erased import Erased
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
@@ -87,7 +88,7 @@ async def node_of(objects: CountedObjects, number: int, chance: random.Random) -
     writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance)
     await writer.open()
     tail = Tail(objects, catalogue, clock, chance)
-    upkeep = Upkeep(objects, catalogue, tail, 10.0, clock, chance)
+    upkeep = Upkeep(objects, catalogue, tail, UPKEEP_INTERVAL_S, clock, chance)
     region = Region(format=1, deployment="acme", region="na", made_s=0.0)
     return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
 
@@ -121,7 +122,9 @@ def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     run(region())
-    planned = (following(nodes, load) + announcing(nodes, load) + persisting(load) + watching()).times(nodes)
+    planned = (following(nodes, load) + announcing(nodes, load) + persisting(nodes, load) + watching()).times(
+        nodes
+    )
     assert (counted["put"] + counted["list"]) / RUN_S == pytest.approx(planned.puts, rel=0.1)
     assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from replication.catalogue import Catalogue
+from replication.constants import UPKEEP_INTERVAL_S
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
 from replication.region import Region
@@ -58,6 +59,27 @@ def test_who_joins_late_promises_nothing_that_is_over() -> None:
         await asyncio.sleep(1)
         held = [late.held(SPEC, name * 16, 0) for name in (b"x", b"y")]
         assert held == [0, 1]
+        living.cancel()
+
+    run(region())
+
+
+def test_what_is_over_is_deleted_soon() -> None:
+    """Within an interval and a few seconds after twice the skew: who deletes asks all writers then, and does not wait until
+    they are asked anyway."""
+
+    async def region() -> None:
+        objects = MemoryObjects()
+        one = await node(objects, 1)
+        living = asyncio.create_task(one.run())
+        await asyncio.sleep(400)  # all writers were asked twice by now
+        header = PackHeader(SPEC, b"", b"x" * 16, digest(RECORD))
+        until_s = int(asyncio.get_running_loop().time()) + 10
+        assert await one.persist(header, [memoryview(RECORD)], 0, until_s)
+        await asyncio.sleep(10 + 2 * SKEW_S)
+        assert [name for name in objects.stored if name.startswith(PACKS)]
+        await asyncio.sleep(UPKEEP_INTERVAL_S + 10)
+        assert not [name for name in objects.stored if name.startswith(PACKS)]
         living.cancel()
 
     run(region())
