@@ -27,7 +27,7 @@ PACKAGES = (
     "durable", "engine", "door", "daemon", "replay", "pages", "bench", "demo", "cli",
 )  # fmt: skip
 ROOT_FILES_MAX = 10
-LINES_MAX = 34300  # of kvstore, tiers and connectors: 28,224 for the node, the rest for regions; replication/ counts apart
+LINES_MAX = 34207  # of kvstore, tiers and connectors: 28,224 for the node, the rest for regions; replication/ counts apart
 GENERATED = ROOT / "kvstore" / "v1"
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 800
