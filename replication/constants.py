@@ -68,7 +68,6 @@ TOMBSTONE_BYTES_MAX: Final = 1 * MIB
 BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 TOMBSTONES_INTERVAL_S: Final = 15.0  # between two looks for new ones
-TOMBSTONE_GRACE_S: Final = 30 * 24 * 3600.0  # how long one is watched for: longer than the longest outage
 
 # Orders to warm, and what daemons tell of themselves.
 ORDERS_INTERVAL_S: Final = 15.0  # between two looks for new ones
