@@ -1,6 +1,6 @@
-"""A mirror: from one place of the bucket into another, against what obstore alone puts and gets there.
+"""A mirror: from one bucket into another, against what obstore alone gets from the one and puts into the other.
 
-    N objects put │ N objects got │ N packs of one region mirrored into another one     round by round
+    N objects got from the source │ N objects put to the target │ N packs mirrored     round by round
 
 What is timed is a mirror as `kvstore mirror` runs it: from joining, with nothing known of either side, until all is copied,
 verified and announced.
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from kvstore.bench.packs import clear
+from kvstore.bench.packs import Packs, clear
 from kvstore.bench.plan import Plan
 from kvstore.bench.rounds import Rounds
 from replication.announced import Announced
@@ -32,20 +32,19 @@ DEPLOYMENT = "benchmark"
 POLL_S = 0.01
 
 Open = Callable[[str], Objects]
-PutPacks = Callable[[Objects], Awaitable[Sequence[Pack]]]
-Bare = Callable[[], Awaitable[tuple[float, float]]]
 
 
 async def measure_mirror(
-    plan: Plan, open_at: Open, put_packs: PutPacks, bare: Bare, home: Path
+    plan: Plan, near: Packs, far: Packs, open_near: Open, open_far: Open, home: Path
 ) -> dict[str, float]:
-    """open_at: a place of the bucket. put_packs: as many as a round has. bare: seconds that obstore alone takes to put, and
-    to get, as much."""
+    """From near to far, which may be the same bucket. open_near, open_far: a place in each."""
     rounds = Rounds(plan.mirror_packs * plan.region_pack_bytes)
     for number in range(plan.mirror_rounds):
-        source, target = open_at(f"mirror-{number}/na"), open_at(f"mirror-{number}/eu")
-        await _announce(source, await put_packs(source))
-        rounds.add("slower", max(await bare()))
+        source, target = open_near(f"mirror-{number}/na"), open_far(f"mirror-{number}/eu")
+        await _announce(source, await near.put(source, plan.mirror_packs))
+        _, get_s = await near.bare(plan.mirror_packs)
+        put_s, _ = await far.bare(plan.mirror_packs)
+        rounds.add("slower", max(put_s, get_s))
         rounds.add("mirror", await _mirror(plan, source, target, home / f"mirror-{number}"))
         await clear(source)
         await clear(target)

@@ -44,6 +44,8 @@ class Plan:
     rank_prompts: int = 200
     region_url: str = ""  # "": a directory of its own
     region_options: ObjectOptions = field(default_factory=ObjectOptions)
+    mirror_url: str = ""  # where the mirror copies to; "": into the same bucket
+    mirror_options: ObjectOptions = field(default_factory=ObjectOptions)
     region_pack_bytes: int = 16 * MIB
     region_record_bytes: int = 1 * MIB
     region_packs: int = 16  # in one round

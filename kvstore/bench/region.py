@@ -44,23 +44,24 @@ from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
 
 def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
     """Medians of the rounds. Raises TierError."""
-    url = plan.region_url or f"file://{home}"
-    return asyncio.run(
-        _measure(plan, f"{url.rstrip('/')}/bench-{random.SystemRandom().getrandbits(48):x}", home)
-    )
+    return asyncio.run(_measure(plan, home))
 
 
-async def _measure(plan: Plan, url: str, home: Path) -> dict[str, Value]:
+async def _measure(plan: Plan, home: Path) -> dict[str, Value]:
+    scratch = f"bench-{random.SystemRandom().getrandbits(48):x}"
+    url = f"{(plan.region_url or f'file://{home}').rstrip('/')}/{scratch}"
+    far_url = f"{plan.mirror_url.rstrip('/')}/{scratch}" if plan.mirror_url else url
     options = replace(plan.region_options, create=True)
-    async with _scratch(url, options) as objects:
-        _, store = open_store(url, options)
-        packs = Packs(plan, objects, store)
+    far_options = replace(plan.mirror_options, create=True) if plan.mirror_url else options
+    async with _scratch(url, options) as objects, _scratch(far_url, far_options) as far_objects:
+        packs = Packs(plan, objects, open_store(url, options)[1])
         values = await packs.measure()
         values |= await measure_mirror(
             plan,
+            packs,
+            Packs(plan, far_objects, open_store(far_url, far_options)[1]),
             lambda place: open_objects(f"{url}/{place}", options),
-            lambda place: packs.put(place, plan.mirror_packs),
-            lambda: packs.bare(plan.mirror_packs),
+            lambda place: open_objects(f"{far_url}/{place}", far_options),
             home,
         )
         values["catchup_100k_entries_s"] = await _catch_up(plan, objects, home)

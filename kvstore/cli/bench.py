@@ -5,6 +5,7 @@
   kvstore bench --dir /nvme0           where the files of the NVMe figures go (default: the temporary directory)
   kvstore bench --only disk            one part: dram, lookup, policy, ranks, disk, promote, restart or region
   kvstore bench --region na            the bucket of a region of --regions FILE (or of the configuration's regions_file)
+  kvstore bench --region na --to eu    the same, and its mirror copies into the bucket of another region
   kvstore bench -o json                one flat document; docs/cli.md lists its fields
 
 It starts daemons of its own, with settings of its own; a running daemon is neither asked nor
@@ -20,7 +21,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.region import add_regions_argument, region_place
@@ -40,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="NAME",
         help="only the part of regions: of this region's bucket, or without a NAME of a directory",
+    )
+    parser.add_argument(
+        "--to", default="", metavar="NAME", help="with --region NAME: the region that its mirror copies into"
     )
     add_regions_argument(parser)
     add_config_arguments(parser)
@@ -64,6 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if args.region:
         place = region_place(args, args.region, "bench --region")
         chosen = replace(chosen, region_url=place.url, region_options=place.options())
+    if args.to:
+        if not args.region:
+            raise CliError("bench: --to needs --region NAME, the region to copy from", exit_code=USAGE)
+        place = region_place(args, args.to, "bench --to")
+        chosen = replace(chosen, mirror_url=place.url, mirror_options=place.options())
     try:
         values = runner.run(chosen, directory, parts, _say)
     except (DaemonError, KvstoreError, TierError, OSError) as error:

@@ -13,13 +13,16 @@ _PIECE_BYTES = 64 * 1024
 
 class Proxy:
     """mode: "pass", "hang", "deaf" (only answers hang), "503", "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
-    how much later each piece of a request goes on. Both may change at any time."""
+    how much later each piece of a request goes on. Both may change at any time. bytes_per_s: of a direction, all connections
+    together; 0: as fast as it can."""
 
-    def __init__(self, port: int, seed: int = 0) -> None:
+    def __init__(self, port: int, seed: int = 0, bytes_per_s: float = 0.0) -> None:
         self.mode = "pass"
         self.delay_s = 0.0
         self.flipped = 0
         self._to = port
+        self._bytes_per_s = bytes_per_s
+        self._free_s = [0.0, 0.0]  # when a direction has passed on all that it took: requests, answers
         self._chance = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -58,6 +61,8 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:
         try:
             while piece := await reader.read(_PIECE_BYTES):
+                if self._bytes_per_s:
+                    await self._pace(len(piece), answers)
                 if self.delay_s and not answers:
                     await asyncio.sleep(self.delay_s)
                 while self.mode == "hang" or (self.mode == "deaf" and answers):
@@ -72,3 +77,9 @@ class Proxy:
                 await writer.drain()
         finally:
             writer.close()
+
+    async def _pace(self, size_bytes: int, answers: bool) -> None:
+        """Until so much more has gone through this direction."""
+        now_s = self._loop.time()
+        self._free_s[answers] = max(now_s, self._free_s[answers]) + size_bytes / self._bytes_per_s
+        await asyncio.sleep(self._free_s[answers] - now_s)

@@ -63,7 +63,7 @@ def schedulers(
         )
         scheduler = theirs.create_scheduler(config, num_blocks=100)
         rank = Rank(0, {0: GroupFacts(RECORD_BYTES, {"rank": "0"})})
-        scheduler.connector._scheduler.know_ranks([rank])
+        scheduler.connector._scheduler._spaces.know_ranks([rank])
         made.append(scheduler)
         return scheduler
 
@@ -75,9 +75,9 @@ def schedulers(
 def hold(scheduler: Any, store: FakeStore, request: Any, blocks: int) -> None:
     """Put the first blocks of a request's prompt into the store."""
     half = scheduler.connector._scheduler
-    assert half._ready()
+    assert half._spaces.ready()
     for name in request.block_hashes[:blocks]:
-        store.records[half._columns[0].space.digest, bytes(name)] = bytes(RECORD_BYTES)
+        store.records[half._spaces.columns[0].space.digest, bytes(name)] = bytes(RECORD_BYTES)
 
 
 def let_reserve(scheduler: Any) -> None:
@@ -151,7 +151,10 @@ def test_an_asynchronous_load(theirs: ModuleType, schedulers: Any, store: FakeSt
         [request], kv_connector_worker_meta=told(output.kv_connector_metadata)
     )
     scheduler.update_from_output(output, answer)
-    space, hashes = scheduler.connector._scheduler._columns[0].space, [bytes(h) for h in request.block_hashes]
+    space, hashes = (
+        scheduler.connector._scheduler._spaces.columns[0].space,
+        [bytes(h) for h in request.block_hashes],
+    )
     assert len(save.block_ids) == 1 and store.parents[space.digest, hashes[2]] == hashes[1]
     finish(theirs, scheduler, request)
 

@@ -117,7 +117,7 @@ def test_what_one_rank_cannot_copy(
         monkeypatch.setattr(mover, kind, lambda *_: 1 / 0)
     broken.ask("b", prompt(1, 200))
     settle(broken)
-    group = broken.connector._scheduler._columns[0]
+    group = broken.connector._scheduler._spaces.columns[0]
     if kind == "save":
         assert not [1 for digest, _ in store.records if digest == group.space.digest]
         assert broken.sums["skipped_unavailable"] >= 12
@@ -167,7 +167,7 @@ def test_a_hit_is_never_shorter_than_the_window(worlds: Callable[..., World], st
     first = worlds(window=40)
     request = first.ask("a", prompt(1, 200))
     settle(first)
-    space = first.connector._scheduler._columns[1].space
+    space = first.connector._scheduler._spaces.columns[1].space
     del store.records[space.digest, bytes(request.block_hashes[10])]
     second = worlds(window=40)
     second.ask("a", prompt(1, 200))
@@ -246,7 +246,7 @@ def test_a_long_prompt_in_chunks_is_saved_whole(worlds: Callable[..., World], st
     world = worlds(budget=48)
     request = world.ask("a", prompt(1, 320))
     settle(world)
-    digest = world.connector._scheduler._columns[0].space.digest
+    digest = world.connector._scheduler._spaces.columns[0].space.digest
     hashes = [bytes(name) for name in request.block_hashes[:20]]
     assert all((digest, name) in store.records for name in hashes)
     assert [store.parents[digest, name] for name in hashes] == [b"", *hashes[:-1]]
@@ -499,7 +499,7 @@ def test_asking_for_pending_blocks_neither_spins_nor_lasts(
 
 def stored_now(world: World, store: FakeStore) -> set[bytes]:
     """Block hashes in the namespaces that the engine uses now."""
-    digests = {group.space.digest for group in world.connector._scheduler._columns.values()}
+    digests = {group.space.digest for group in world.connector._scheduler._spaces.columns.values()}
     return {name for digest, name in store.records if digest in digests}
 
 
@@ -629,10 +629,10 @@ def test_resets_leave_nothing_behind(worlds: Callable[..., World], store: FakeSt
         assert world.connector.reset_cache() is True
         store.away = False
     for _ in range(2000):
-        assert half._ready()
+        assert half._spaces.ready()
         world.connector.reset_cache()
-    assert not half._old_spaces
-    assert half._ready() and len(store.spaces) == 2  # the first, and the one of now
+    assert not half._spaces._old
+    assert half._spaces.ready() and len(store.spaces) == 2  # the first, and the one of now
     assert {digest for digest, _ in store.records} <= set(store.spaces)
 
 

@@ -116,7 +116,7 @@ class World:
         half = self.connector._scheduler
         assert half is not None
         if shape.introduced:
-            half.know_ranks([self._ours(worker)._worker.handshake() for worker in self.workers])  # type: ignore[union-attr]
+            half._spaces.know_ranks([self._ours(worker)._worker.handshake() for worker in self.workers])  # type: ignore[union-attr]
         self._aggregator = KVOutputAggregator(shape.ranks)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -297,7 +297,9 @@ class World:
 
     def check_records(self, store: Any) -> int:
         """Every record in the store is the KV of the tokens its hash names; answers how many there are."""
-        groups = {group.space.digest: index for index, group in self.connector._scheduler._columns.items()}
+        groups = {
+            group.space.digest: index for index, group in self.connector._scheduler._spaces.columns.items()
+        }
         tokens_of = {
             bytes(digest): list(request.all_token_ids)[: (index + 1) * BLOCK_TOKENS]
             for request in self.requests.values()

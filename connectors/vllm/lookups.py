@@ -1,0 +1,126 @@
+"""What the daemon holds of a prompt: one question for each start of a request, and what is owed where no answer came.
+
+Full-attention groups are asked together: a hit ends at the first block that one of them lacks. Groups with a
+sliding window need only the blocks of the last window, so they are asked for all and the hit is shortened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from connectors import constants as limits
+from connectors.transfer.link import Line
+from connectors.transfer.prefill import PrefillSpeed
+from connectors.vllm.geometry import Group, Plan
+from connectors.vllm.spaces import Spaces
+from connectors.vllm.stats import Tally
+from connectors.vllm.tracked import Hit, Tracked
+from kvstore.client import IN_ANY
+
+
+class Lookups:
+    """computes_last: whether a hit must leave one token to compute."""
+
+    def __init__(
+        self, line: Line, spaces: Spaces, tally: Tally, prefill: PrefillSpeed, computes_last: bool
+    ) -> None:
+        self._line, self._spaces, self._tally, self._prefill = line, spaces, tally, prefill
+        self._computes_last = computes_last
+        self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
+
+    def look_up(self, plan: Plan, tracked: Tracked, local_tokens: int) -> Hit:
+        """Ask the daemon. Raises what the client raises; vLLM is told "nothing" then, and for as long."""
+        request = tracked.request
+        tracked.hit = hit = Hit(local_tokens, 0, request.num_tokens, time.monotonic() + limits.LOOKUP_FRESH_S)
+        self._line.debts.pay()
+        if not tracked.counted:
+            self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
+        self.count(tracked, "lookups")
+        tracked.looked_up = tracked.ticket = tracked.ticket or next(self._tickets)
+        asking = {
+            "ticket": tracked.ticket,
+            "tokens": request.num_tokens,
+            "local_tokens": min(local_tokens, request.num_tokens),
+            "prefill_tokens_per_s": self._prefill.tokens_per_s,
+        }
+        usable = request.num_tokens - self._computes_last
+        try:
+            held = self._held_tokens(plan, request.block_hashes, usable, asking)
+        except Exception:
+            self._owe(plan, tracked, request.block_hashes, local_tokens)
+            raise
+        for position, group in enumerate(plan.groups):
+            tracked.offered[position] = group.blocks_in(held)
+        hit.tokens = max(0, held - local_tokens)
+        return hit
+
+    def count(self, tracked: Tracked, outcome: str) -> None:
+        """Once for each start of a request, however often vLLM asks while it waits."""
+        if not tracked.counted:
+            self._tally.add(outcome)
+            tracked.counted = True
+
+    def _owe(self, plan: Plan, tracked: Tracked, block_hashes: Sequence[bytes], local_tokens: int) -> None:
+        """A lookup was not answered in time, and may count in the daemon's accounts as if it had been."""
+        ticket, tracked.ticket = tracked.ticket, 0
+        if not plan.full:
+            return
+        group = plan.full[0]
+        first = local_tokens // group.block_tokens
+        hashes = plan.hashes(group, block_hashes, first, first + 1)
+        if hashes:
+            space = self._spaces.columns[group.index].space
+            self._line.debts.owe(ticket, local_tokens, space, hashes[0])
+
+    def _held_tokens(
+        self, plan: Plan, block_hashes: Sequence[bytes], usable: int, asking: dict[str, Any]
+    ) -> int:
+        found = tokens = min(usable, len(block_hashes) * plan.hash_tokens)
+        if plan.full:
+            found = tokens = self._full_tokens(plan, block_hashes, tokens, asking)
+        tokens -= tokens % plan.align_tokens
+        if tokens and plan.windowed:
+            tokens = self._windowed_tokens(plan, block_hashes, tokens)
+        if tokens < found and plan.full:
+            self._line.client.settle(asking["ticket"], tokens)
+        return tokens
+
+    def _full_tokens(
+        self, plan: Plan, block_hashes: Sequence[bytes], tokens: int, asking: dict[str, Any]
+    ) -> int:
+        """Groups of equal block size are asked about in one call: all of them must hold a block."""
+        more = False  # the first lookup of a request opens its account, the others can only lower it
+        for block_tokens in sorted({group.block_tokens for group in plan.full}):
+            groups = [group for group in plan.full if group.block_tokens == block_tokens]
+            count = min(tokens // block_tokens, limits.LOOKUP_HASHES_MAX)
+            hashes = plan.hashes(groups[0], block_hashes, 0, count)
+            spaces = [self._spaces.columns[group.index].space for group in groups]
+            for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
+                if not hashes:
+                    return 0
+                found = self._line.client.lookup(
+                    spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes, **asking, more=more
+                )
+                hashes, more = hashes[:found], True
+            tokens = min(tokens, len(hashes) * block_tokens)
+        return tokens
+
+    def _windowed_tokens(self, plan: Plan, block_hashes: Sequence[bytes], tokens: int) -> int:
+        """The longest hit whose last window is held by every windowed group; never less than the window."""
+        missing: list[tuple[Group, list[bool]]] = []
+        for group in plan.windowed:
+            count = min(group.blocks_in(tokens), limits.LOOKUP_HASHES_MAX)
+            hashes = plan.hashes(group, block_hashes, 0, count)
+            places = self._line.client.residency(self._spaces.columns[group.index].space, hashes)
+            missing.append((group, [not place & IN_ANY for place in places]))
+            tokens = min(tokens, count * group.block_tokens)
+        tokens -= tokens % plan.align_tokens
+        while tokens:
+            if not any(any(gone[g.first_needed(tokens) : g.blocks_in(tokens)]) for g, gone in missing):
+                return tokens
+            tokens -= plan.align_tokens
+        return 0
