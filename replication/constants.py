@@ -117,6 +117,9 @@ ROTTEN_LOOKS: Final = 8  # in a row that find a segment damaged, until it counts
 # Mirrors: limits of one pair of regions.
 COPIES_MAX: Final = 16  # under way at a time
 COPY_BYTES_MAX: Final = 256 * MIB  # of packs in memory; one that is larger is copied alone
+# If all were got at once, all would be put at once, and each side would wait for the other.
+COPY_GETS_MAX: Final = 8  # being got
+COPY_GET_BYTES_MAX: Final = 128 * MIB
 UNANNOUNCED_MAX: Final = 4096  # put, and being announced
 JOBS_MAX: Final = 1 << 18  # waiting, 510 bytes each; what is more is found by a sweep
 SWEEP_INTERVAL_S: Final = 3600.0
@@ -177,6 +180,7 @@ assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
 assert FILTER_PARTITION_BITS + FILTER_PRINT_BITS <= 64
 assert POLL_INTERVAL_S < HEAD_TRUST_S
 assert CATALOGUE_CHUNK_PACKS + SEGMENT_ENTRIES_MAX < JOBS_MAX // 2
+assert COPY_GETS_MAX < COPIES_MAX and COPY_GET_BYTES_MAX < COPY_BYTES_MAX
 assert BULK_PACKS_MIN <= BULK_PACKS_MAX < 3000  # of 41 bytes each
 assert STATE_INTERVAL_S < HEARTBEAT_S < HEARTBEAT_LATE_S < IN_TIME_S
 assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S

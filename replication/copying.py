@@ -2,6 +2,7 @@
 
     take ─▶ get, verify, put ─▶ announce at home, with its origin ─▶ known there: done
                │ a slot, and room in memory     │ packs that are ready meanwhile go together
+               │ some get while others put      │
                ╰────────── failed: again, after a pause that grows ◀──╯
 
 What must always hold:
@@ -20,6 +21,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +34,8 @@ from replication.constants import (
     COPY_BACKOFF_S_MAX,
     COPY_BACKOFF_S_MIN,
     COPY_BYTES_MAX,
+    COPY_GET_BYTES_MAX,
+    COPY_GETS_MAX,
     COPY_PAUSE_S_MIN,
     DAMAGED_BACKOFF_S_MAX,
     FAILURES_TOLD,
@@ -91,6 +95,7 @@ class Copying:
         self._clock = clock
         self._chance = chance
         self._copies = self._copying_bytes = 0  # under way
+        self._getting: dict[int, int] = {}  # bytes of each job that is not got yet, by its id()
         self._unannounced = 0
         self._woken = asyncio.Event()
         self._ahead: FetchAhead | None = None
@@ -109,6 +114,7 @@ class Copying:
                 if job is not None:
                     self._copies += 1
                     self._copying_bytes += job.size_bytes
+                    self._getting[id(job)] = job.size_bytes
                     tasks.create_task(self._carry_out(job))
                     continue
                 await within(self._pause_s(loop.time()), self._woken)
@@ -120,10 +126,15 @@ class Copying:
         self._woken.set()
 
     def _take(self, now_s: float) -> Job | None:
-        if self._copies == COPIES_MAX or self._unannounced >= UNANNOUNCED_MAX:
+        if self._copies == COPIES_MAX or len(self._getting) == COPY_GETS_MAX:
             return None
-        alone = 1 << 62  # any pack fits
-        room_bytes = COPY_BYTES_MAX - self._copying_bytes if self._copies else alone
+        if self._unannounced >= UNANNOUNCED_MAX:
+            return None
+        room_bytes = 1 << 62  # any pack fits, alone
+        if self._copies:
+            room_bytes = min(
+                COPY_BYTES_MAX - self._copying_bytes, COPY_GET_BYTES_MAX - sum(self._getting.values())
+            )
         if self._ahead is not None and self._ahead.ready:
             return self._ahead.ready.popleft() if self._ahead.ready[0].size_bytes <= room_bytes else None
         return self._jobs.take(now_s, room_bytes)
@@ -166,7 +177,7 @@ class Copying:
                 await self._ahead.drop(job)
             self._copies -= 1
             self._copying_bytes -= job.size_bytes
-            self._woken.set()
+            self._got(job)
         self._unannounced += 1
         try:
             while announced is not None:  # its life may grow meanwhile
@@ -182,13 +193,18 @@ class Copying:
 
     async def _copy(self, job: Job, pack: Pack) -> None:
         """From what was fetched in bulk, if that is right; else from the source."""
+        got = partial(self._got, job)
         if job.fetched and self._ways.bulk is not None:
             try:
-                await copy_pack(self._ways.bulk.fetched, self._ways.home_bucket, pack)
+                await copy_pack(self._ways.bulk.fetched, self._ways.home_bucket, pack, got)
                 return
             except (ObjectMissing, PackDamaged) as error:
                 log.info("copied from the source: %s", error)
-        await copy_pack(self._ways.bucket, self._ways.home_bucket, pack)
+        await copy_pack(self._ways.bucket, self._ways.home_bucket, pack, got)
+
+    def _got(self, job: Job) -> None:
+        self._getting.pop(id(job), None)
+        self._woken.set()
 
     def _lacking(self, job: Job) -> Announced | None:
         """What the source says of a pack, if home does not know as much of it and should."""

@@ -144,13 +144,15 @@ async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
     )
 
 
-async def copy_pack(source: Objects, to: Objects, pack: Pack) -> None:
-    """Put an announced pack into another store, if all of it is right. All of it is in memory meanwhile.
+async def copy_pack(source: Objects, to: Objects, pack: Pack, got: Callable[[], None] = lambda: None) -> None:
+    """Put an announced pack into another store, if all of it is right. All of it is in memory meanwhile. got: called
+    before it is put.
 
     Raises PackDamaged, before anything is put; ObjectMissing where the source does not have it, and no other
     time; ObjectError.
     """
     content = await verified_pack(source, pack)
+    got()
     try:
         await to.put(pack.name, content)
     except ObjectMissing as error:  # a directory that is gone

@@ -33,6 +33,7 @@ from tests.replication.virtual_loop import run
 from tiers.checksum import digest
 from tiers.errors import ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
+from tiers.objects import Bytes
 from tiers.packs import PACKS, PackHeader, describe
 
 ALL = Rule()
@@ -304,6 +305,48 @@ def test_memory_for_copies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     simulate(main)
     assert most == large[0].pack.size_bytes > limit_bytes
+
+
+def test_gets_and_puts_go_on_together() -> None:
+    """With links that all transfers of a side share, a mirror takes little longer than one side alone."""
+    packs, pieces = 64, 16
+
+    class Link:
+        """Passes a pack in a second, if it is the only one."""
+
+        free_s = 0.0
+
+        async def carry(self) -> None:
+            for _ in range(pieces):
+                now_s = asyncio.get_running_loop().time()
+                self.free_s = max(now_s, self.free_s) + 1 / pieces
+                await asyncio.sleep(self.free_s - now_s)
+
+    class Linked(MemoryObjects):
+        link = Link()
+
+        async def get(self, name: str) -> memoryview:
+            if name.startswith(PACKS):
+                await self.link.carry()
+            return await super().get(name)
+
+        async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+            if name.startswith(PACKS):
+                await self.link.carry()
+            return await super().put(name, content, only_new)
+
+    async def main(world: World) -> None:
+        await world.na.make(*(pack(n) for n in range(packs)))
+        for name, region in (("na", world.na), ("eu", world.eu)):
+            linked = Linked(name, world.clock)
+            linked.__dict__.update(region.objects.__dict__)
+            linked.link = Link()
+            region.way.inner = linked
+        await world.mirror()
+        await asyncio.sleep(SOON_S / 4 + 1.15 * packs)
+        assert len(world.eu.copies()) == packs
+
+    simulate(main)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "other", "header"])
