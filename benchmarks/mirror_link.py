@@ -6,7 +6,7 @@
 Where servers and mirror share two cores, these are the limit of both sides together, and nothing is learned of how a
 mirror gets and puts at the same time. A link of less than the cores can do is a limit that each side has to itself.
 
-    python -m benchmarks.mirror_link [--link-bytes-per-s 64MB]
+    python -m benchmarks.mirror_link [--link-bytes-per-s 64MB] [--quick]
 
 Prints what `kvstore bench -o json` prints. Links are proxies (tests/region/proxy.py).
 """
@@ -32,6 +32,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--link-bytes-per-s", type=parse_bytes, default=64_000_000, help="of each direction")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: three minutes instead of ten")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         files = []
@@ -47,6 +48,7 @@ def main() -> int:
         regions = Path(scratch) / "regions.toml"
         regions.write_text(files[0] + files[1].split("\n", 1)[1])  # one deployment
         command = ["bench", "--region", "na", "--to", "eu", "--regions", str(regions), "-o", "json"]
+        command += ["--quick"] * args.quick
         return subprocess.run(
             [sys.executable, "-m", "kvstore", *command], env={**os.environ, **S3_KEYS}, check=False
         ).returncode

@@ -78,6 +78,9 @@ QUICK = Plan(
     promote_rounds=5,
     restart_rounds=1,
     policy_10m_blocks=0,
+    region_rounds=3,
+    mirror_packs=32,
+    mirror_rounds=2,
     warm_up_rounds=1,
 )
 
