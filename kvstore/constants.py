@@ -23,6 +23,7 @@ def require(truth: bool, relation: str) -> None:
 CONFIG_FILE_BYTES_MAX = 1 * MIB  # a larger one is not a configuration file
 CONFIG_SHOWN_CHARS_MAX = 200  # of a wrong value
 DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
+DRAM_SHARE = 4  # with dram.capacity_bytes = "auto": one part in so many of the memory that is free
 NVME_CAPACITY_BYTES_MIN, NVME_CAPACITY_BYTES_MAX = 4 * MIB, 1024 * TIB
 SLAB_ALIGN_BYTES = 2 * MIB  # slabs start on huge pages
 SLAB_BYTES_MAX = 256 * MIB  # what one slab's slot numbers can address at 4 KiB a slot
@@ -130,6 +131,7 @@ PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a rea
 # ---- accounts (kvstore/ledger/accounts.py, totals.py, departed.py) ------------------------------
 DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 4 bytes each
 BOOK_LOOKS_MAX = 1024  # blocks that booking a lookup looks at; of longer prompts, every second, third, …
+LOOKUP_WRITING_MAX = 4096  # blocks behind those held of which a lookup says that they are being written
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change
 TOTALS_ROWS_MAX = 20_000  # hours × models × tenants; beyond it the oldest hours become one row each …
 TOTALS_PUT_TOGETHER = 8  # … until one in so many of all rows is free
@@ -273,6 +275,29 @@ REPLAY_HASH_BYTES = 8  # what a hash id becomes
 REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
 
+# ---- KV events (kvstore/events) ----------------------------------------------------------------------
+EVENTS_WAITING_MAX = (
+    1 << 20
+)  # blocks that came or went and are not published; beyond it subscribers see a gap
+EVENTS_BATCH_BLOCKS = (
+    1024  # of one message, from which on it is closed: about 10 KB, or 36 KB of whole hashes
+)
+EVENTS_SLICE_BLOCKS = 2000  # of everything that is held, read in one go: half a millisecond …
+EVENTS_SLICE_PAUSE_S = 0.002  # … and how long others have the loop before the next ones
+EVENTS_INTERVAL_S_MIN, EVENTS_INTERVAL_S_MAX = 0.001, 60.0
+EVENTS_REPLAY_BYTES_MIN = 64 * KIB
+EVENTS_TOPIC_CHARS_MAX = 256
+EVENTS_BEAT_S = 1.0  # without a batch, until an empty one: so late a subscriber learns what it missed
+EVENTS_MESSAGE_BYTES = 128  # of memory for each batch that is kept, besides its own
+EVENTS_QUEUED_MAX = 1000  # messages that wait for one subscriber that does not read
+EVENTS_ANSWERS_MAX = 64  # under way; further requests are not read before there is room
+EVENTS_STALLED_S = 10.0  # in which a peer takes nothing of its answer: the rest of it is dropped
+EVENTS_TURN_MESSAGES = 64  # of an answer, before others get their turn
+EVENTS_REQUEST_BYTES_MAX = 1024
+EVENTS_CLOSE_S = 2.0  # at a stop, for what is not sent yet
+require(EVENTS_SLICE_PAUSE_S < EVENTS_BEAT_S < EVENTS_STALLED_S, "a slow answer is not a stalled one")
+require(EVENTS_BATCH_BLOCKS <= EVENTS_WAITING_MAX, "a full batch may wait")
+
 # ---- the durable set (kvstore/durable) ---------------------------------------------------------------
 GRANULE_TOKENS = 256  # of a prompt, counted and persisted together; one block, if that is more
 DEMAND_PLACES, DEMAND_SET_PLACES = (
@@ -287,6 +312,12 @@ CLOCK_SKEW_S, CLOCK_SKEW_S_MIN = (
 )  # by which clocks differ at most; no less than news takes to be read
 ERASE_STEP_BLOCKS = 500  # dropped between two yields
 ERASE_TRIES_MAX = 600  # steps in a row in which everything left was in use; about ten minutes
+CLEARS_MAX = 64  # under way at a time
+CLEAR_PAUSE_S = 0.1  # between two passes of one, when something was in use …
+CLEAR_USED_S = 3.0  # … and how long it is tried again
+CLEAR_ROWS_S = 10.0  # for rows of NVMe to be cleared; a device that hangs does not hold up the answer longer
+CLEAR_TIMEOUT_S = 600.0  # of one request: dropping takes turns with everything else
+FOUND_PREFIXES_MAX = 5  # blocks that are named where a beginning of a hash is not unique
 BUCKET_STALL_S = 5.0  # one request of a bucket hangs
 REGIONS_MAX, COPY_RULES_MAX = 64, 1000  # of one deployment
 COPY_BYTES_PER_S_MIN = 64 * KIB

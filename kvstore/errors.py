@@ -26,7 +26,23 @@ class KvstoreError(Exception):
 
 
 class StartError(KvstoreError):
-    """The daemon cannot start; the message names the setting or the file to look at."""
+    """The daemon cannot start; the message names the setting or the file to look at.
+
+    heals: starting again may help, without anybody changing a setting. is_missing: what was named is not there.
+    """
+
+    heals = True
+    is_missing = False
+
+
+class StartSettingError(StartError):
+    """A setting that cannot work on this machine."""
+
+    heals = False
+
+
+class MemoryShort(StartError):
+    """There is not enough free memory at the moment."""
 
 
 class DataDirBusy(StartError):
@@ -38,19 +54,23 @@ class DataDirBusy(StartError):
         self.pid = pid
 
 
-class DataDirNotOurs(StartError):
+class DataDirNotOurs(StartSettingError):
     """The data dir holds something else, or another format version; nothing was touched."""
 
 
 class DataDirError(StartError):
     """The data dir cannot be made, read or written."""
 
+    def __init__(self, message: str, heals: bool = False, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.heals, self.is_missing = heals, is_missing
+
 
 class SocketBusy(StartError):
     """Another daemon answers at this socket path."""
 
 
-class SocketPathError(StartError):
+class SocketPathError(StartSettingError):
     """The socket cannot be made at this path: too long, no such directory, or something else lives there."""
 
 
@@ -92,6 +112,10 @@ class LimitExceeded(RequestError):
 
 class NotFound(RequestError):
     """What the request names is not known here."""
+
+
+class NotReady(RequestError):
+    """The daemon cannot do this yet, so soon after its start; nothing was changed."""
 
 
 class NotSaved(RequestError):

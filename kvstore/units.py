@@ -15,6 +15,23 @@ import re
 from datetime import UTC, datetime
 
 from kvstore.constants import GIB, KIB, MIB, TIB
+from tiers.sizes import exact_bytes, format_bytes
+
+__all__ = [
+    "NOTHING",
+    "count",
+    "exact_bytes",
+    "exact_duration",
+    "format_bytes",
+    "format_duration",
+    "format_time",
+    "money",
+    "parse_bytes",
+    "parse_duration",
+    "percent",
+    "plural",
+    "short_count",
+]
 
 NOTHING = "–"  # where a figure does not exist, as opposed to being 0
 _NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -40,23 +57,6 @@ def parse_bytes(text: object) -> int:
     if rest:
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(size_bytes)
-
-
-def exact_bytes(size_bytes: int) -> str:
-    """The shortest text that parses back to the same number: 67108864 -> "64MiB"."""
-    for unit, factor in _BYTE_UNITS:
-        if size_bytes and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return str(size_bytes)
-
-
-def format_bytes(size_bytes: float) -> str:
-    """Three digits: 1536 -> "1.5 KiB"."""
-    for unit, factor in _BYTE_UNITS:
-        if abs(size_bytes) >= factor:
-            value = size_bytes / factor
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def parse_duration(text: str) -> float:
@@ -87,15 +87,20 @@ def format_duration(seconds: float) -> str:
     return f"{days:.3g} days" if days < 100 else f"{count(days)} days"
 
 
-def format_time(unix_s: float) -> str:
-    """A point in time, to the minute, in UTC: "21 Nov 2026 15:00"."""
+def format_time(unix_s: float, with_seconds: bool = False) -> str:
+    """A point in time, to the minute, in UTC: "21 Nov 2026 15:00"; or to the second."""
     at = datetime.fromtimestamp(unix_s, UTC)
-    return f"{at.day} {at:%b %Y %H:%M}"
+    return f"{at.day} {at:%b %Y %H:%M:%S}" if with_seconds else f"{at.day} {at:%b %Y %H:%M}"
 
 
 def count(number: float) -> str:
     """1234567 -> "1,234,567"."""
     return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """(1, "block") -> "1 block"; (1234, "block") -> "1,234 blocks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_count(number: float) -> str:

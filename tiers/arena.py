@@ -48,12 +48,15 @@ from tiers.checksum import column_sizes, joined
 from tiers.constants import (
     ARENA_OPEN_BYTES,
     ARENA_RETRY_S,
+    MEMORY_HEADROOM_BYTES,
     SLAB_BYTES,
     SLOT_BYTES_MIN,
     VERIFY_PIECE_BYTES,
 )
 from tiers.errors import OpenError
+from tiers.memory_limits import memory_left
 from tiers.owners import Owners
+from tiers.sizes import format_bytes
 from tiers.slot_table import READY, WRITING, Extents, Layout, SlotTable
 from tiers.slots import CHECK_SLICE_SLOTS, SlotPool, slot_bytes_for
 
@@ -67,13 +70,17 @@ class Arena:
     table, of which clients map the first `layout.generations_end` bytes.
     """
 
-    def __init__(self, files: ArenaFiles) -> None:
-        """Takes over the files, on which the daemon's lock is held. Raises OpenError."""
+    def __init__(self, files: ArenaFiles, headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
+        """Takes over the files, on which the daemon's lock is held. Raises OpenError.
+
+        headroom_bytes: of the memory, left to others.
+        """
         self.path = files.path
         self.layout = layout = files.layout
         self.adopted = files.adopted
         self.page_kind = pages.page_kind(files.path.parent)
         self._files = files
+        self._headroom_bytes = headroom_bytes
         with contextlib.ExitStack() as opened:
             opened.callback(files.close)
             self.fd, self.read_only_fd, self.generations_fd = (
@@ -272,10 +279,10 @@ class Arena:
                 return not left
             if not warned:
                 _log.warning(
-                    "arena %s: no memory for %d of its %d bytes: it is smaller until there is some",
+                    "arena %s: no memory for %s of its %s: it is smaller until there is some",
                     self.path,
-                    self.capacity_bytes - self.backed_bytes,
-                    self.capacity_bytes,
+                    format_bytes(self.capacity_bytes - self.backed_bytes),
+                    format_bytes(self.capacity_bytes),
                 )
                 warned = True
             if self._is_told_to_stop(stop, ARENA_RETRY_S):
@@ -307,7 +314,8 @@ class Arena:
     def _back_slab(self, slab: int, touch: bool) -> bool:
         """Give one slab its memory; False if there is none."""
         size_bytes, is_new = self.layout.slab_bytes, slab in self._unbacked
-        if is_new and self.page_kind != "hugetlb" and not pages.memory_left(size_bytes):
+        is_scarce = is_new and self.page_kind != "hugetlb"
+        if is_scarce and not memory_left(size_bytes, self._headroom_bytes):
             return False
         try:
             if touch:
@@ -459,15 +467,21 @@ class Arena:
 
 
 def open_arena(
-    path: Path, capacity_bytes: int, slab_bytes: int = SLAB_BYTES, slot_bytes_min: int = SLOT_BYTES_MIN
+    path: Path,
+    capacity_bytes: int,
+    slab_bytes: int = SLAB_BYTES,
+    slot_bytes_min: int = SLOT_BYTES_MIN,
+    headroom_bytes: int = MEMORY_HEADROOM_BYTES,
 ) -> Arena:
     """Adopt the arena at `path`, or make one. The file's directory must exist and be shared memory.
 
+    headroom_bytes: of the memory, left to others.
     An arena that cannot be adopted is replaced (one warning: its records are lost). Raises
     BusyError (another daemon has it), NotOursError, or OpenError; after any of these the
     files are as they were.
     """
-    return Arena(open_files(path, Layout.plan(capacity_bytes, slab_bytes, slot_bytes_min)))
+    layout = Layout.plan(capacity_bytes, slab_bytes, slot_bytes_min)
+    return Arena(open_files(path, layout), headroom_bytes)
 
 
 def _kept(opened: contextlib.ExitStack, fd: int) -> int:
@@ -479,4 +493,4 @@ def _map(path: Path, fd: int, size_bytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(fd, size_bytes)
     except OSError as error:
-        raise OpenError(f"arena {path}: cannot map {size_bytes} bytes: {error.strerror}") from error
+        raise OpenError(f"arena {path}: cannot map {format_bytes(size_bytes)}: {error.strerror}") from error

@@ -39,6 +39,7 @@ from tiers.constants import (
     OWNER_DAEMON,
 )
 from tiers.errors import BusyError, NotOursError, OpenError
+from tiers.sizes import format_bytes
 from tiers.slot_table import Layout
 
 _log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ def existing_layout(path: Path) -> Layout | None:
         if fd is None:
             return None
         try:
-            found = _read_header(table, fd)
+            found = read_header(table, fd)
         finally:
             os.close(fd)
     except OSError as error:
@@ -127,7 +128,7 @@ def _adopt(path: Path, layout: Layout) -> ArenaFiles | None:
             _remove_first_format(path)
             return None
         opened.callback(os.close, table_fd)
-        header = _read_header(table, table_fd)
+        header = read_header(table, table_fd)
         if not locks.try_lock(table_fd, OWNER_DAEMON):
             raise BusyError(f"arena {path}: another daemon is using it")
         if not _is_at(table, table_fd):
@@ -155,9 +156,9 @@ def _misfit(path: Path, data_fd: int | None, found: Layout, inode: int, layout: 
     if status.st_ino != inode:
         raise NotOursError(f"arena {path}: not the file that its table belongs to; move it away")
     if found != layout:
-        return f"was made for {found}, now {layout}"
+        return f"was made for {found.settings}, now {layout.settings}"
     if status.st_size != layout.capacity_bytes:
-        return f"somebody made it {status.st_size} bytes long, it had {layout.capacity_bytes}"
+        return f"somebody made it {format_bytes(status.st_size)} long, it had {format_bytes(layout.capacity_bytes)}"
     return None
 
 
@@ -183,7 +184,7 @@ def _open(path: Path) -> int | None:
     return fd
 
 
-def _read_header(table: Path, fd: int) -> tuple[Layout, int] | str:
+def read_header(table: Path, fd: int) -> tuple[Layout, int] | str:
     """The settings and the data file's inode, or why the arena cannot be used. Raises NotOursError."""
     head = os.pread(fd, _HEADER.size + _HEADER_HASH.size, 0)
     if len(head) < _HEADER.size + _HEADER_HASH.size or not head.startswith(ARENA_MAGIC):

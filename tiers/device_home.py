@@ -7,8 +7,9 @@
 
 A directory is taken only when it is empty or carries our marker, and everything is asked
 before anything is written: somebody else's files, a newer format and a directory that
-another process holds are left exactly as they were. A directory of an older format, or made
-with other settings, starts cold: a new instance, so that none of its rows is believed.
+another process holds are left exactly as they were. A directory of an older format, made
+with other settings, or whose marker is damaged, starts cold: a new instance, so that none of its rows is
+believed.
 
 Others must not be able to write into the directory, so nobody can plant a link in it; no
 link inside is followed all the same. Everything here blocks on the disk.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from tiers.constants import DEVICE_VERSION, NVME_MAGIC
 from tiers.device_table import NAME as TABLE
-from tiers.errors import BusyError, NotOursError, OpenError, VersionError
+from tiers.errors import BusyError, DamagedError, NotOursError, OpenError, SettingError, VersionError
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class Home:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_access(path)
-            read_marker(path)  # a directory that is not ours gets no lock file
+            with contextlib.suppress(DamagedError):
+                read_marker(path)  # a directory that is not ours gets no lock file
             self._lock_fd = _lock(path)
             try:
                 self.marker = self._claim(path, slab_bytes, slot_bytes_min)
@@ -71,9 +73,12 @@ class Home:
 
     @staticmethod
     def _claim(path: Path, slab_bytes: int, slot_bytes_min: int) -> Marker:
-        found = read_marker(path)
         wanted = Marker(DEVICE_VERSION, str(uuid.uuid4()), slab_bytes, slot_bytes_min)
-        changed = _difference(found, wanted) if found is not None else ""
+        try:
+            found = read_marker(path)
+            changed = _difference(found, wanted) if found is not None else ""
+        except DamagedError:
+            found, changed = None, f"its {MARKER} is damaged"
         if found is not None and not changed:
             return found
         if changed:
@@ -98,7 +103,10 @@ def require_place(path: Path) -> None:
 
 
 def read_marker(path: Path) -> Marker | None:
-    """The marker of a directory, or None in an empty one. Raises NotOursError, VersionError, OSError."""
+    """The marker of a directory, or None in an empty one.
+
+    Raises NotOursError, VersionError, DamagedError (ours, by what lies beside it), OSError.
+    """
     try:
         text = _read(path / MARKER)
     except FileNotFoundError:
@@ -110,6 +118,11 @@ def read_marker(path: Path) -> Marker | None:
         return None
     try:
         found = json.loads(text)
+    except ValueError as error:
+        if (path / TABLE).exists():
+            raise DamagedError(f"nvme directory {path}: its {MARKER} is damaged: it starts cold") from error
+        raise NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error}") from error
+    try:
         if found["magic"] != NVME_MAGIC:
             raise ValueError(f"magic {found['magic']!r}")
         names = ("slab_bytes", "slot_bytes_min")
@@ -138,10 +151,10 @@ def _check_access(path: Path) -> None:
     """Raises OpenError where somebody else may write into the directory, and so plant links there."""
     found = os.stat(path)
     if found.st_uid not in (0, os.geteuid()):
-        raise OpenError(f"nvme directory {path}: belongs to user {found.st_uid}; it must be ours")
+        raise SettingError(f"nvme directory {path}: belongs to user {found.st_uid}; it must be ours")
     if found.st_mode & 0o022:
         mode = found.st_mode & 0o777
-        raise OpenError(f"nvme directory {path}: others may write into it (mode {mode:o}); chmod go-w")
+        raise SettingError(f"nvme directory {path}: others may write into it (mode {mode:o}); chmod go-w")
 
 
 def _remove_records(path: Path) -> None:

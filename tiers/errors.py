@@ -13,15 +13,27 @@ class TierError(Exception):
 
 
 class OpenError(TierError):
-    """The tier's storage cannot be opened: missing, not writable, or wrong settings."""
+    """The tier's storage cannot be opened. heals: it may open later, without anybody changing a setting."""
+
+    heals = True
 
 
-class NotOursError(OpenError):
+class SettingError(OpenError):
+    """A setting that cannot work here; trying again is no use."""
+
+    heals = False
+
+
+class NotOursError(SettingError):
     """The path holds something that this project did not write; nothing was touched."""
 
 
-class VersionError(OpenError):
+class VersionError(SettingError):
     """The storage was written by another format version; nothing was touched."""
+
+
+class DamagedError(OpenError):
+    """The storage is ours, and cannot be read any more."""
 
 
 class BusyError(OpenError):

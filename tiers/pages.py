@@ -5,12 +5,12 @@
 
 Huge pages about double the speed of copies and of disk reads into the arena, so the best
 place that can be had is taken. An arena that this instance left behind is found first: a
-warm cache on small pages is worth more than a cold one on huge pages.
+warm cache on small pages is worth more than a cold one on huge pages. A mount that we may not write
+to, because it is another user's, is passed over.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import logging
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from tiers.constants import MEMORY_HEADROOM_BYTES, SLAB_ALIGN_BYTES
-from tiers.errors import OpenError
+from tiers.constants import SLAB_ALIGN_BYTES
+from tiers.errors import OpenError, SettingError
+from tiers.sizes import format_bytes
 
 HugePages = Literal["auto", "on", "off"]
 PageKind = Literal["hugetlb", "huge tmpfs", "4 KiB"]
@@ -30,9 +31,6 @@ SHM: Final = Path("/dev/shm")
 HUGE_TMPFS: Final = Path("/run/kvstore/huge")
 _THP: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGE_OPTIONS: Final = ("huge=always", "huge=within_size", "huge=advise")  # we do advise, see advise_huge
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/proc/self/cgroup")
-_CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _HUGE_POOL: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 _MADV_POPULATE_WRITE: Final = 23
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
@@ -84,29 +82,43 @@ def arena_name(instance: str) -> str:
     return f"kvstore-{instance}.arena"
 
 
+def find_arena(preferred: Path | None, huge_pages: HugePages, instance: str) -> Path | None:
+    """The arena that this instance left behind, where it would be used again; None where there is none."""
+    name = arena_name(instance)
+    return next(
+        (place / name for place in _places(preferred, huge_pages) if os.path.exists(place / name)), None
+    )
+
+
 def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str) -> Place:
     """Where the arena of this instance goes. `preferred` is a directory and rules out all others.
 
-    May mount a huge tmpfs at /run/kvstore/huge when we may. Raises OpenError where
+    May mount a huge tmpfs at /run/kvstore/huge when we may. Raises SettingError where
     `huge_pages` is "on" and no huge pages can be had.
     """
     name = arena_name(instance)
-    places = [preferred] if preferred is not None else _candidates(huge_pages)
-    allowed = [place for place in places if _allowed(page_kind(place), huge_pages)]
-    existing = [place for place in allowed if (place / name).exists()]
-    roomy = existing or [place for place in allowed if place != SHM and _has_pages(place, size_bytes)]
-    if roomy:
-        return Place(roomy[0] / name, page_kind(roomy[0]))
+    found = find_arena(preferred, huge_pages, instance)
+    if found is not None:
+        return Place(found, page_kind(found.parent))
+    for place in _places(preferred, huge_pages):
+        if place != SHM and _has_pages(place, size_bytes):
+            return Place(place / name, page_kind(place))
     if preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
         return Place(HUGE_TMPFS / name, page_kind(HUGE_TMPFS))
     if huge_pages == "on":
-        raise OpenError(
-            f"huge_pages is on, but {size_bytes} bytes of huge pages cannot be had: reserve "
+        raise SettingError(
+            f"huge_pages is on, but {format_bytes(size_bytes)} of huge pages cannot be had: reserve "
             f"{-(-size_bytes // SLAB_ALIGN_BYTES)} pages (vm.nr_hugepages) and mount hugetlbfs, or mount a "
             f'tmpfs with huge=always at {HUGE_TMPFS}, or allow "auto" or "off"'
         )
     directory = preferred or SHM
     return Place(directory / name, page_kind(directory))
+
+
+def arena_directories() -> list[Path]:
+    """Every directory that arenas are made in unless a setting names another one."""
+    mounted = [mount.path for mount in mounts() if mount.kind == "hugetlbfs" or mount.path == HUGE_TMPFS]
+    return [SHM, *dict.fromkeys(mounted)]
 
 
 def mount_huge_tmpfs(directory: Path) -> bool:
@@ -122,13 +134,20 @@ def mount_huge_tmpfs(directory: Path) -> bool:
     return True
 
 
+def room_of(directory: Path) -> tuple[int, int] | None:
+    """(bytes in all, free bytes) of a file system; None for one without a limit. Raises OSError."""
+    status = os.statvfs(directory)
+    size_bytes = status.f_frsize
+    return (status.f_blocks * size_bytes, status.f_bavail * size_bytes) if status.f_blocks else None
+
+
 def require_room(directory: Path, size_bytes: int) -> None:
     """Raises OpenError where the file system is too small for the whole file."""
-    status = os.statvfs(directory)
-    free_bytes = status.f_bavail * status.f_frsize
-    if status.f_blocks and free_bytes < size_bytes:  # no blocks: a file system without a limit
+    room = room_of(directory)
+    if room is not None and room[1] < size_bytes:
         raise OpenError(
-            f"arena: {directory} has {free_bytes} bytes free, {size_bytes} are needed; lower the capacity"
+            f"arena: {directory} has {format_bytes(room[1])} free, {format_bytes(size_bytes)} are needed; "
+            "lower the capacity"
         )
 
 
@@ -157,40 +176,6 @@ def populate(mapping: mmap.mmap, fd: int, start: int, length: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def memory_left(size_bytes: int) -> bool:
-    """Whether this much may be taken of the machine's memory, and of what our cgroup may use.
-
-    Without the question the kernel would answer by killing somebody.
-    """
-    needed = size_bytes + MEMORY_HEADROOM_BYTES
-    return all(left >= needed for left in (_available_bytes(), _cgroup_bytes_left()) if left is not None)
-
-
-def _available_bytes() -> int | None:
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
-
-
-def _cgroup_bytes_left() -> int | None:
-    """What the tightest cgroup above us has left, its page cache counted as left; None without a limit."""
-    group = next((line[3:] for line in _CGROUP.read_text().splitlines() if line.startswith("0::")), None)
-    if group is None:
-        return None  # cgroup v1
-    lefts = []
-    own = _CGROUP_ROOT / group.lstrip("/")
-    for directory in (own, *own.parents):
-        if not directory.is_relative_to(_CGROUP_ROOT):
-            break
-        with contextlib.suppress(OSError, ValueError):  # no such file at the root; "max" is no number
-            limit = int((directory / "memory.max").read_text())
-            stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-            used = int((directory / "memory.current").read_text()) - int(stat["inactive_file"])
-            lefts.append(limit - used)
-    return min(lefts, default=None)
-
-
 def _candidates(huge_pages: HugePages) -> list[Path]:
     """Directories for the arena, best first."""
     if huge_pages == "off":
@@ -200,6 +185,16 @@ def _candidates(huge_pages: HugePages) -> list[Path]:
     if any(mount.path == HUGE_TMPFS for mount in table):
         places.append(HUGE_TMPFS)
     return places if huge_pages == "on" else [*places, SHM]
+
+
+def _places(preferred: Path | None, huge_pages: HugePages) -> list[Path]:
+    """Directories that may be used, best first."""
+    places = [preferred] if preferred is not None else _candidates(huge_pages)
+    return [
+        place
+        for place in places
+        if os.access(place, os.W_OK | os.X_OK) and _allowed(page_kind(place), huge_pages)
+    ]
 
 
 def _huge_denied() -> bool:
@@ -217,15 +212,13 @@ def _allowed(kind: PageKind, huge_pages: HugePages) -> bool:
 
 def _has_pages(directory: Path, size_bytes: int) -> bool:
     """Whether a new file of this size finds its memory here."""
-    if not os.access(directory, os.W_OK | os.X_OK):
-        return False
     if page_kind(directory) == "hugetlb":
         free = int((_HUGE_POOL / "free_hugepages").read_text()) - int(
             (_HUGE_POOL / "resv_hugepages").read_text()
         )
         return free * SLAB_ALIGN_BYTES >= size_bytes
-    status = os.statvfs(directory)
-    return not status.f_blocks or status.f_bavail * status.f_frsize >= size_bytes
+    room = room_of(directory)
+    return room is None or room[1] >= size_bytes
 
 
 def _mount_of(directory: Path) -> Mount | None:

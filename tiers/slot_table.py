@@ -52,7 +52,8 @@ from tiers.constants import (
     SLAB_BYTES_MAX,
     SLOT_BYTES_MIN,
 )
-from tiers.errors import OpenError
+from tiers.errors import SettingError
+from tiers.sizes import exact_bytes
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours
 
 FREE: Final = 0
@@ -89,21 +90,22 @@ class Layout:
 
     @classmethod
     def plan(cls, capacity_bytes: int, slab_bytes: int, slot_bytes_min: int = SLOT_BYTES_MIN) -> Layout:
-        """The layout for these settings; the capacity is rounded down to whole slabs. Raises OpenError."""
+        """The layout for these settings; the capacity is rounded down to whole slabs. Raises SettingError."""
         if slab_bytes % SLAB_ALIGN_BYTES or not 0 < slab_bytes <= SLAB_BYTES_MAX:
-            raise OpenError(
-                f"arena: slab_bytes is {slab_bytes}: "
-                f"allowed are multiples of {SLAB_ALIGN_BYTES} up to {SLAB_BYTES_MAX}"
+            raise SettingError(
+                f"arena: slab_bytes is {exact_bytes(slab_bytes)}: allowed are multiples of "
+                f"{exact_bytes(SLAB_ALIGN_BYTES)} up to {exact_bytes(SLAB_BYTES_MAX)}"
             )
         smallest = max(SLOT_ALIGN_BYTES, slab_bytes // SLAB_SLOTS_MAX)
         if slot_bytes_min % SLOT_ALIGN_BYTES or not smallest <= slot_bytes_min <= slab_bytes:
-            raise OpenError(
-                f"arena: slot_bytes_min is {slot_bytes_min}: "
-                f"allowed are multiples of {SLOT_ALIGN_BYTES} from {smallest} to {slab_bytes}"
+            raise SettingError(
+                f"arena: slot_bytes_min is {exact_bytes(slot_bytes_min)}: allowed are multiples of "
+                f"{exact_bytes(SLOT_ALIGN_BYTES)} from {exact_bytes(smallest)} to {exact_bytes(slab_bytes)}"
             )
         if capacity_bytes < slab_bytes:
-            raise OpenError(
-                f"arena: capacity_bytes is {capacity_bytes}: at least one slab of {slab_bytes} is needed"
+            raise SettingError(
+                f"arena: capacity_bytes is {exact_bytes(capacity_bytes)}: at least one slab of "
+                f"{exact_bytes(slab_bytes)} is needed"
             )
         return cls(capacity_bytes // slab_bytes * slab_bytes, slab_bytes, slot_bytes_min)
 
@@ -118,6 +120,14 @@ class Layout:
     @property
     def rows(self) -> int:
         return self.slab_count * self.rows_per_slab
+
+    @property
+    def settings(self) -> str:
+        """In words, with units."""
+        return (
+            f"{exact_bytes(self.capacity_bytes)} in slabs of {exact_bytes(self.slab_bytes)}, "
+            f"slots of at least {exact_bytes(self.slot_bytes_min)}"
+        )
 
     @property
     def generations_end(self) -> int:

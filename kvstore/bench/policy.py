@@ -40,7 +40,7 @@ from kvstore.daemon import heap
 from kvstore.index.forest import split_hashes
 from kvstore.processes import workers
 from kvstore.protocol.frames import HASHES_MAX
-from tiers.pages import memory_left
+from tiers.memory_limits import memory_left
 
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node

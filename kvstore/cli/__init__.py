@@ -24,7 +24,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -34,6 +34,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 COMMANDS = {
     "serve": "run the daemon",
+    "ping": "whether a daemon answers, who it is, and how fast",
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
     "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
     "explain": "where a prompt would hit, block by block, and why not",
@@ -42,16 +43,20 @@ COMMANDS = {
     "unpin": "let a pinned prefix be evicted again",
     "ttl": "drop blocks so long after they were stored: of a prefix, a namespace, a tenant",
     "quota": "how many bytes a namespace or a tenant may hold in each tier",
+    "clear": "drop what this node's tiers hold of a prefix, a namespace, a tenant, or everything",
     "region": "the regions of a deployment: making their buckets ready, how far their mirrors are, whether all is there",
     "mirror": "copy into this region what the rules say, from all others",
     "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
     "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
+    "arena": "which arenas lie in memory, and giving one back",
     "fsck": "prove that the books balance; verify and repair stored records",
-    "config": "show or check the configuration, with where each value comes from",
+    "config": "show or check the configuration, with where each value comes from; write a sample",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
     "replay": "what each eviction policy would have hit on recorded traffic",
     "bench": "what this machine does with our tiers, beside its limits",
+    "completion": "print what a shell needs to complete these commands and their options",
     "version": "versions of kvstore and of what it runs on",
+    "help": "this overview, or the options of one command",
 }
 
 
@@ -66,6 +71,16 @@ class CliError(Exception):
 
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, with the nearest valid word."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, with the nearest option in place of one that it does not know."""
+        found, left = self.parse_known_args(args, namespace)
+        if left:
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(left[0].partition("=")[0], known, 1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.removeprefix("kvstore ")
@@ -134,6 +149,18 @@ def _run(words: list[str]) -> int:
     if command not in COMMANDS:
         return _no_command(words)
     module = importlib.import_module(f"kvstore.cli.{command}")
+    try:
+        args = parser_of(command).parse_args(words[1:])
+    except SystemExit:  # --help, and there it is
+        return OK
+    for name, text in _not_utf8(args):
+        raise CliError(f"{command}: argument {name}: not valid UTF-8: {text}", exit_code=USAGE)
+    return int(module.run(args))
+
+
+def parser_of(command: str) -> Parser:
+    """What reads the arguments of one of COMMANDS."""
+    module = importlib.import_module(f"kvstore.cli.{command}")
     parser = Parser(
         prog=f"kvstore {command}",
         description=module.__doc__,
@@ -141,13 +168,7 @@ def _run(words: list[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    try:
-        args = parser.parse_args(words[1:])
-    except SystemExit:  # --help, and there it is
-        return OK
-    for name, text in _not_utf8(args):
-        raise CliError(f"{command}: argument {name}: not valid UTF-8: {text}", exit_code=USAGE)
-    return int(module.run(args))
+    return parser
 
 
 def _not_utf8(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -165,8 +186,8 @@ def _is_utf8(text: str) -> bool:
 
 def _no_command(words: list[str]) -> int:
     first = words[0] if words else ""
-    if first in ("-h", "--help", "help"):
-        print(_overview())
+    if first in ("-h", "--help"):
+        print(overview())
         return OK
     if first in ("-V", "--version"):
         from kvstore import __version__
@@ -175,14 +196,20 @@ def _no_command(words: list[str]) -> int:
         return OK
     if not first:
         raise CliError(f"no command: known are {', '.join(COMMANDS)} (see kvstore --help)", exit_code=USAGE)
-    close = difflib.get_close_matches(first, COMMANDS, 1)
+    raise unknown_command(first)
+
+
+def unknown_command(word: str) -> CliError:
+    """It is no command, nor an option that stands in place of one."""
+    close = difflib.get_close_matches(word, COMMANDS, 1)
     hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(COMMANDS)}"
-    raise CliError(
-        f"unknown {'option' if first.startswith('-') else 'command'} {first}: {hint}", exit_code=USAGE
+    return CliError(
+        f"unknown {'option' if word.startswith('-') else 'command'} {word}: {hint}", exit_code=USAGE
     )
 
 
-def _overview() -> str:
+def overview() -> str:
+    """All commands, a line each."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(

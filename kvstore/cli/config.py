@@ -1,29 +1,38 @@
-"""Show the effective configuration with the source of each value, or check it.
+"""Show the effective configuration with the source of each value, check it, or write a sample of it.
 
 kvstore config show                  TOML, each line with a comment saying where it comes from
 kvstore config show -o json          the same for programs
 kvstore config check                 silent and 0 when valid; one line per problem otherwise
+kvstore config init                  write the sample, with every key, its default and what it does, to the file that
+                                     the others read: --config, else $KVSTORE_CONFIG, else /etc/kvstore/kvstore.toml
+
+What is there already is never written over.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli import OK
+from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
 from kvstore.cli.output import print_json
 from kvstore.units import exact_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "check"))
+    parser.add_argument("action", choices=("show", "check", "init"))
     add_config_arguments(parser)
     add_output_argument(parser, "toml", "json")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "init":
+        return _init(args)
+
     from kvstore.daemon.config import keys, value_of
     from kvstore.daemon.config_sources import Given
 
@@ -44,6 +53,32 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
+def _init(args: argparse.Namespace) -> int:
+    """Write the sample. Raises CliError."""
+    from kvstore.daemon.config import DEFAULT_FILE
+    from kvstore.daemon.config_sources import chosen_file
+
+    path, _ = chosen_file(args.config, os.environ)
+    path = path.absolute()
+    sample = resources.files("kvstore.daemon").joinpath("kvstore.toml").read_bytes()
+    try:
+        if path.parent == DEFAULT_FILE.parent:
+            path.parent.mkdir(exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(sample)
+    except FileExistsError as error:
+        raise CliError(f"config: {path}: is there already, and is not written over") from error
+    except FileNotFoundError as error:
+        raise CliError(f"config: {path}: no directory {path.parent}", exit_code=NOT_FOUND) from error
+    except OSError as error:
+        raise CliError(f"config: {path}: {error.strerror}", exit_code=FAILED) from error
+    if args.output == "json":
+        print_json({"file": str(path)})
+    else:
+        print(f"wrote {path}")
+    return OK
+
+
 def _print_toml(values: list[tuple[str, Any, str]]) -> None:
     """A file that `--config` takes back, giving exactly this configuration."""
     from kvstore.daemon.config_sources import written
@@ -54,7 +89,7 @@ def _print_toml(values: list[tuple[str, Any, str]]) -> None:
         if table != section:
             section = table
             print(f"\n[{table}]")
-        is_size = name.endswith("_bytes") or "_bytes_" in name
+        is_size = isinstance(value, int) and (name.endswith("_bytes") or "_bytes_" in name)
         text = written(exact_bytes(value) if is_size else value)
         print(f"{name} = {text}  # {where}")
 

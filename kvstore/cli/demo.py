@@ -70,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(report)
     else:
-        print_table("the same prompts, one fresh engine a phase", *table(show.shown))
+        print_table(
+            "the same prompts, one fresh engine a phase",
+            *table(show.shown),
+            drop=("corrupt", "prompt tokens"),
+        )
     for problem in report["problems"]:
         print(f"kvstore: demo: {problem}", file=sys.stderr)
     if args.html is not None and show.report is not None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
-from kvstore.cli.prefixes import prefix_hash
+from kvstore.cli.prefixes import whole_hash
 from kvstore.cli.region import add_regions_argument, load_deployment
 from kvstore.constants import DAY_S
 
@@ -92,7 +92,7 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
-        block_hash=prefix_hash("erase", args.prefix) if args.prefix else b"",
+        block_hash=whole_hash("erase", args.prefix) if args.prefix else b"",
         watched_until_s=int(time.time() + args.days * DAY_S),
     )
 

@@ -2,10 +2,11 @@
 
   kvstore fsck                         ask the running daemon to check itself
   kvstore fsck --offline               check the storage of a stopped daemon
-  kvstore fsck --offline --verify      also read every record and compare its checksum
-  kvstore fsck --offline --repair      also drop what is damaged: records and rows
+  kvstore fsck --verify                offline: also read every record and compare its checksum
+  kvstore fsck --repair                offline: also drop what is damaged: records and rows
 
-Exit code 0 when sound (after the repair, if any), 1 when problems are left, 4 when no daemon answers.
+Exit code 0 when sound (after the repair, if any), 1 when problems are left, 3 when there is no such data directory,
+4 when no daemon answers.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli import FAILED, OK, UNREACHABLE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, load_config, start_failure
 from kvstore.cli.output import print_json, progress_bars
 from kvstore.cli.prefixes import ask
 from kvstore.constants import CHECK_TIMEOUT_S
+from kvstore.units import plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.fsck import Finding
@@ -30,17 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline", action="store_true", help="open the storage itself; the daemon must be stopped"
     )
-    parser.add_argument("--verify", action="store_true", help="read every record (needs --offline)")
-    parser.add_argument("--repair", action="store_true", help="drop what is damaged (needs --offline)")
+    parser.add_argument("--verify", action="store_true", help="read every record (means --offline)")
+    parser.add_argument("--repair", action="store_true", help="drop what is damaged (means --offline)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.offline:
-        return _offline(args)
-    for option in ("verify", "repair"):
-        if getattr(args, option):
-            raise CliError(f"fsck: --{option} needs --offline and a stopped daemon", exit_code=USAGE)
-    return _online(args)
+    return _offline(args) if args.offline or args.verify or args.repair else _online(args)
 
 
 def _online(args: argparse.Namespace) -> int:
@@ -55,7 +52,7 @@ def _online(args: argparse.Namespace) -> int:
     else:
         for problem in problems:
             print(problem)
-        print(f"{len(problems)} problems" if problems else "sound")
+        print(plural(len(problems), "problem") if problems else "sound")
     return FAILED if problems else OK
 
 
@@ -71,7 +68,7 @@ def _offline(args: argparse.Namespace) -> int:
         with progress_bars() as progress:
             findings = examine(config, args.verify, args.repair, progress)
     except (StartError, OpenError) as error:
-        raise CliError(str(error)) from error
+        raise start_failure(error) from error
     problems = [problem for finding in findings for problem in finding.problems]
     if args.output == "json":
         stores = [asdict(finding) for finding in findings]
@@ -79,7 +76,7 @@ def _offline(args: argparse.Namespace) -> int:
     else:
         for finding in findings:
             _print(finding, args.verify)
-        print(f"{len(problems)} problems" if problems else "sound")
+        print(plural(len(problems), "problem") if problems else "sound")
     return FAILED if problems else OK
 
 

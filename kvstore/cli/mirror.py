@@ -18,7 +18,7 @@ import argparse
 import os
 
 from kvstore.cli import USAGE, CliError
-from kvstore.cli.options import add_config_arguments, load_config
+from kvstore.cli.options import add_config_arguments, load_config, start_failure
 from kvstore.cli.region import add_regions_argument, load_deployment
 
 
@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
         finally:
             data_dir.close()
     except StartError as error:
-        raise CliError(str(error)) from error
+        raise start_failure(error) from error
     return OK

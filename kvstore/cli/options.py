@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.cli import NOT_FOUND, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
+from kvstore.errors import StartError
 
 if TYPE_CHECKING:
     from kvstore.daemon.config_sources import Loaded
+    from tiers.errors import OpenError
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,13 @@ def load_config(args: argparse.Namespace) -> Loaded:
         return load(args.config, args.set, flags)
     except ConfigError as error:
         raise CliError(*error.problems, exit_code=NOT_FOUND if error.missing_file else USAGE) from error
+
+
+def start_failure(error: StartError | OpenError) -> CliError:
+    """What could not be opened, with the exit code that tells a supervisor whether to try again."""
+    if isinstance(error, StartError) and error.is_missing:
+        return CliError(str(error), exit_code=NOT_FOUND)
+    return CliError(str(error), exit_code=FAILED if error.heals else USAGE)
 
 
 def socket_path(args: argparse.Namespace) -> Path:

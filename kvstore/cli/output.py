@@ -1,7 +1,8 @@
 """Printing for people and for programs: JSON, and tables that fit where they go.
 
-On a terminal tables are drawn with rich; in a pipe they are plain columns, so that grep,
-awk and a log file see neither boxes nor wrapped lines.
+On a terminal tables are drawn with rich, as wide as it is: text is wrapped between words, and where that
+is not enough columns are left out. In a pipe they are plain columns, so that grep, awk and a log file see
+neither boxes nor wrapped lines, and all of it.
 """
 
 from __future__ import annotations
@@ -27,21 +28,31 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+CELL_BORDER = 3  # of each column: a line and two blanks
+HASH_DIGITS_SHOWN = 10  # of a block hash on a terminal: enough among millions
+WORD_WIDTH_MIN = 10  # neither words nor short cells are broken into pieces shorter than this
+
+
 class Figure(str):
     """A number in words, "12.3 %": set to the right in tables."""
 
     __slots__ = ()
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A titled table; numbers right, text left. What could steer a terminal is taken out of every cell."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], drop: Sequence[str] = ()
+) -> None:
+    """A titled table; numbers right, text left. What could steer a terminal is taken out of every cell.
+
+    drop: names of columns that a narrow terminal does without, in the order in which they go.
+    """
     texts = [[printable(str(cell)) for cell in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[n], (int, float, Figure)) for row in rows)
         for n in range(len(columns))
     ]
     if is_terminal():
-        _draw(title, columns, texts, right)
+        _draw(title, columns, texts, right, drop)
         return
     widths = [max(len(line[n]) for line in [list(columns), *texts]) for n in range(len(columns))]
     print(title)
@@ -53,17 +64,65 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     print()
 
 
-def _draw(title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+def fitted(
+    columns: Sequence[str], texts: Sequence[Sequence[str]], room: int, drop: Sequence[str]
+) -> dict[int, int]:
+    """Which columns fit so many characters, by number, with the width of each: none narrower than its longest word
+    and none wider than its longest line. Columns of `drop` are left out as far as that takes.
+
+    Where even the others do not fit, the widest ones get what is left, and words are broken.
+    """
+    from rich.cells import cell_len
+
+    cells = [[name, *(line[n] for line in texts)] for n, name in enumerate(columns)]
+    most = [max(map(cell_len, column)) for column in cells]
+    least = [max(cell_len(word) for text in column for word in _pieces(text)) for column in cells]
+    kept = list(range(len(columns)))
+    waiting = [columns.index(name) for name in drop if name in columns]
+
+    def over() -> int:
+        return sum(least[n] + CELL_BORDER for n in kept) + 1 - room
+
+    while over() > 0 and waiting:
+        kept.remove(waiting.pop(0))
+    while over() > 0 and max(least[n] for n in kept) > WORD_WIDTH_MIN:
+        least[max(kept, key=lambda n: least[n])] -= 1
+    widths = {n: max(1, least[n]) for n in kept}
+    free = -over()
+    for n in sorted(kept, key=lambda n: most[n] - least[n]):
+        more = max(0, min(free, most[n] - widths[n]))
+        widths[n] += more
+        free -= more
+    return widths
+
+
+def _pieces(text: str) -> list[str]:
+    """What is not broken: words, and short cells, such as a figure with its unit."""
+    return [text] if len(text) <= WORD_WIDTH_MIN else text.split() or [""]
+
+
+def _draw(
+    title: str,
+    columns: Sequence[str],
+    texts: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    drop: Sequence[str],
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    widths = fitted(columns, texts, console.width, drop)
     table = Table(title=title, title_justify="left", title_style="bold")
-    for column, at_right in zip(columns, right, strict=True):
-        table.add_column(column, justify="right" if at_right else "left", overflow="fold")
+    for n, width in widths.items():
+        table.add_column(columns[n], justify="right" if right[n] else "left", width=width, overflow="fold")
     for line in texts:
-        table.add_row(*map(Text, line))  # Text: a bracket in a name is a bracket, not markup
-    Console().print(table)
+        table.add_row(*(Text(line[n]) for n in widths))  # Text: a bracket in a name is a bracket, not markup
+    console.print(table)
+    if len(widths) < len(columns):
+        hidden = ", ".join(name for n, name in enumerate(columns) if n not in widths)
+        print(f"(a wider terminal, a pipe or -o json has these, too: {hidden})")
 
 
 @contextlib.contextmanager

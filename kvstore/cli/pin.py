@@ -2,6 +2,7 @@
 
   kvstore pin 5f0c…e1                     the prefix that ends with this block, wherever it is held
   kvstore pin 5f0c…e1 --namespace 3fa2    in this namespace, held already or not
+  kvstore pin 6f66b1302f                  any unique beginning of the hash will do, as tables have it
 
 Pins may hold retention.pinned_share_max of each tier; a pin beyond that is refused. A TTL drops
 pinned blocks, too. Exit code 1 when refused, 2 for a bad name, 3 when no such namespace is known.
@@ -10,9 +11,13 @@ pinned blocks, too. Exit code 1 when refused, 2 for a bad name, 3 when no such n
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from kvstore.cli import OK
-from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, prefix_hash
+from kvstore.cli.prefixes import add_arguments_for, ask, confirm, find_prefix, namespace_of, require_beginning
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +30,14 @@ def run(args: argparse.Namespace) -> int:
 
 def set_pin(args: argparse.Namespace, command: str, pinned: bool) -> int:
     """Also what `unpin` does. Raises CliError."""
-    block_hash, namespace = prefix_hash(command, args.prefix), namespace_of(command, args)
-    namespaces = ask(args, command, lambda client: client.pin(block_hash, namespace, pinned))
+    require_beginning(command, args.prefix)
+    namespace = namespace_of(command, args)
+
+    def change(client: Client) -> tuple[bytes, list[str]]:
+        block_hash = find_prefix(client, command, args.prefix, namespace)
+        return block_hash, client.pin(block_hash, namespace, pinned)
+
+    block_hash, namespaces = ask(args, command, change)
     facts: dict[str, object] = {"block_hash": block_hash.hex(), "pinned": pinned}
     confirm(args, f"{'pinned' if pinned else 'unpinned'} {block_hash.hex()}", facts, namespaces)
     return OK

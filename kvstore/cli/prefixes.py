@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
 from kvstore.cli.output import print_json, printable
 from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 
+if TYPE_CHECKING:
+    from kvstore.client import Client
+
+PREFIXES_NAMED = 3  # of several that begin alike
 _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 
 
@@ -26,10 +33,19 @@ def ask(
         with Client(path, timeout_s or STATUS_TIMEOUT_S, label="kvstore cli", attach=False) as client:
             return question(client)
     except Unavailable as error:
-        raise CliError(str(error), exit_code=UNREACHABLE) from error
+        raise CliError(f"{error}{_hint(error)}", exit_code=UNREACHABLE) from error
     except Refused as error:
         code = _EXIT_CODES.get(error.code, FAILED)
         raise CliError(f"{command}: {error.message}", exit_code=code) from error
+
+
+def _hint(error: Exception) -> str:
+    """What to do about a daemon that cannot be reached."""
+    if isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
+        return ": is it running? Start it with kvstore serve, or name its socket with --socket"
+    if isinstance(error.__cause__, PermissionError):
+        return ": only root and the user that it runs as may ask it"
+    return ""
 
 
 def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant: bool = False) -> None:
@@ -44,7 +60,7 @@ def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant:
             metavar="PREFIX",
             nargs="?" if prefix == "?" else None,
             default="",
-            help="hash of the last block of the prefix, in hex",
+            help="hash of the last block of the prefix, in hex, or a unique beginning of it",
         )
     parser.add_argument(
         "--namespace",
@@ -54,12 +70,15 @@ def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant:
         "that hold it; else the only one)",
     )
     if tenant:
-        parser.add_argument("--tenant", type=_tenant, metavar="NAME", help="every namespace of this tenant")
+        parser.add_argument(
+            "--tenant", type=tenant_name, metavar="NAME", help="every namespace of this tenant"
+        )
     add_config_arguments(parser)
     add_output_argument(parser, "text", "json")
 
 
-def _tenant(text: str) -> str:
+def tenant_name(text: str) -> str:
+    """The type of an argument that names a tenant."""
     if len(text) > TENANT_CHARS_MAX:
         raise argparse.ArgumentTypeError(
             f"{len(text)} characters, at most {TENANT_CHARS_MAX} are allowed: {printable(text[:40])}…"
@@ -67,15 +86,41 @@ def _tenant(text: str) -> str:
     return text
 
 
-def prefix_hash(command: str, text: str) -> bytes:
-    """The block hash that PREFIX names. Raises CliError."""
+def require_beginning(command: str, text: str) -> None:
+    """Raises CliError for what cannot be a block hash, nor the beginning of one."""
+    if not re.fullmatch("[0-9a-fA-F]{4,128}", text):
+        raise CliError(
+            f"{command}: prefix {printable(text)}: not a block hash in hex, nor the beginning of one (4 to 128 digits)",
+            exit_code=USAGE,
+        )
+
+
+def find_prefix(client: Client, command: str, text: str, namespace: str = "") -> bytes:
+    """The block hash that PREFIX names, whole or by a unique beginning. Raises CliError, Unavailable, Refused."""
+    found = client.find_prefixes(text.lower(), namespace)
+    if len(found) == 1:
+        return bytes.fromhex(found[0])
+    if not found:
+        raise CliError(
+            f"{command}: prefix {text}: no prefix that is known here begins so", exit_code=NOT_FOUND
+        )
+    digits = next(n for n in range(10, 129) if len({name[:n] for name in found}) == len(found))
+    told = [f"{name[:digits]}{'…' if len(name) > digits else ''}" for name in found[:PREFIXES_NAMED]]
+    more = " and others" if len(found) > PREFIXES_NAMED else ""
+    raise CliError(
+        f"{command}: prefix {text}: may be any of {', '.join(told)}{more}: give more digits", exit_code=USAGE
+    )
+
+
+def whole_hash(command: str, text: str) -> bytes:
+    """The block hash that a whole PREFIX is, where no daemon is asked. Raises CliError."""
     try:
         block_hash = bytes.fromhex(text)
     except ValueError:
         block_hash = b""
     if not 8 <= len(block_hash) <= 64:
         raise CliError(
-            f"{command}: prefix {text}: not a block hash in hex (16 to 128 digits)", exit_code=USAGE
+            f"{command}: prefix {text}: not a block hash in hex, whole (16 to 128 digits)", exit_code=USAGE
         )
     return block_hash
 
@@ -95,7 +140,19 @@ def subject(args: argparse.Namespace, namespaces: list[str]) -> str:
     """What a rule is about that is no prefix: a tenant, or else the one namespace."""
     if args.tenant is not None:
         return f"tenant {printable(args.tenant) or '(none)'}"
-    return f"namespace {_short(namespaces)}"
+    return f"namespace {short(namespaces)}"
+
+
+def warn_of_tenant(client: Client, command: str, tenant: str | None) -> None:
+    """A rule for a tenant that nobody has seen is in force all the same; perhaps its name is mistyped."""
+    if tenant is None:
+        return
+    known = {space["fields"].get("tenant", "") for space in client.list_namespaces()}
+    if tenant not in known:
+        close = difflib.get_close_matches(tenant, known - {""}, 1)
+        hint = f"; did you mean {printable(close[0])}?" if close else ""
+        name = printable(tenant) or "(none)"
+        print(f"kvstore: {command}: no engine of tenant {name} was seen here yet{hint}", file=sys.stderr)
 
 
 def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], namespaces: list[str]) -> None:
@@ -103,9 +160,10 @@ def confirm(args: argparse.Namespace, done: str, facts: dict[str, object], names
     if args.output == "json":
         print_json({**facts, "namespaces": namespaces})
         return
-    is_said = not namespaces or f"namespace {_short(namespaces)}" in done
-    print(done if is_said else f"{done} (namespace {_short(namespaces)})")
+    is_said = not namespaces or f"namespace {short(namespaces)}" in done
+    print(done if is_said else f"{done} (namespace {short(namespaces)})")
 
 
-def _short(namespaces: list[str]) -> str:
+def short(namespaces: list[str]) -> str:
+    """Digests as they are shown."""
     return ", ".join(digest[:12] for digest in namespaces)

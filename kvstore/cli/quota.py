@@ -13,11 +13,15 @@ Exit code 2 for a bad size or name, 3 when there is no such namespace.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
-from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, subject
+from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, subject, warn_of_tenant
 from kvstore.constants import AS_IT_IS, NVME_CAPACITY_BYTES_MAX
 from kvstore.units import exact_bytes, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +37,13 @@ def run(args: argparse.Namespace) -> int:
         raise CliError("quota: give --tenant or --namespace, one of them", exit_code=USAGE)
     namespace = namespace_of("quota", args)
     dram_bytes, nvme_bytes = (_size(name, getattr(args, name)) for name in ("dram", "nvme"))
-    namespaces = ask(
-        args,
-        "quota",
-        lambda client: client.set_quota(dram_bytes, nvme_bytes, namespace=namespace, tenant=args.tenant),
-    )
+
+    def change(client: Client) -> list[str]:
+        namespaces = client.set_quota(dram_bytes, nvme_bytes, namespace=namespace, tenant=args.tenant)
+        warn_of_tenant(client, "quota", args.tenant)
+        return namespaces
+
+    namespaces = ask(args, "quota", change)
     sizes = {"dram": dram_bytes, "nvme": nvme_bytes}
     given = {name: size for name, size in sizes.items() if size != AS_IT_IS}
     limits = ", ".join(f"{name} {'no limit' if n is None else format_bytes(n)}" for name, n in given.items())

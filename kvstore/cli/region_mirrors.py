@@ -32,7 +32,8 @@ def show_mirrors(
     else:
         columns = _LAG if is_live else _STATUS
         rows = [[show(pair.facts) for show in columns.values()] for pair in pairs]
-        print_table(f"mirrors of {deployment.deployment}", list(columns), rows)
+        drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "lost")
+        print_table(f"mirrors of {deployment.deployment}", list(columns), rows, drop)
         for pair in pairs:
             for failure in pair.facts.get("failures", ()):
                 print(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.output import print_json, printable, progress_bars
-from kvstore.units import count, format_bytes, parse_bytes
+from kvstore.units import count, format_bytes, parse_bytes, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.regions_file import Deployment
@@ -210,16 +210,16 @@ def _later(bars: Progress) -> Progress:
 
 def _print(facts: dict[str, Any], found: _Found) -> None:
     print(
-        f"{facts['bucket']}: {count(facts['packs'])} packs ({format_bytes(facts['bytes'])}) there,"
+        f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
         f" {count(facts['announced_packs'])} announced"
     )
     if "read_packs" in facts:
         print(
-            f"{count(facts['read_packs'])} packs ({format_bytes(facts['read_bytes'])}) read,"
+            f"{plural(facts['read_packs'], 'pack')} ({format_bytes(facts['read_bytes'])}) read,"
             f" {count(facts['damaged_packs'])} of them damaged"
         )
     if "against" in facts:
-        print(f"{count(facts['lacking_packs'])} packs of {facts['against']} are not here, and should be")
+        print(f"{plural(facts['lacking_packs'], 'pack')} of {facts['against']} not here that should be")
     lines: Counter[str] = Counter()
     for finding in found.told:
         lines[finding.kind] += 1
@@ -231,5 +231,5 @@ def _print(facts: dict[str, Any], found: _Found) -> None:
             print(f"  {kind}: {count(number)} in all")
     if not facts["whole"]:
         print("there is more than one look can remember: verify again")
-    words = f"{count(found.open)} problems" if found.open else "sound"
+    words = plural(found.open, "problem") if found.open else "sound"
     print(f"{words}, {count(found.repaired)} repaired" if found.repaired else words)

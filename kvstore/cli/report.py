@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument, names
-from kvstore.cli.output import Figure, is_terminal, print_json, print_table
+from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
 
@@ -82,15 +82,15 @@ def require_page(path: Path | None, command: str) -> None:
     """Refuse before the work what `write_page` would refuse after it. Raises CliError."""
     if path is None:
         return
-    parent, problem = path.absolute().parent, ""
+    parent, problem, code = path.absolute().parent, "", USAGE
     if path.exists() and not path.is_file():
         problem = "not a file" if path.is_dir() else "not a regular file"
     elif not parent.is_dir():
-        problem = "no such directory"
+        problem, code = "no such directory", NOT_FOUND
     elif not os.access(parent, os.W_OK):
         problem = "the directory cannot be written to"
     if problem:
-        raise CliError(f"{command}: --html {path}: {problem}", exit_code=USAGE)
+        raise CliError(f"{command}: --html {path}: {problem}", exit_code=code)
 
 
 def write_page(path: Path, text: str, command: str) -> None:
@@ -164,7 +164,7 @@ def _print_shares(title: str, name: str, share: str, groups: list[Document]) -> 
         print("No token missed.\n")
         return
     rows = [(g[name], Figure(count(g["tokens"])), Figure(percent(g[share])), g["meaning"]) for g in groups]
-    print_table(title, [name, "tokens", share.replace("_", " "), "what it means"], rows)
+    print_table(title, [name, "tokens", share.replace("_", " "), "what it means"], rows, ("what it means",))
 
 
 def _print_sums(name: str, groups: list[Document], currency: str) -> None:
@@ -179,7 +179,8 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
         rows.append([label, *map(Figure, cells)])
     columns = [f"{name} (UTC)" if name == "hour" else name, "lookups", "tokens", "of these hits", "hit ratio"]
     columns += ["loaded", "stored"] + ["prefill saved"] * timed + ["money saved"] * paid
-    print_table(f"by {name}", columns, rows)
+    drop = ("money saved", "prefill saved", "stored", "loaded", "of these hits", "lookups")
+    print_table(f"by {name}", columns, rows, drop)
 
 
 def _print_prefixes(document: Document) -> None:
@@ -188,11 +189,14 @@ def _print_prefixes(document: Document) -> None:
     shown = document["prefixes"][:PREFIXES_SHOWN]
     rows: list[list[object]] = []
     for p in shown:
-        block_hash = p["block_hash"][:10] if is_terminal() else p["block_hash"]  # whole, it would be folded
+        block_hash = (
+            p["block_hash"][:HASH_DIGITS_SHOWN] if is_terminal() else p["block_hash"]
+        )  # whole, it would be folded
         *figures, tiers = prefix_cells(p)
         rows.append(
             [block_hash, p["model"] or "(none)", p["tenant"] or "(none)", *map(Figure, figures), tiers]
         )
     if rows:
         title = f"prefixes that saved most, since they were first hit{cut(shown, document)} (times are ago)"
-        print_table(title, ["last block", "model", "tenant", *PREFIX_COLUMNS], rows)
+        drop = ("first hit", "length", "last hit", "lives in", "tenant", "model")
+        print_table(title, ["last block", "model", "tenant", *PREFIX_COLUMNS], rows, drop)

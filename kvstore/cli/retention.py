@@ -7,11 +7,12 @@ kvstore retention -o json            the same for programs; docs/cli.md lists th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments, add_output_argument
-from kvstore.cli.output import print_json, print_table
+from kvstore.cli.output import HASH_DIGITS_SHOWN, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
 
@@ -45,26 +46,28 @@ def _print_pins(report: Row) -> None:
     _print(
         "pins",
         columns,
-        [[p["block_hash"], *_about(p), *(_cell(p[n]) for n in counts)] for p in report["pins"]],
+        [[_hash(p), *_about(p), *(_cell(p[n]) for n in counts)] for p in report["pins"]],
+        drop=("blocks", "namespace", "tenant", "held"),
     )
 
 
 def _print_ttls(ttls: list[Row]) -> None:
     rows = [
         [
-            t["block_hash"] or "(all)",
+            _hash(t) if t["block_hash"] else "(all)",
             *_about(t),
             "never" if t["ttl_s"] is None else exact_duration(t["ttl_s"]),
         ]
         for t in ttls
     ]
-    _print("ttls", ["prefix", "namespace", "model", "tenant", "ttl"], rows)
+    _print("ttls", ["prefix", "namespace", "model", "tenant", "ttl"], rows, drop=("model",))
 
 
 def _print_quotas(report: Row) -> None:
     sizes = ("dram_used_bytes", "dram_bytes", "nvme_used_bytes", "nvme_bytes")
     rows = [[*_about(quota), *(_size(quota[name]) for name in sizes)] for quota in report["quotas"]]
-    _print("quotas", ["namespace", "model", "tenant", "dram", "of", "nvme", "of"], rows)
+    columns = ["namespace", "model", "tenant", "dram", "limit", "nvme", "nvme limit"]
+    _print("quotas", columns, rows, drop=("model",))
     held = [
         [_cell(t["tenant"]), _size(t["dram_used_bytes"]), _size(t["nvme_used_bytes"])]
         for t in report["tenants"]
@@ -72,9 +75,15 @@ def _print_quotas(report: Row) -> None:
     _print("tenants", ["tenant", "dram", "nvme"], held)
 
 
-def _print(title: str, columns: list[str], rows: list[list[object]]) -> None:
+def _print(title: str, columns: list[str], rows: list[list[object]], drop: Sequence[str] = ()) -> None:
     if rows:
-        print_table(title, columns, rows)
+        print_table(title, columns, rows, drop)
+
+
+def _hash(row: Row) -> str:
+    """Whole in a pipe; on a terminal as much of it as commands need to know it again."""
+    block_hash: str = row["block_hash"]
+    return block_hash[:HASH_DIGITS_SHOWN] if is_terminal() else block_hash
 
 
 def _about(row: Row) -> list[object]:

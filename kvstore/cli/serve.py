@@ -6,16 +6,20 @@ When engines can attach, one line goes to stdout:
 
 Everything else is logged to stderr. SIGTERM: no new connections, blocks that only DRAM
 holds are written to NVMe for at most stop_timeout_s, and the arena stays in shared memory
-for the next start. A second SIGTERM skips the writing.
+for the next start. A second SIGTERM skips the writing. SIGHUP: what can change while serving is read again.
+
+Exit code 0 after SIGTERM or SIGINT, 1 where another start may succeed, 2 and 3 where it cannot: settings that do not
+work here, or a directory that is not there.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, load_config
+from kvstore.cli.options import add_config_arguments, load_config, start_failure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    loaded = load_config(args)
-    config = loaded.config
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means something
+    config = load_config(args).config
 
     import uvloop
 
@@ -39,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         storage = open_storage(config)
-        service = Service(config, storage)
+        service = Service(config, storage, reread=lambda: load_config(args).config)
         uvloop.run(service.run())
     except RegionsFileError as error:
         raise CliError(*error.problems, exit_code=USAGE) from error
     except (StartError, OpenError) as error:
-        raise CliError(str(error)) from error
+        raise start_failure(error) from error
     if service.failure is not None:
         raise CliError(service.failure, exit_code=FAILED)
     return OK

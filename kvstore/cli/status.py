@@ -15,11 +15,12 @@ from typing import Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument
-from kvstore.cli.output import Figure, is_terminal, print_json, print_table
+from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.constants import WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
-from kvstore.units import format_bytes, format_duration, percent
+from kvstore.units import format_bytes, format_duration, format_time, percent, plural
 
+FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
 MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")  # of the latest ones: full is no problem
 
 Report = dict[str, Any]
@@ -72,8 +73,12 @@ def _print(report: Report, output: str) -> None:
 def _print_head(report: Report) -> None:
     daemon, arena, health = report["daemon"], report["arena"], report["health"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
-    print(f"kvstore {daemon['version']}, pid {daemon['pid']}, up {format_duration(daemon['uptime_s'])}")
-    print(f"health      {'ok' if health['ok'] else 'PROBLEMS'}")
+    up = f"up {format_duration(daemon['uptime_s'])}"
+    print(
+        f"kvstore {daemon['version']}, pid {daemon['pid']}, {up}, at {format_time(daemon['now_s'], True)} UTC"
+    )
+    problems = plural(len(health["problems"]), "problem")
+    print(f"health      {'ok' if health['ok'] else problems.upper()}")
     for problem in health["problems"]:
         print(f"            {problem}")
     touched = f"{format_bytes(arena['prefaulted_bytes'])} of {format_bytes(capacity_bytes)}"
@@ -94,7 +99,20 @@ def _print_head(report: Report) -> None:
     print(f"lookups     {counters['lookups']}: {found}")
     if report["region"] is not None:
         _print_region(report["region"], counters)
+    if report["events"] is not None:
+        _print_events(report["events"])
     print(flush=True)
+
+
+def _print_events(events: Report) -> None:
+    """What routers are told."""
+    if events["problem"]:
+        print(f"events      PROBLEM: nothing is published any more: {events['problem']}")
+        return
+    told = f"{events['batches']} messages, {events['stored_blocks']} blocks stored, {events['removed_blocks']} removed"
+    print(f"events      {events['endpoint']}: {told}, {events['lost_blocks']} lost")
+    asked = f"{events['replays']} replays and {events['full_states']} full states asked for"
+    print(f"            {asked}, {events['answers_lost']} not taken")
 
 
 def _print_region(region: Report, counters: Report) -> None:
@@ -142,7 +160,7 @@ def _print_tiers(report: Report) -> None:
         for tier in report["tiers"]
     ]
     columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
-    print_table("tiers", columns, rows)
+    print_table("tiers", columns, rows, drop=("corrupt", "evicted", "handed out", "records"))
     _print_health(report)
 
 
@@ -170,14 +188,26 @@ def _print_lists(report: Report) -> None:
         rows = [[s["owner"], s["label"], s["leases"]] for s in report["sessions"]]
         print_table("sessions", ["owner", "label", "leases"], rows)
     if report["namespaces"]:
-        rows = [
-            [
-                n["digest"][:12],
-                n["blocks"],
-                format_bytes(n["record_bytes"]),
-                n["block_tokens"],
-                " ".join(f"{name}={value}" for name, value in n["fields"].items()),
-            ]
-            for n in report["namespaces"]
+        _print_namespaces(report)
+
+
+def _print_namespaces(report: Report) -> None:
+    """What people tell them apart by; -o json has all fields."""
+    spaces = report["namespaces"]
+    shown = [name for name in FIELDS_SHOWN if any(n["fields"].get(name) for n in spaces)]
+    rows = [
+        [
+            n["digest"][: HASH_DIGITS_SHOWN if is_terminal() else 12],
+            *(n["fields"].get(name, "") for name in shown),
+            n["blocks"],
+            format_bytes(n["record_bytes"]),
+            n["block_tokens"],
         ]
-        print_table("namespaces", ["digest", "blocks", "record", "tokens", "fields"], rows)
+        for n in spaces
+    ]
+    columns = ["digest", *shown, "blocks", "record", "tokens"]
+    print_table("namespaces", columns, rows, drop=("tokens", "record", "group", "tenant"))
+    if report["namespaces_total"] > len(spaces):
+        print(
+            f"… and {plural(report['namespaces_total'] - len(spaces), 'more namespace')}, with fewer blocks\n"
+        )

@@ -14,11 +14,24 @@ Exit code 2 for a bad time or name, 3 when there is no such namespace or rule.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
-from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, prefix_hash, subject
+from kvstore.cli.prefixes import (
+    add_arguments_for,
+    ask,
+    confirm,
+    find_prefix,
+    namespace_of,
+    require_beginning,
+    subject,
+    warn_of_tenant,
+)
 from kvstore.constants import TTL_S_MAX
 from kvstore.units import exact_duration, parse_duration
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +46,20 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.tenant is None and not args.prefix and not args.namespace:
         raise CliError("ttl: for what? Give a prefix, --namespace or --tenant", exit_code=USAGE)
-    block_hash = prefix_hash("ttl", args.prefix) if args.prefix else b""
+    if args.prefix:
+        require_beginning("ttl", args.prefix)
     ttl_s, is_set = _seconds(args.time), args.time != "off"
-    whose = {"block_hash": block_hash, "namespace": namespace_of("ttl", args), "tenant": args.tenant}
-    namespaces = ask(args, "ttl", lambda client: client.set_ttl(ttl_s, is_set=is_set, **whose))
+    namespace = namespace_of("ttl", args)
+
+    def change(client: Client) -> tuple[bytes, list[str]]:
+        block_hash = find_prefix(client, "ttl", args.prefix, namespace) if args.prefix else b""
+        whose = {"block_hash": block_hash, "namespace": namespace, "tenant": args.tenant}
+        namespaces = client.set_ttl(ttl_s, is_set=is_set, **whose)
+        if is_set:
+            warn_of_tenant(client, "ttl", args.tenant)
+        return block_hash, namespaces
+
+    block_hash, namespaces = ask(args, "ttl", change)
     prefix = block_hash.hex()
     facts = {"block_hash": prefix or None, "tenant": args.tenant, "ttl_s": ttl_s, "set": is_set}
     rule = "never expires" if ttl_s is None else f"expires {exact_duration(ttl_s)} after it was stored"

@@ -299,7 +299,7 @@ def _show_watched(region: str, watched: Watched) -> None:
         for one in (*watched.facts()["mirrors"], *watched.facts()["daemons"])
     ]
     if rows:
-        print_table(f"warming {region}", ["who", "state", "done", "of", "rate", ""], rows)
+        print_table(f"warming {region}", ["who", "state", "done", "of", "rate", ""], rows, drop=("rate",))
     if watched.state == "not taken":
         print(
             "no daemon of the region has taken the order; it stays in force, and is taken by those that start"

@@ -26,6 +26,7 @@ Light on purpose: importing this costs a few milliseconds; the rest comes with t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -34,10 +35,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvstore.client.arena_view import ArenaView
+from kvstore.client.leading import Leading
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
 from kvstore.errors import ClientError, Refused, Unavailable
-from kvstore.protocol.residency_bits import IN_ANY
+from kvstore.protocol.places import default_socket
+from kvstore.protocol.residency_bits import IN_ANY, WRITING
 from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -51,11 +54,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IN_ANY",
+    "WRITING",
     "ArenaView",
     "Client",
     "ClientError",
     "Grant",
     "GrantedSlots",
+    "Leading",
     "Namespace",
     "ReadLease",
     "Refused",
@@ -64,6 +69,7 @@ __all__ = [
     "Unavailable",
     "WriteLease",
     "copying",
+    "default_socket",
 ]
 
 TIMEOUT_S = 1.0
@@ -80,7 +86,7 @@ class Client:
 
     def __init__(
         self,
-        socket_path: str | os.PathLike[str],
+        socket_path: str | os.PathLike[str] | None = None,
         timeout_s: float = TIMEOUT_S,
         label: str = "",
         attach: bool = True,
@@ -89,11 +95,11 @@ class Client:
     ) -> None:
         """Does not connect: the first call does.
 
-        timeout_s: deadline of every call. label: who we are, in the daemon's status. attach:
-        False where no bytes are copied (reserve, acquire, put, get are refused). writable:
+        socket_path: by default where the daemon of this user listens. timeout_s: deadline of every
+        call. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve, acquire, put, get are refused). writable:
         False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
         """
-        self._path = os.fspath(socket_path)
+        self._path = os.fspath(socket_path or default_socket())
         self._timeout_s = timeout_s
         self._label = label
         self._attach = attach
@@ -182,7 +188,7 @@ class Client:
             connection = self._connect(deadline)
             if end or namespace in connection.namespace_ids:
                 self._ask(connection, (namespace,), call, deadline)
-            connection.namespace_ids.pop(namespace, None)
+            connection.registered.discard(connection.namespace_ids.pop(namespace, 0))
 
     def lookup(
         self,
@@ -194,9 +200,9 @@ class Client:
         tokens: int = 0,
         local_tokens: int = 0,
         prefill_tokens_per_s: float = 0.0,
-    ) -> int:
+    ) -> Leading:
         """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
-        sooner loaded than computed.
+        sooner loaded than computed; its `writing`: how many more are being written right now.
 
         What the daemon's accounts want to know of the request: ticket: a number of its own; asked
         again with the same one, it counts once. more: what further namespaces of the same request
@@ -204,13 +210,17 @@ class Client:
         hashes.
         """
         if not namespaces or (not hashes and not tokens):
-            return 0
+            return Leading(0)
         joined = namespaces[0].joined(hashes)
 
         def call(w: Any, ids: list[int]) -> frames.Request:
             return w.Lookup(ids, joined, ticket, more, tokens, local_tokens, prefill_tokens_per_s)  # type: ignore[no-any-return]
 
-        return _count(self._call(namespaces, call))
+        answer = self._call(namespaces, call)
+        leading = Leading(answer.value)
+        if answer.writing:
+            leading.writing = answer.writing
+        return leading
 
     def settle(
         self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
@@ -252,7 +262,8 @@ class Client:
         return report
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
-        """Where each block is, one byte a hash: 0 absent, else residency_bits.IN_DRAM, IN_NVME, BROKEN_PREFIX.
+        """Where each block is, one byte a hash: 0 absent, residency_bits.WRITING, else IN_DRAM,
+        IN_NVME, BROKEN_PREFIX.
 
         At most 65536 hashes.
         """
@@ -397,6 +408,29 @@ class Client:
     def retention(self) -> dict[str, Any]:
         """All pins, TTLs and quotas; docs/cli.md names the fields."""
         return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
+
+    def clear(
+        self,
+        *,
+        block_hash: bytes = b"",
+        namespace: str = "",
+        tenant: str | None = None,
+        everything: bool = False,
+        dry: bool = False,
+    ) -> dict[str, Any]:
+        """Have the daemon drop what its tiers hold of one of these; dry: drops nothing. docs/cli.md names the fields.
+
+        Takes as long as it takes: give the client a timeout_s that fits. The region's bucket is not touched.
+        """
+        answer = self._call((), lambda w, _: w.Clear(namespace, block_hash, tenant, everything, dry))
+        return answer.report  # type: ignore[no-any-return]
+
+    def find_prefixes(self, beginning: str, namespace: str = "") -> list[str]:
+        """Block hashes in hex that begin with these digits: none, the one, or a few of several.
+
+        A whole hash is its own answer, known or not. namespace: as in `pin`.
+        """
+        return self._call((), lambda w, _: w.FindPrefixes(namespace, beginning)).report["hashes"]  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself."""
@@ -617,8 +651,12 @@ class Client:
         if number is None:
             from kvstore.protocol import frames
 
+            for dropped in connection.take_dropped():
+                with contextlib.suppress(Refused):  # it has ended meanwhile
+                    connection.exchange(frames.Unregister(dropped, False), deadline)
             answer: Any = connection.exchange(namespace.register(frames), deadline)
             number = connection.namespace_ids[namespace] = int(answer.namespace)
+            connection.registered.add(number)
         return number
 
     def _back_off(self, error: BaseException) -> None:

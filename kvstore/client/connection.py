@@ -49,6 +49,7 @@ class Connection:
         self.namespace_ids = weakref.WeakKeyDictionary[
             object, int
         ]()  # an engine makes new ones with new weights
+        self.registered = set[int]()  # numbers that the daemon holds for us
         self.instance, self.life = "", 0
         self.lost = False
         self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
@@ -70,6 +71,12 @@ class Connection:
                 raise Unavailable(f"kvstore daemon at {path}: {_reason(error)}") from error
             raise
         log.info("connected to the kvstore daemon at %s (instance %s)", path, self.instance or "unnamed")
+
+    def take_dropped(self) -> set[int]:
+        """Namespaces that the daemon holds for us and nobody here has a handle of any more. The caller tells it."""
+        dropped = self.registered.difference(self.namespace_ids.values())
+        self.registered -= dropped
+        return dropped
 
     # -- what leases need --
 

@@ -12,7 +12,9 @@ is allowed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,11 +22,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kvstore import constants as limits
 from kvstore.constants import GIB, KIB, MIB
+from kvstore.protocol.places import default_data_dir, default_socket
 from kvstore.units import exact_bytes, parse_bytes
 from tiers.constants import ROW_BYTES, SLOT_BYTES_MIN
 
 DEFAULT_FILE = Path("/etc/kvstore/kvstore.toml")
-DEFAULT_SOCKET = "/run/kvstore/kvstore.sock"
 
 
 def _no_bool(value: object) -> object:
@@ -54,13 +56,22 @@ def between(low: float, high: float) -> AfterValidator:
 def size_between(low: int, high: int, or_none: bool = False) -> AfterValidator:
     """or_none: 0 stands for no limit."""
 
-    def validate(value: int) -> int:
-        if not low <= value <= high and not (or_none and value == 0):
+    def validate(value: int | str) -> int | str:
+        if isinstance(value, int) and not low <= value <= high and not (or_none and value == 0):
             no_limit = "0 (no limit), and " if or_none else ""
             raise ValueError(f"allowed are {no_limit}{exact_bytes(low)} to {exact_bytes(high)}")
         return value
 
     return AfterValidator(validate)
+
+
+def _size_or_auto(value: object) -> object:
+    if value == "auto":
+        return value
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f'{error}, and "auto"' if "allowed" in str(error) else str(error)) from error
 
 
 def _absolute(value: Path) -> Path:
@@ -82,7 +93,43 @@ def _listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+_TCP = re.compile(r"tcp://(?:\[(?P<six>[^]]+)\]|(?P<host>[^:/\[\]]+)):(?P<port>\d{1,5})")
+
+
+def binds(endpoint: str) -> bool:
+    """Whether an endpoint is one of this node (an address, * or a socket file), and not the name of another."""
+    tcp = _TCP.fullmatch(endpoint)
+    return tcp is None or tcp["host"] == "*" or _is_address(tcp["six"] or tcp["host"])
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _endpoint(value: str) -> str:
+    """ZeroMQ would take more, and say less of what is wrong."""
+    path = value.removeprefix("ipc://")
+    if path != value:
+        if not path.startswith("/") or len(path.encode()) > limits.SOCKET_PATH_BYTES_MAX:
+            raise ValueError(
+                f"allowed is ipc:// and an absolute path of at most {limits.SOCKET_PATH_BYTES_MAX} bytes"
+            )
+    elif value:
+        tcp = _TCP.fullmatch(value)
+        if tcp is None or not 1 <= int(tcp["port"]) <= 65_535 or (tcp["six"] and not _is_address(tcp["six"])):
+            raise ValueError(
+                'allowed are "", tcp://ADDRESS:PORT, tcp://*:PORT, tcp://NAME:PORT and ipc:///PATH, '
+                "with ports 1 to 65535"
+            )
+    return value
+
+
 Switch = Literal["auto", "on", "off"]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 SocketPath = Annotated[Path, AfterValidator(_absolute), AfterValidator(_socket_fits)]
 Flag = Annotated[bool, BeforeValidator(_switched)]
@@ -109,8 +156,11 @@ class Dram(Section):
     """The arena in shared memory."""
 
     capacity_bytes: Annotated[
-        Size, size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX)
-    ] = 4 * GIB
+        int | Literal["auto"],
+        BeforeValidator(_size_or_auto),
+        size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX),
+    ] = "auto"
+    when_short: Literal["refuse", "shrink"] = "refuse"
     slab_bytes: SlabBytes = 64 * MIB
     slot_bytes_min: Annotated[Size, size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX)] = (
         16 * KIB
@@ -184,11 +234,22 @@ class Retention(Section):
     pinned_share_max: Annotated[Number, between(0, 0.9)] = limits.PINNED_SHARE_DEFAULT
 
 
+class Events(Section):
+    """What routers are told of the blocks that are held."""
+
+    endpoint: Endpoint = ""
+    replay_endpoint: Endpoint = ""
+    topic: Annotated[str, Field(max_length=limits.EVENTS_TOPIC_CHARS_MAX)] = ""
+    hash: Literal["int", "bytes"] = "int"
+    interval_s: Annotated[Number, between(limits.EVENTS_INTERVAL_S_MIN, limits.EVENTS_INTERVAL_S_MAX)] = 0.1
+    replay_bytes: Annotated[Size, size_between(limits.EVENTS_REPLAY_BYTES_MIN, limits.TIB)] = 64 * MIB
+
+
 class Config(Section):
     """Every setting of `kvstore serve`."""
 
-    data_dir: AbsolutePath = Path("/var/lib/kvstore")
-    socket_path: SocketPath = Path(DEFAULT_SOCKET)
+    data_dir: AbsolutePath = Field(default_factory=lambda: Path(default_data_dir()))
+    socket_path: SocketPath = Field(default_factory=lambda: Path(default_socket()))
     region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     regions_file: AbsolutePath | Literal[""] = ""
     stop_timeout_s: Annotated[Number, between(0, limits.STOP_TIMEOUT_S_MAX)] = 20.0
@@ -200,6 +261,7 @@ class Config(Section):
     report: Report = Report()
     retention: Retention = Retention()
     durable: Durable = Durable()
+    events: Events = Events()
 
 
 def sections() -> dict[str, type[Section]]:
@@ -237,7 +299,7 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     ):
         if slab_bytes % limits.SLAB_ALIGN_BYTES:
             yield f"{name}.slab_bytes", f"allowed are multiples of {exact_bytes(limits.SLAB_ALIGN_BYTES)}"
-        if capacity_bytes < slab_bytes:
+        if isinstance(capacity_bytes, int) and capacity_bytes < slab_bytes:
             yield (
                 f"{name}.capacity_bytes",
                 f"must hold one slab ({name}.slab_bytes = {exact_bytes(slab_bytes)})",
@@ -257,10 +319,23 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
         yield "region", "which of the regions in regions_file this node is in: it must be set"
     if config.durable.rule == "cost" and not config.report.gpu_hour_price:
         yield "durable.rule", 'with "cost", report.gpu_hour_price must be set'
+    yield from _event_misfits(config.events)
     if len(set(nvme.directories)) < len(nvme.directories):
         yield "nvme.directories", "the same directory is listed twice"
     if config.data_dir in nvme.directories:
         yield (
             "nvme.directories",
             f"data_dir ({config.data_dir}) has files of its own: use one below it or elsewhere",
+        )
+
+
+def _event_misfits(events: Events) -> Iterator[tuple[str, str]]:
+    if events.replay_endpoint and not events.endpoint:
+        yield "events.replay_endpoint", "there is nothing to replay: events.endpoint must be set"
+    elif events.endpoint and events.endpoint == events.replay_endpoint:
+        yield "events.replay_endpoint", "must not be that of events.endpoint"
+    elif not binds(events.replay_endpoint):
+        yield (
+            "events.replay_endpoint",
+            "must be one of this node: allowed are tcp://ADDRESS:PORT, tcp://*:PORT and ipc:///PATH",
         )

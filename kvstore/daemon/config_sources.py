@@ -33,8 +33,10 @@ from kvstore.daemon.config import DEFAULT_FILE, Config, keys, misfits, sections,
 
 ENV_PREFIX = "KVSTORE_"
 ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting
-# Kubernetes sets these in every pod beside a Service called "kvstore"; they are not ours.
-ENV_KUBERNETES = re.compile(r"KVSTORE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
+# Kubernetes sets these in every pod beside a Service called "kvstore" or "kvstore-…"; they are not ours.
+ENV_KUBERNETES = re.compile(
+    r"KVSTORE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 
 Source = Literal["default", "file", "env", "flag"]
 

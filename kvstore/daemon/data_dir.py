@@ -5,6 +5,7 @@
       lock                 flock'ed while a daemon runs; holds its pid, for the message
       namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
+      serving.json         there while a daemon serves (kvstore/daemon/last_run.py)
       endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
       demand.bin           how often prefixes were asked for lately (kvstore/durable/demand.py)
@@ -13,7 +14,8 @@
       mirror/              of `kvstore mirror`, which has a directory of its own: the same of its sources
 
 The instance id names the arena in shared memory, so it decides what a restarted daemon
-adopts. A directory with foreign files in it is refused before anything is written: a
+adopts. Where the mark is damaged, it is put aside and the daemon is a new instance: nothing in here is
+worth refusing to start for. A directory with foreign files in it is refused before anything is written: a
 mistyped path must not scatter our files over somebody's home. So is one that other users may
 write to: they could plant links for us to follow.
 """
@@ -21,8 +23,10 @@ write to: they could plant links for us to follow.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import stat
 import uuid
@@ -31,6 +35,9 @@ from pathlib import Path
 from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
 from kvstore.files import replace_file
+from kvstore.protocol import places
+
+log = logging.getLogger("kvstore.daemon.data_dir")
 
 MAGIC = "kvstore data dir"
 MARK, LOCK = "kvstore-data.json", "lock"
@@ -48,6 +55,7 @@ class DataDir:
         self.endurance_path = path / "endurance.json"
         self.totals_path = path / "totals.sqlite"
         self.demand_path = path / "demand.bin"
+        self.serving_path = path / "serving.json"
         self.catalogue_path = path / "catalogue"
         self._lock_fd = lock_fd
 
@@ -70,19 +78,24 @@ def hold(path: Path, create: bool = True) -> DataDir:
         _prepare(path, create)
         lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise DataDirError(f"data_dir {path}: {error.strerror or error}") from error
+        raise _failed(path, error) from error
     try:
         _lock(path, lock_fd)
-        instance = _read_mark(path) or _write_mark(path)
+        instance = _read_mark(path) or _write_mark(path, create)
         os.ftruncate(lock_fd, 0)
         os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
         os.close(lock_fd)
-        raise DataDirError(f"data_dir {path}: {error.strerror or error}") from error
+        raise _failed(path, error) from error
     except BaseException:
         os.close(lock_fd)
         raise
     return DataDir(path, instance, lock_fd)
+
+
+def _failed(path: Path, error: OSError) -> DataDirError:
+    heals = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return DataDirError(f"data_dir {path}: {error.strerror or error}", heals)
 
 
 def _require_private(path: Path) -> None:
@@ -96,18 +109,21 @@ def _require_private(path: Path) -> None:
 def _prepare(path: Path, create: bool) -> None:
     """Make sure that the directory is there and ours, or empty and ours to take."""
     if create:
-        if not path.parent.is_dir():
+        if path.parent == Path(places.default_data_dir()).parent:
+            places.make_directory(str(path.parent))
+        elif not path.parent.is_dir():
             raise DataDirError(
-                f"data_dir {path}: {path.parent} is not there; make it, or set another data_dir"
+                f"data_dir {path}: {path.parent} is not there; make it, or set another data_dir",
+                is_missing=True,
             )
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
     if not path.is_dir():
-        raise DataDirError(
-            f"data_dir {path}: not a directory" if path.exists() else f"data_dir {path}: not found"
-        )
+        if path.exists():
+            raise DataDirError(f"data_dir {path}: not a directory")
+        raise DataDirError(f"data_dir {path}: not found", is_missing=True)
     _require_private(path)
-    if (path / MARK).exists():
+    if os.path.lexists(path / MARK):
         _read_mark(path)
         return
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _UNMARKED)
@@ -129,20 +145,19 @@ def _lock(path: Path, lock_fd: int) -> None:
 
 
 def _read_mark(path: Path) -> str | None:
-    """The instance id, None if the directory is not marked yet. Raises DataDirNotOurs."""
+    """The instance id, None if the directory is not marked yet, or not any more. Raises DataDirNotOurs."""
     mark = path / MARK
     try:
         fd = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             content = json.loads(file.read(DATA_DIR_MARK_BYTES_MAX))
         magic, version, instance = content["magic"], content["format"], content["instance"]
-        uuid.UUID(instance)
+        if magic == MAGIC and version == DATA_DIR_FORMAT:
+            uuid.UUID(instance)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataDirNotOurs(
-            f"data_dir {path}: {MARK} is damaged ({error}); restore it, or use another one"
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # damaged
     if magic != MAGIC:
         raise DataDirNotOurs(f"data_dir {path}: {MARK} was not written by kvstore")
     if version != DATA_DIR_FORMAT:
@@ -152,8 +167,20 @@ def _read_mark(path: Path) -> str | None:
     return str(instance)
 
 
-def _write_mark(path: Path) -> str:
-    """Make an empty, locked directory ours: write, sync, rename, sync the directory."""
+def _write_mark(path: Path, create: bool) -> str:
+    """Make an empty, locked directory ours, or one whose mark is damaged: write, sync, rename, sync the directory."""
+    if os.path.lexists(path / MARK):
+        if not create:
+            raise DataDirNotOurs(f"data_dir {path}: {MARK} is damaged; the next start makes a new one")
+        aside = path / f"{MARK}.unreadable"
+        log.warning(
+            "data_dir %s: %s is damaged, and kept as %s: this is a new instance now; the arena of the old one "
+            "stays in memory until `kvstore arena rm`",
+            path,
+            MARK,
+            aside.name,
+        )
+        os.replace(path / MARK, aside)
     instance = uuid.uuid4().hex
     mark = {"magic": MAGIC, "format": DATA_DIR_FORMAT, "instance": instance}
     replace_file(path / MARK, json.dumps(mark).encode())

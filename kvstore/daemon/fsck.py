@@ -18,13 +18,15 @@ from pathlib import Path
 from kvstore.constants import VERIFY_BATCH_RECORDS
 from kvstore.daemon.config import Config
 from kvstore.daemon.data_dir import hold
-from kvstore.daemon.storage import arena_path, nvme_devices
+from kvstore.daemon.sizing import preferred_directory
+from kvstore.daemon.storage import nvme_devices
 from tiers.arena import Arena, open_arena
 from tiers.arena_files import existing_layout
 from tiers.base import Get, Record
 from tiers.device import Device
 from tiers.device_home import read_marker
 from tiers.errors import OpenError
+from tiers.pages import find_arena
 
 # (what, records done, records in all): called after every batch of a verification
 Progress = Callable[[str, int, int], None]
@@ -59,9 +61,11 @@ def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> lis
     data_dir = hold(config.data_dir, create=False)
     try:
         findings = []
-        dram = _examine_arena(arena_path(config, data_dir.instance), verify, mend, progress)
-        if dram is not None:
-            findings.append(dram)
+        dram = config.dram
+        arena = find_arena(preferred_directory(dram), dram.huge_pages, data_dir.instance)
+        found = _examine_arena(arena, verify, mend, progress) if arena is not None else None
+        if found is not None:
+            findings.append(found)
         if config.nvme.directories:
             findings.append(_examine_nvme(config, verify, mend, progress))
         return findings

@@ -123,11 +123,16 @@ def persisting(config: Config, level: ObjectLevel | None) -> Persisting | None:
     if level is None or durable.rule == "off":
         return None
     return Persisting(
-        level, Demand(), _rule(durable, config.report.gpu_hour_price), durable.bytes_per_s, durable.pack_bytes
+        level,
+        Demand(),
+        rule_of(durable, config.report.gpu_hour_price),
+        durable.bytes_per_s,
+        durable.pack_bytes,
     )
 
 
-def _rule(durable: Durable, gpu_hour_price: float) -> Worth:
+def rule_of(durable: Durable, gpu_hour_price: float) -> Worth:
+    """Which prefixes deserve to last, by the settings."""
     if durable.rule == "seen":
         return Seen(durable.seen_times, durable.seen_within_s, durable.keep_s)
     prices = Prices(

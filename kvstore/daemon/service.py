@@ -6,7 +6,7 @@
 
 Everything but byte moving happens on one event loop. A clean stop is bounded by
 `stop_timeout_s` and loses nothing that was in shared memory; a crash loses no more than
-the writes that were under way. A second SIGTERM skips the flush.
+the writes that were under way. A second SIGTERM skips the flush. SIGHUP: see kvstore/daemon/reloading.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 from kvstore import __version__
 from kvstore.constants import (
@@ -39,7 +39,9 @@ from kvstore.constants import (
 )
 from kvstore.daemon import heap
 from kvstore.daemon.config import Config
+from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.regional import persisting, region_levels, warmer_of
+from kvstore.daemon.reloading import reload
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.unix import Door
@@ -47,13 +49,17 @@ from kvstore.durable.demand_file import DemandFile
 from kvstore.durable.warmer import Warmer
 from kvstore.engine.engine import Engine
 from kvstore.errors import SocketPathError, StartError
+from kvstore.events.journal import Change, Journal, held
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
 from kvstore.ledger.totals import Totals
 from kvstore.policies.names import SELECTABLE
+from kvstore.protocol import places
 from kvstore.protocol.frames import Answer, Problems
 from kvstore.retention.rules import RuleFile
+from kvstore.units import format_bytes
+from tiers.arenas_left import held_bytes
 
 log = logging.getLogger("kvstore.service")
 
@@ -61,8 +67,16 @@ log = logging.getLogger("kvstore.service")
 class Service:
     """One running daemon over storage that is already open. `run` returns when it has stopped."""
 
-    def __init__(self, config: Config, storage: Storage, notifier: Notifier | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        storage: Storage,
+        notifier: Notifier | None = None,
+        reread: Callable[[], Config] | None = None,
+    ) -> None:
+        """reread: the configuration as it is now, for SIGHUP."""
         self.config = config
+        self._reread = reread
         self.storage = storage
         self.failure: str | None = None  # why it stopped, when nobody asked it to
         self._notifier = notifier or Notifier()
@@ -71,6 +85,9 @@ class Service:
         self._prefaulted_bytes = 0
         self._has_served = False
         self._warmer: Warmer | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        self._journal = Journal() if config.events.endpoint else None
+        self._publisher = publisher_of(config, self._journal, self._held, time.time)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -88,11 +105,12 @@ class Service:
             await self._open_door()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._asked_to_stop)
+            loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
             with self._prefaulting():
                 self._announce()
                 background = [
                     self._in_background(work())
-                    for work in (self._drop, self._watch, self._persist, self._warm)
+                    for work in (self._drop, self._watch, self._persist, self._warm, self._publish)
                 ]
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
@@ -110,6 +128,8 @@ class Service:
             for task in background:
                 task.cancel()
         finally:
+            if self._publisher is not None:
+                self._publisher.close()
             give_up_s = time.monotonic() + IO_CLOSE_S  # for all of them together
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
             if self._region is not None:
@@ -118,6 +138,7 @@ class Service:
                 # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
                 keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
                 self.storage.close(keep_arena=keep)
+                self._tell_what_stays(keep)
             else:  # a thread may write into the arena as long as this process lives
                 log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
 
@@ -146,6 +167,7 @@ class Service:
                 "pid": os.getpid(),
                 "instance": self.storage.data_dir.instance,
                 "uptime_s": round(time.monotonic() - self._started_s, 1),
+                "now_s": round(time.time(), 3),
                 "data_dir": str(self.config.data_dir),
                 "socket_path": str(self.config.socket_path),
             },
@@ -160,6 +182,7 @@ class Service:
             },
             **self.engine.status(),
             "region": self._region.status() if self._region is not None else None,
+            "events": self._publisher.status() if self._publisher is not None else None,
             "door": self.door.counters,
         }
 
@@ -201,6 +224,9 @@ class Service:
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
         )
+        self.engine.blocks.journal = self._journal
+        if self._publisher is not None:
+            self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
         if region is not None:
             region.home.erase = self.engine.erasing.erase
             reply = asyncio.get_running_loop().call_soon_threadsafe
@@ -248,7 +274,10 @@ class Service:
         """/run is empty after a boot: make the last directory of the socket's path, private to us."""
         directory = self.config.socket_path.parent
         try:
-            directory.mkdir(mode=0o700, exist_ok=True)
+            if str(directory) == places.run_directory():
+                places.make_directory(str(directory))
+            else:
+                directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise SocketPathError(
                 f"socket_path {self.config.socket_path}: cannot make {directory} ({error.strerror}); "
@@ -339,6 +368,7 @@ class Service:
         while True:
             engine = self.engine
             is_late = engine.drop_ended() | engine.erasing.step() | engine.retention.step()
+            is_late |= engine.clearing.step()
             await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
 
     async def _persist(self) -> None:
@@ -355,6 +385,15 @@ class Service:
             is_late = self._warmer.step()
             await asyncio.sleep(WARM_PAUSE_S if is_late else TICK_INTERVAL_S)
 
+    async def _publish(self) -> None:
+        """Tell routers what came and went."""
+        while self._publisher is not None:
+            self._publisher.pass_on()
+            await asyncio.sleep(self.config.events.interval_s)
+
+    def _held(self) -> Iterator[list[Change]]:
+        return held(self.engine.namespaces)
+
     def _prove(self, figures: Figures) -> None:
         """Nobody is attached and nothing happens: a good moment to prove the books."""
         if figures.proven:
@@ -368,10 +407,32 @@ class Service:
         for problem in self._problems:
             log.error("the books do not balance: %s", problem)
 
+    # -- reload --
+
+    def _asked_to_reload(self) -> None:
+        if self._reread is not None and (self._reloading is None or self._reloading.done()):
+            self._reloading = self._in_background(self._reload(self._reread))
+
+    async def _reload(self, reread: Callable[[], Config]) -> None:
+        self.config = await reload(reread, self.config, self.engine)
+
     # -- stop --
 
     def _asked_to_stop(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
+
+    def _tell_what_stays(self, is_kept: bool) -> None:
+        """What the end of this process does not free."""
+        arena = self.storage.arena
+        facts = {"arena": str(arena.path), "in_memory": format_bytes(held_bytes(arena.path))}
+        if is_kept:
+            name = self.storage.data_dir.instance
+            log.info(
+                "stopped; the arena stays for the next start",
+                extra={**facts, "to_free_it": f"kvstore arena rm {name}"},
+            )
+        else:
+            log.info("stopped; no memory is held")
 
     async def _flush(self) -> None:
         """Give blocks that only DRAM holds their time to reach NVMe."""

@@ -1,6 +1,6 @@
 """What a daemon keeps bytes in, opened in order and closed in reverse.
 
-    data dir (lock, instance id) ─▶ arena of that instance (adopted or new)
+    data dir (lock, instance id) ─▶ size of the arena (sizing.py) ─▶ arena of that instance (adopted or new)
     NVMe directories: one device each, opened in the background: one that hangs holds up nothing
 
 The daemon and `kvstore fsck --offline` open the same things; fsck makes nothing that is
@@ -20,12 +20,13 @@ from pathlib import Path
 from kvstore.constants import PLACE_CHECK_S
 from kvstore.daemon.config import Config
 from kvstore.daemon.data_dir import DataDir, hold
+from kvstore.daemon.last_run import LastRun
+from kvstore.daemon.sizing import plan_arena
 from tiers.arena import Arena, open_arena
 from tiers.device import Device
 from tiers.device_home import require_place
 from tiers.errors import OpenError
-from tiers.pages import choose_arena_path
-from tiers.slot_table import Layout
+from tiers.sizes import format_bytes
 
 log = logging.getLogger("kvstore.daemon.storage")
 
@@ -35,6 +36,7 @@ class Storage:
     """Exclusively held storage of one daemon. Devices are opened later, each by its own threads."""
 
     data_dir: DataDir
+    last_run: LastRun
     arena: Arena
     devices: list[Device]
 
@@ -45,6 +47,7 @@ class Storage:
                 device.close()
         finally:
             self.arena.close(unlink=not keep_arena)
+            self.last_run.end()
             self.data_dir.close()
 
 
@@ -58,11 +61,22 @@ def open_storage(config: Config) -> Storage:
         opened.callback(data_dir.close)
         devices = nvme_devices(config)
         _require_places(config.nvme.directories)
+        last_run = LastRun(data_dir.serving_path)
+        if last_run.was_killed:
+            log.warning(
+                "memory ran out while the last daemon served, and the kernel killed: %s of it stay free now",
+                format_bytes(last_run.headroom_bytes),
+            )
+        plan = plan_arena(config.dram, data_dir.instance, last_run.headroom_bytes, last_run.was_killed)
+        last_run.begin()  # before memory is touched
+        opened.callback(last_run.end)
+        layout = plan.layout
         arena = open_arena(
-            arena_path(config, data_dir.instance),
-            config.dram.capacity_bytes,
-            config.dram.slab_bytes,
-            config.dram.slot_bytes_min,
+            plan.path,
+            layout.capacity_bytes,
+            layout.slab_bytes,
+            layout.slot_bytes_min,
+            last_run.headroom_bytes,
         )
         log.info(
             "arena adopted" if arena.adopted else "arena made",
@@ -74,7 +88,7 @@ def open_storage(config: Config) -> Storage:
             },
         )
         opened.pop_all()
-        return Storage(data_dir, arena, devices)
+        return Storage(data_dir, last_run, arena, devices)
 
 
 def _require_places(directories: Sequence[Path]) -> None:
@@ -98,16 +112,6 @@ def _require_places(directories: Sequence[Path]) -> None:
         thread.join(max(0.0, give_up_s - time.monotonic()))
     if refused:
         raise refused[0]
-
-
-def arena_path(config: Config, instance: str) -> Path:
-    """Where this instance's arena is, or would be made. Raises OpenError."""
-    dram = config.dram
-    size_bytes = Layout.plan(dram.capacity_bytes, dram.slab_bytes, dram.slot_bytes_min).needed_bytes
-    preferred = None if dram.directory == "auto" else dram.directory
-    if preferred is not None and not preferred.is_dir():
-        raise OpenError(f'dram.directory {preferred}: not a directory; make it, or set "auto"')
-    return choose_arena_path(preferred, dram.huge_pages, size_bytes, instance).path
 
 
 def nvme_devices(config: Config) -> list[Device]:

@@ -345,7 +345,7 @@ class Caller:
             rate if rate >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = self._engine.find(request.namespaces, request.hashes, asking)
-        self._reply(frames.Count(found.usable))
+        self._reply(frames.Count(found.usable, found.writing))
         try:
             self._engine.book(request.namespaces, request.hashes, found, asking)
         except Exception:  # a bug of ours; the answer is out already
@@ -505,6 +505,23 @@ class Caller:
     def _retention(self, _: frames.Retention) -> frames.Answer:
         return frames.StatusReport(self._engine.retention.report())
 
+    def _clear(self, r: frames.Clear) -> Later:
+        later = Later()
+        self._engine.clear(
+            r.namespace,
+            r.hash,
+            r.tenant,
+            r.everything,
+            r.dry,
+            lambda told: later.set(frames.StatusReport(told)),
+        )
+        return later
+
+    def _find_prefixes(self, r: frames.FindPrefixes) -> Steps[frames.Answer]:
+        return frames.StatusReport(
+            {"hashes": (yield from self._engine.prefixes_steps(r.namespace, r.beginning))}
+        )
+
     # -- the daemon --
 
     def _status(self, _: frames.Status) -> frames.Answer:
@@ -586,6 +603,8 @@ KINDS: dict[type[Any], Kind] = {
     frames.SetTtl: Kind(Caller._ttl, 200),
     frames.SetQuota: Kind(Caller._quota, 200),
     frames.Retention: Kind(Caller._retention, 2000),
+    frames.Clear: Kind(Caller._clear, 3000),
+    frames.FindPrefixes: Kind(Caller._find_prefixes, 1000),
 }
 _BY_TAG = {kind.__struct_config__.tag: KINDS[kind] for kind in KINDS}
 

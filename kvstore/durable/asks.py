@@ -69,7 +69,7 @@ class Asks:
         self.size_bytes = 0  # of the hashes that wait
         self.dropped = 0  # prompts that were not counted, because too many waited
         self._demand = demand
-        self._rule = rule
+        self.rule = rule
         self._durable = durable
         self._weight = weight
         self.traffic = traffic
@@ -134,7 +134,7 @@ class Asks:
         namespace, hashes = counting.namespace, counting.hashes
         size, granule = namespace.hash_bytes, granule_blocks(namespace)
         begun, end = counting.counted, min(len(hashes) // (size * granule), counting.counted + granules_max)
-        rule, demand, kept_until_s = self._rule, self._demand, counting.kept_until_s
+        rule, demand, kept_until_s = self.rule, self._demand, counting.kept_until_s
         least, grown = rule.least(self._weight(namespace)), rule.grown
         for number in range(begun, end):
             at = (number + 1) * granule * size

@@ -40,11 +40,14 @@ from kvstore.constants import (
 )
 from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit
+from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
 from kvstore.engine.erasing import Erasing
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
+from kvstore.engine.prefix_names import prefixes_steps
 from kvstore.engine.queues import queues
 from kvstore.engine.retention_commands import Retention
+from kvstore.engine.rule_names import one_namespace
 from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.health.breakeven import BreakEven
@@ -152,6 +155,7 @@ class Engine(Parts):
         )
         self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
+        self.clearing = self._clearing()
         self._lease_number = 0
         self._endurance_file = endurance_file
         self._saving_names = False
@@ -166,6 +170,16 @@ class Engine(Parts):
             self.io,
             self._clock,
             wall_clock,
+        )
+
+    def _clearing(self) -> Clearing:
+        return Clearing(
+            self.blocks,
+            self.namespaces,
+            self.loader,
+            lambda: not self.adoption.done,
+            lambda: self.retention.is_behind,
+            self._clock,
         )
 
     # -- sessions --
@@ -494,6 +508,42 @@ class Engine(Parts):
         else:
             self._let_go(lease)
         self.loader.feed()
+
+    # -- by hand --
+
+    def clear(
+        self,
+        selector: str,
+        block_hash: bytes,
+        tenant: str | None,
+        everything: bool,
+        dry: bool,
+        done: Callable[[dict[str, object]], None],
+    ) -> None:
+        """Drop what is held of a prefix, a namespace, a tenant, or everything; `done` gets the answer, whose fields are
+        documented in docs/cli.md. Raises BadRequest, NotFound, NotReady, LimitExceeded."""
+        book = self.retention.book
+        spaces = cleared_spaces(self.namespaces, book, selector, block_hash, tenant, everything)
+        digests = [namespace.digest.hex() for namespace in spaces]
+
+        def told(cleared: Cleared) -> None:
+            if not dry:
+                log.info("cleared by hand", extra=cleared.as_dict())
+            done({"namespaces": digests, **cleared.as_dict()})
+
+        self.clearing.clear(spaces, block_hash, dry, told)
+
+    def prefixes_steps(self, selector: str, beginning: str) -> Steps[list[str]]:
+        """Block hashes in hex that begin so; see `kvstore.engine.prefix_names`. Raises NotFound."""
+        book = self.retention.book
+        shown = [(pin.namespace, pin.block_hash) for pin in book.pins]
+        shown += [(ttl.namespace, ttl.block_hash) for ttl in book.ttls if ttl.block_hash]
+        shown += [(p.namespace, p.block_hash) for p in self.accounts.totals.heaviest(PREFIXES_TOLD)]
+        spaces = [n for n in self.namespaces if n.digest.hex().startswith(selector.lower())]
+        names = [name for digest, name in shown if digest.startswith(selector.lower())]
+        if not spaces and selector:
+            one_namespace(selector, self.namespaces, book)  # or there is none
+        return prefixes_steps(beginning, spaces, names)
 
     # -- upkeep --
 

@@ -6,7 +6,8 @@
            │ … its source works (breaker) and loading beats computing    │
 
 Each line can only shorten what is used; the reason of the first that does is the outcome of the
-tokens behind it.
+tokens behind it. Where all that is held is used, the answer also tells how many blocks behind it somebody is
+writing right now: who asks again will find them, sooner or later.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvstore.constants import LOOKUP_WRITING_MAX
 from kvstore.health.breakeven import BreakEven, Slow
 from kvstore.index import forest
 from kvstore.index.block import Namespace
@@ -76,7 +78,22 @@ class Lookups:
             live = min(self._residency.expiry.live(namespace, hashes, owned) for namespace in namespaces)
         if live < owned:
             return self._used(asked, live, ())._replace(expired=owned - live)
-        return self._used(asked, owned, self._shared_ends(asked, owned))
+        found = self._used(asked, owned, self._shared_ends(asked, owned))
+        if found.usable == found.held and not asked.lacks_last_block_only:
+            writing = self._writing(asked, found.held)
+            return found._replace(writing=writing) if writing else found
+        return found
+
+    def _writing(self, asked: Lookup, held: int) -> int:
+        """How many blocks behind those held are being written, up to the first that is neither; see Found."""
+        if not any(namespace.writing for namespace in asked.namespaces):
+            return 0
+        size = asked.namespaces[0].hash_bytes
+        behind = asked.hashes[held * size : (held + LOOKUP_WRITING_MAX) * size]
+        run = forest.split_hashes(behind, size)
+        for namespace in asked.namespaces:
+            run = run[: forest.held_or_coming(namespace, run)]
+        return len(run)
 
     def note(self, asked: Lookup, found: Found) -> None:
         """A client was told of it: learn its prefill rate, and remember what was refused."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.durable.persister import Persister
+from kvstore.engine.clearing import Clearing
 from kvstore.engine.retention_commands import Retention
 from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
@@ -37,6 +38,7 @@ class Parts:
     adoption: Adoption
     persister: Persister | None
     retention: Retention
+    clearing: Clearing
     accounts: Accounts
     prompts: Prompts
     counters: Counters

@@ -25,6 +25,7 @@ def queues(engine: Parts) -> list[dict[str, object]]:
         ("probe_targets", sum(len(source.targets) for source in loader.devices), limits.PROBE_TARGETS_MAX),
         ("tickets", engine.accounts.tickets, limits.TICKETS_OPEN_MAX),
         ("rule_commands", engine.retention.commands_waiting, limits.RULE_COMMANDS_MAX),
+        ("clears", engine.clearing.underway, limits.CLEARS_MAX),
         ("prompts", len(engine.prompts), limits.PROMPTS_REMEMBERED_MAX),
     ]
     if engine.persister is not None:

@@ -63,18 +63,27 @@ class Endurance:
         spent: Sequence[tuple[float, int]] = (),
         is_kept: bool = False,
     ) -> None:
-        self.bytes_per_day = bytes_per_day
         self._clock = clock
-        self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
-        self._burst_bytes = self._rate * ENDURANCE_BURST_S
+        self._set(bytes_per_day)
         self._allowance_bytes = self._burst_bytes
         self._spent = deque(sorted(spent))  # by the hour, oldest first
         self._spent_bytes = sum(size_bytes for _, size_bytes in spent)
         self._promised_bytes = 0  # let in and not written yet
         self._written_bytes = 0  # by this daemon
         self._ahead_bytes: float = 0 if is_kept else math.inf  # on disk as spent, and not spent
-        self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
         self._then_s = clock()
+
+    def _set(self, bytes_per_day: int) -> None:
+        self.bytes_per_day = bytes_per_day
+        self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
+        self._burst_bytes = self._rate * ENDURANCE_BURST_S
+        self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
+
+    def set_budget(self, bytes_per_day: int) -> None:
+        """Another budget from now on, of a daemon that had one: what it spent counts in this one."""
+        self._refill(self._clock())
+        self._set(bytes_per_day)
+        self._allowance_bytes = min(self._allowance_bytes, self._burst_bytes)
 
     @property
     def limited(self) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import NVME_SHIFT, ROOTED, Block, Children, Namespace, nvme_bits
-from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME
+from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.steps import Steps
 
 
@@ -74,18 +74,30 @@ def knows_below(namespace: Namespace, block_hash: bytes) -> bool:
     return bool(namespace.writing) or block_hash in namespace.blocks
 
 
+def held_or_coming(namespace: Namespace, hashes: list[bytes]) -> int:
+    """How many of these are held or being written, up to the first one that is neither."""
+    get, writing = namespace.blocks.get, namespace.writing
+    for count, block_hash in enumerate(hashes):
+        if block_hash not in writing and ((block := get(block_hash)) is None or not block.where & IN_ANY):
+            return count
+    return len(hashes)
+
+
 def residency(namespace: Namespace, hashes: bytes) -> bytes:
-    """One byte a hash: 0 absent, else the bits of `where`, and BROKEN_PREFIX if not rooted."""
-    get = namespace.blocks.get
-    found = map(get, split_hashes(hashes, namespace.hash_bytes))
-    return bytes(
+    """One byte a hash: 0 absent, WRITING, else the bits of `where`, and BROKEN_PREFIX if not rooted."""
+    get, writing = namespace.blocks.get, namespace.writing
+    asked = split_hashes(hashes, namespace.hash_bytes)
+    places = bytes(
         0
         if b is None or not (tiers := b.where & IN_ANY)
         else tiers
         if b.where & ROOTED
         else tiers | BROKEN_PREFIX
-        for b in found
+        for b in map(get, asked)
     )
+    if not writing:
+        return places
+    return bytes(place or (WRITING if h in writing else 0) for place, h in zip(places, asked, strict=True))
 
 
 def residency_steps(namespace: Namespace, hashes: bytes) -> Steps[bytes]:

@@ -91,6 +91,16 @@ class NamespaceRegistry:
         self._ended.append(self._by_id[number])
         self.changed = True
 
+    def forget(self, namespace: Namespace) -> bool:
+        """One that holds nothing is not known any more. False for one that somebody uses, or that holds something."""
+        if namespace.blocks or namespace.writing or namespace.users or namespace.is_ended:
+            return False
+        if self._by_id.pop(namespace.id, None) is None:
+            return False
+        del self._by_digest[namespace.digest]
+        namespace.is_ended = self.changed = True
+        return True
+
     def ended(self) -> Namespace | None:
         """One that is to be dropped, and still has blocks, or is being written to."""
         while self._ended:

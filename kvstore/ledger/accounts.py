@@ -65,7 +65,8 @@ NOBODY_IN_PARTICULAR = Asking()
 class Found(NamedTuple):
     """Answer of a lookup, in blocks. held: with an unbroken prefix, and alive; usable: of these, to be
     loaded; why: the outcome of the others. expired: those behind them that are there and have expired. shared: of
-    those held, the last ones, which only shared levels have; far: of those, the last ones, which only other regions have."""
+    those held, the last ones, which only shared levels have; far: of those, the last ones, which only other regions have.
+    writing: those behind all that is held that are being written, or held behind such ones."""
 
     usable: int
     held: int
@@ -73,6 +74,7 @@ class Found(NamedTuple):
     expired: int = 0
     shared: int = 0
     far: int = 0
+    writing: int = 0
 
 
 @dataclass(slots=True, eq=False)

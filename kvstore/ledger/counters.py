@@ -31,7 +31,8 @@ class Counters:
     evicted_dram: int = 0
     evicted_nvme: int = 0
     evicted_pinned: int = 0  # of these, pinned ones: a record size that had no room at all took their slab
-    expired: int = 0  # dropped, their time to live was over
+    expired: int = 0  # dropped, their time to live was over, or they were erased
+    cleared: int = 0  # dropped by hand (kvstore clear)
     displaced: int = 0  # copies that left a tier for the quota of their own tenant or namespace
     lost_before_demote: int = 0  # evicted from DRAM while no other tier had it
     corrupt_dram: int = 0  # checksum did not match after adoption

@@ -89,6 +89,10 @@ class Loader:
         """Each is pinned once by this object."""
         return (block for block, source in self._source.items() if not isinstance(source, SharedSource))
 
+    def fetching(self) -> set[int]:
+        """Numbers of the namespaces of which blocks that the index does not know are on their way."""
+        return {number for number, _ in self._incoming}
+
     def blocks_with_slots(self) -> list[Block]:
         """Each has a slot that the index does not know of yet."""
         return list(self._filling)

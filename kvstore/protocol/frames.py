@@ -86,7 +86,7 @@ class Register(msgspec.Struct, array_like=True, tag=2):
 
 class Lookup(msgspec.Struct, array_like=True, tag=3):
     """How many leading blocks do *all* these namespaces hold? The rest is for the accounts, see
-    kvstore.accounts.Asking. Answer: Count."""
+    kvstore.accounts.Asking. Answer: Count, with `writing`."""
 
     namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
     hashes: bytes
@@ -247,6 +247,26 @@ class Retention(msgspec.Struct, array_like=True, tag=35):
     """All pins, TTLs and quotas. Answer: StatusReport; docs/cli.md names its fields."""
 
 
+class Clear(msgspec.Struct, array_like=True, tag=36):
+    """Drop what this node's tiers hold of a prefix, named by its last block, of a namespace (without a hash), of a tenant
+    (not None), or everything; pinned blocks stay. dry: drop nothing, say what would be. Answer: StatusReport; docs/cli.md
+    names its fields."""
+
+    namespace: _Selector
+    hash: _Hash
+    tenant: _Text | None
+    everything: bool
+    dry: bool
+
+
+class FindPrefixes(msgspec.Struct, array_like=True, tag=37):
+    """Which block hashes begin with these hex digits? namespace: as in SetPin. Answer: StatusReport, `hashes`: a few of
+    them, in hex; a whole hash is its own answer, known or not."""
+
+    namespace: _Selector
+    beginning: Annotated[str, Meta(pattern="^[0-9a-f]{4,128}$")]
+
+
 # Answers ----------------------------------------------------------------------------
 
 
@@ -270,11 +290,14 @@ class Registered(msgspec.Struct, array_like=True, tag=65):
 
 
 class Count(msgspec.Struct, array_like=True, tag=66):
+    """writing: of a lookup: how many blocks behind those counted are being written, or held behind such ones."""
+
     value: int
+    writing: int = 0
 
 
 class Places(msgspec.Struct, array_like=True, tag=67):
-    """One byte a hash: 0 absent, else IN_DRAM | IN_NVME | BROKEN_PREFIX."""
+    """One byte a hash: 0 absent, WRITING, else IN_DRAM | IN_NVME | BROKEN_PREFIX."""
 
     residency: bytes
 
@@ -369,6 +392,8 @@ Request = (
     | SetTtl
     | SetQuota
     | Retention
+    | Clear
+    | FindPrefixes
 )
 Answer = (
     Registered

@@ -29,6 +29,7 @@ PARTIAL_BLOCK = 13
 UNUSABLE = 14
 HIT_SHARED = 15
 READ_THROUGH = 16
+CLEARED = 17
 
 NAMES = (
     "engine",
@@ -48,6 +49,7 @@ NAMES = (
     "unusable",
     "shared",
     "read_through",
+    "cleared",
 )
 OUTCOMES = len(NAMES)
 HITS = (HIT_DRAM, HIT_NVME, HIT_SHARED, READ_THROUGH)
@@ -63,6 +65,7 @@ MEANINGS = {
     "evicted_nvme": "was held on NVMe at last, and made room for others",
     "expired": "its time to live was over",
     "over_quota": "its tenant or namespace had used up its quota",
+    "cleared": "was dropped by hand (kvstore clear)",
     "not_admitted": "was offered, and there was no room for it or others were worth more",
     "corrupt": "its checksum did not match; it was dropped",
     "unavailable": "the tier that holds it failed or did not answer in time",

@@ -3,7 +3,8 @@
     arrived_in_dram ─┐                              ┌─▶ forest: bits, prefixes, ghosts
     arrived_on_nvme ─┼─▶ Block.where ── together ───┼─▶ policies: who may leave now
     left_dram, left_nvme, drop ─┘  with             ├─▶ quotas, pins of users, TTLs
-    pin, unpin ──────┘                              └─▶ what was evicted, and why
+    pin, unpin ──────┘                              ├─▶ what was evicted, and why
+                                                    └─▶ journal, for KV events
 
 Index, slots, policies and rules can never disagree, because nobody else changes a block: who
 needs one to stay calls `pin`, and `unpin` with the same blocks when it is done.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from kvstore.events.journal import Journal
 from kvstore.health.write_budget import Endurance
 from kvstore.index import forest
 from kvstore.index.block import PIN, Block, Namespace
@@ -58,6 +60,7 @@ class Residency:
         self.family = policies
         self.writes = WriteQueue(self, endurance)
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
+        self.journal: Journal | None = None  # of what comes and goes, where anybody is to be told
         self._dram_policies: dict[int, Policy] = {}  # by slot size
         self._of_namespace: dict[int, Policy] = {}  # the same, found faster
 
@@ -164,7 +167,7 @@ class Residency:
         if self.expiry:
             for block in run:
                 self.expiry.stored(block)
-        self._came(*run)
+        self._came(run, IN_DRAM)
         return run
 
     def adopted_in_dram(
@@ -177,19 +180,21 @@ class Residency:
         if self.expiry:
             self.expiry.adopted(block, stored_s)
         self.quotas.used(namespace, IN_DRAM, 1)
+        if self.journal is not None:
+            self.journal.came(IN_DRAM, [block])
 
     def promoted(self, block: Block, slot: int) -> None:
         """A known block was read into this slot, which is READY."""
         forest.arrived(block.namespace, block.hash, b"", IN_DRAM)
         block.put_in(slot)
-        self._came(block)
+        self._came([block], IN_DRAM)
         self.settle(block)
 
     def arrived_on_nvme(self, block: Block, member: Member, slot: int) -> None:
         """A known block was written to this slot of a device."""
         forest.arrived(block.namespace, block.hash, b"", IN_NVME)
         block.put_on(member.number, slot)
-        self._came(block)
+        self._came([block], IN_NVME)
         self.settle(block)
 
     def adopted_on_nvme(self, member: Member, namespace: Namespace, rows: Sequence[AdoptedRow]) -> None:
@@ -203,8 +208,12 @@ class Residency:
                 if block is None:
                     member.give(slot)
         self.quotas.used(namespace, IN_NVME, len(filed) - filed.count(None))
+        if self.journal is not None:
+            self.journal.came(IN_NVME, [block for block in filed if block is not None])
 
-    def _came(self, *run: Block) -> None:
+    def _came(self, run: Sequence[Block], bit: int) -> None:
+        if self.journal is not None:
+            self.journal.came(bit, run)
         if self.guards:
             for block in run:
                 self.guards.came(block)
@@ -233,7 +242,10 @@ class Residency:
         """Forget a block in every level, for good; False if somebody uses it now."""
         if block.pins:
             return False
-        self.counters.expired += 1
+        if why == outcomes.CLEARED:
+            self.counters.cleared += 1
+        else:
+            self.counters.expired += 1
         if block.where & IN_NVME:
             self.left_nvme(block, why=why, for_good=True)
         if block.where & IN_DRAM:
@@ -257,6 +269,8 @@ class Residency:
         parent, namespace = run[-1].parent, run[0].namespace
         policy.left(run)
         forest.left(run, bit)
+        if self.journal is not None:
+            self.journal.left(bit, run)
         self.quotas.used(namespace, bit, -len(run))
         if self.guards:
             for block in run:

@@ -26,7 +26,7 @@ the parent is in `newer`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -264,7 +264,7 @@ class Expiry:
                 namespace = self._known(digest)
                 if namespace is not None:
                     space.sweep_s = NEVER
-                    self._work.append(partial(self._sweep, digest, space, _leaves_first(namespace), 0))
+                    self._work.append(partial(self._sweep, digest, space, _all_leaves_first(namespace), 0))
 
     def step(self, may_go_on: Callable[[], bool]) -> None:
         """Do what is to be done, a millisecond at a time, as long as `may_go_on` says so."""
@@ -345,12 +345,17 @@ def _no_rows(blocks: Sequence[Block], found: Callable[[Sequence[int]], None]) ->
     found([0] * len(blocks))
 
 
-def _leaves_first(namespace: Namespace) -> Iterator[Block | None]:
-    """Every block of a namespace after all that hangs on it, while blocks come and go; now and then None, so that
-    nobody waits long for the next one. Blocks that get another place meanwhile may be missed."""
+def _all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
+    return leaves_first(top if top.parent is None else None for top in namespace.blocks.walk())
+
+
+def leaves_first(tops: Iterable[Block | None]) -> Iterator[Block | None]:
+    """What hangs on each of these blocks, and then the block itself, while blocks come and go; now and then None, so
+    that nobody waits long for the next one. Blocks that get another place meanwhile may be missed."""
     steps = 0
-    for top in namespace.blocks.walk():
-        stack, tree = [top] if top.parent is None else [], []
+    for top in tops:
+        stack: list[Block] = [top] if top is not None else []
+        tree: list[Block] = []
         while True:
             steps += 1
             if steps % EXPIRY_LOOKS == 0:

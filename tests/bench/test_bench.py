@@ -99,7 +99,7 @@ def test_memory_that_is_not_there_is_said_before_it_is_touched() -> None:
     """A shared memory file system that is too small is an error in a line, not a death by SIGBUS."""
     from kvstore.bench.memory import Region
 
-    with pytest.raises(OpenError, match="bytes free"):
+    with pytest.raises(OpenError, match="iB free"):
         Region(1 << 20, 1 << 30, SHM)
 
 

@@ -83,9 +83,26 @@ def test_an_unknown_variable_is_refused(name: str) -> None:
 
 
 def test_variables_of_kubernetes_are_not_ours() -> None:
-    """A Service called "kvstore" in the same namespace sets these in every pod."""
-    names = ["KVSTORE_SERVICE_HOST", "KVSTORE_PORT", "KVSTORE_PORT_80_TCP_ADDR", "KVSTORE_SERVICE_PORT_GRPC"]
+    """A Service called "kvstore", or "kvstore-metrics", in the same namespace sets these in every pod."""
+    of_services = [
+        "SERVICE_HOST",
+        "PORT",
+        "PORT_80_TCP",
+        "PORT_80_TCP_ADDR",
+        "PORT_80_UDP_PROTO",
+        "SERVICE_PORT_GRPC",
+    ]
+    names = [f"KVSTORE_{name}" for name in of_services] + [f"KVSTORE_METRICS_{name}" for name in of_services]
     assert load(environment=dict.fromkeys(names, "tcp://10.0.0.1:80")).config == Config()
+
+
+@pytest.mark.parametrize(
+    "name", ["KVSTORE_REPORT__GPU_HOUR_PRISE", "KVSTORE_SOCKET_PORTS", "KVSTORE_DOOR__PORT_MAX"]
+)
+def test_a_mistyped_variable_is_none_of_kubernetes(name: str) -> None:
+    """What merely looks a little like one of theirs is refused all the same."""
+    (line,) = problems(None, {name: "1"})
+    assert line.startswith(f"environment: unknown variable {name}: ")
 
 
 def test_an_unknown_set_is_refused() -> None:

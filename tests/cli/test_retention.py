@@ -203,7 +203,11 @@ def test_names_cannot_steer_a_terminal(place: Place, serve: Serve) -> None:
     ("words", "code", "says"),
     [
         (["pin"], 2, "the following arguments are required: PREFIX"),
-        (["pin", "xyz"], 2, "pin: prefix xyz: not a block hash in hex (16 to 128 digits)"),
+        (
+            ["pin", "xyz"],
+            2,
+            "pin: prefix xyz: not a block hash in hex, nor the beginning of one (4 to 128 digits)",
+        ),
         (["pin", "00" * 32, "--namespace", "q"], 2, "pin: --namespace q: not a digest in hex"),
         (["ttl", "soon", "--tenant", "acme"], 2, "ttl: time soon: not a time: allowed are"),
         (["ttl", "5s"], 2, "ttl: for what? Give a prefix, --namespace or --tenant"),
@@ -233,7 +237,11 @@ def test_what_the_daemon_does_not_know_is_one_line(place: Place, serve: Serve) -
     for words, code, says in [
         (["pin", "00" * 32], 2, "2 namespaces, as "),
         (["pin", "00" * 32, "--namespace", "ff"], 3, "namespace ff: none is known here"),
-        (["pin", "00" * 8, "--namespace", "61"], 2, "block hash of 8 bytes: namespace 6161"),
+        (
+            ["pin", "00" * 8, "--namespace", "61"],
+            3,
+            "pin: prefix 0000000000000000: no prefix that is known here",
+        ),
         (["unpin", last("a", 3)], 3, "no pin is set for prefix"),
         (["ttl", "off", "--tenant", "acme"], 3, "no ttl is set for tenant 'acme'"),
         (["pin", last("a", 36)], 1, "this prefix would pin "),

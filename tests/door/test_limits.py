@@ -99,6 +99,25 @@ def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
             other.lookup([spaces[0]], hashes_of(1))
 
 
+def test_namespaces_that_nobody_has_a_handle_of(daemon: Daemon, monkeypatch: Any) -> None:
+    """A client whose handle is gone gives the namespace back with its next registration, whatever became of it."""
+    monkeypatch.setattr(constants, "DOOR_NAMESPACES_MAX", 3)
+    with Client(daemon.socket_path, timeout_s=10) as client:
+        kept = space_of(client, "kept")
+        hashes = hashes_of(2)
+        assert client.put(kept, hashes, b"", records_of(2, kept.record_bytes)) == 2
+        for number in (0, 1, 2, 0, 3, 4):
+            space = space_of(client, f"epoch {number}")
+            again = space_of(client, f"epoch {number}")
+            assert client.lookup([space], hashes_of(1)) == client.lookup([again], hashes_of(1)) == 0
+            del space
+            assert client.lookup([again, kept], hashes_of(1)) == 0, "the other handle still holds it"
+            if number == 3:
+                with Client(daemon.socket_path, timeout_s=10) as other:
+                    other.unregister(space_of(other, "epoch 3"), end=True)
+        assert client.lookup([kept], hashes) == 2
+
+
 def test_a_namespace_that_is_ended(daemon: Daemon) -> None:
     """Nobody finds its blocks from that moment on; they are dropped in slices, those in use later."""
     count = constants.NAMESPACE_DROP_BLOCKS + 40

@@ -70,6 +70,18 @@ def test_whoever_hangs_up_meanwhile_harms_nobody(daemon: Daemon, peer: Peer) -> 
         (frames.SetQuota("", "t" * 2000, 1, None), "bad_request", "1024"),
         (frames.SetQuota("", "acme", -2, None), "bad_request", ">= -1"),
         (frames.SetQuota("", "acme", None, None), "not_found", "no quota is set for tenant 'acme'"),
+        (frames.Clear("", b"", None, False, False), "bad_request", "one of them"),
+        (frames.Clear("", b"", "acme", True, False), "bad_request", "one of them"),
+        (
+            frames.Clear("", b"", "acme", False, False),
+            "not_found",
+            "tenant acme: nothing of it is known here",
+        ),
+        (frames.Clear("", HASH, None, False, True), "not_found", "nothing of it is held here"),
+        (frames.Clear("0", b"", None, False, True), "not_found", "namespace 0: none is known here"),
+        (frames.FindPrefixes("", "abc"), "bad_request", "regex"),
+        (frames.FindPrefixes("", "ABCD"), "bad_request", "regex"),
+        (frames.FindPrefixes("ff", "abcd"), "not_found", "namespace ff: none is known here"),
     ],
 )
 def test_a_bad_rule_is_refused(

@@ -17,7 +17,7 @@ from kvstore.ledger.accounts import Asking
 from kvstore.ledger.totals import Totals
 from kvstore.movement import adoption
 from kvstore.protocol.frames import Acquired, Reserved
-from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_DRAM, IN_NVME
+from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.replay.policies import POLICIES
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
@@ -173,15 +173,38 @@ class EngineMachine(RuleBasedStateMachine):
         joined = b"".join(block_hash(chain, d) for d in range(DEPTH))
         places = finish(self.engine.residency_steps(self.ids[ns], joined))
         walked = 0
-        while walked < DEPTH and places[walked]:
+        while walked < DEPTH and places[walked] & IN_ANY:
             walked += 1
         usable = walked
         if not self.engine.nvme.members[0].loads.closed:
             in_dram = [bool(place & IN_DRAM) for place in places[:walked]]
             usable = in_dram.index(False) if False in in_dram else walked
         patient = Asking(prefill_tokens_per_s=1e-9)  # nothing is slower than to compute
-        assert self.engine.find([self.ids[ns]], joined, patient).usable == usable
-        assert all(place == 0 or place & BROKEN_PREFIX for place in places[walked:])
+        found = self.engine.find([self.ids[ns]], joined, patient)
+        assert found.usable == usable
+        assert all(place in (0, WRITING) or place & BROKEN_PREFIX for place in places[walked:])
+        writing = self.written(ns)
+        for place, depth in zip(places, range(DEPTH), strict=True):
+            assert (place == WRITING) == (not place & IN_ANY and block_hash(chain, depth) in writing)
+        followed = walked
+        while followed < DEPTH and places[followed]:
+            followed += 1
+        assert found.writing == (followed - walked if usable == walked else 0)
+
+    def written(self, ns: int) -> set[bytes]:
+        """The blocks that live clients have reserved in a namespace, and not committed yet."""
+        leases = ((hashes, answer) for _, of, hashes, answer in self.writes if of == ns)
+        return {hashes[slot.position] for hashes, answer in leases for slot in granted(answer)}
+
+    @rule(chain=st.integers(0, CHAINS - 1))
+    def look_in_both(self, chain: int) -> None:
+        """Of several namespaces, what each of them holds or is being given is on its way."""
+        joined = b"".join(block_hash(chain, d) for d in range(DEPTH))
+        patient = Asking(prefill_tokens_per_s=1e-9)
+        both = self.engine.find(self.ids, joined, patient)
+        places = [finish(self.engine.residency_steps(number, joined)) for number in self.ids]
+        followed = next((d for d in range(DEPTH) if not all(of[d] for of in places)), DEPTH)
+        assert both.writing == (followed - both.held if both.usable == both.held else 0)
 
     @rule(
         spaces=st.sampled_from([(0,), (1,), (0, 1)]),

@@ -297,6 +297,25 @@ def test_a_run_from_the_middle_hangs_where_it_belongs(node: Node) -> None:
     assert set(finish(node.engine.residency_steps(node.space, hashes(0, 20)))) == {IN_DRAM}
 
 
+def test_clearing_a_node_leaves_shared_levels_alone(node: Node) -> None:
+    """What was cleared here is still found there, and fetched again; a namespace of which blocks are on their way is not
+    forgotten meanwhile."""
+    answer = node.acquire(0, 20)
+    node.engine.release(node.session, answer.lease)
+    told: list[dict[str, object]] = []
+    node.engine.acquire(node.session, node.space, hashes(20, 24), node.answers.append, name(19))
+    node.engine.clear("", b"", None, True, False, told.append)
+    while not told:
+        node.timers.now_s += 0.5  # the fetch stays where it is
+        node.engine.clearing.step()
+    assert (told[0]["cleared_blocks"], told[0]["forgotten_namespaces"]) == (20, 0)
+    node.timers.run(5.0)
+    again = node.acquire(0, 30)
+    tiers = [slot.tier for slot in held(again) if slot is not None]
+    assert tiers == [IN_SHARED] * 20 + [IN_DRAM] * 4 + [IN_SHARED] * 6
+    assert node.held(700) == 600
+
+
 def test_hundreds_of_records_are_in_flight(tmp_path: Path) -> None:
     """At 100 ms a request, 512 records are there in little more than one round trip."""
     node = Node(tmp_path / "arena", 0.1, SharedLimits(jobs_max=64, batch_records=8))

@@ -55,7 +55,11 @@ class Proxy:
                 await writer.drain()
                 writer.close()
                 return
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            try:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            except OSError:  # nobody is there: nor are we
+                writer.close()
+                return
             await asyncio.gather(self._pump(reader, far_writer, False), self._pump(far_reader, writer, True))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool) -> None:

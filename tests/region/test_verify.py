@@ -225,4 +225,4 @@ def test_for_people(tmp_path: Path) -> None:
     replace(file, one.pack.name, None)
     done = kvstore("region", "verify", "na", "--regions", file)
     assert done.returncode == 1 and f"missing: {one.pack.name}" in done.stdout
-    assert done.stdout.endswith("1 problems\n")
+    assert done.stdout.endswith("1 problem\n")

@@ -472,7 +472,7 @@ def test_a_replacement_that_cannot_be_spares_the_old(path: Path) -> None:
     first = make(path)
     slot = store(first, 0)
     first.close()
-    with pytest.raises(OpenError, match="bytes free"):
+    with pytest.raises(OpenError, match="iB free"):
         make(path, 1 << 50)
     again = make(path)
     assert again.adopted and again.verify(slot)
@@ -607,7 +607,7 @@ def test_a_directory_of_everybody_is_refused(path: Path) -> None:
         ((CAPACITY_BYTES, 0), "slab_bytes"),
         ((CAPACITY_BYTES, SLAB_BYTES, 5000), "slot_bytes_min"),
         ((CAPACITY_BYTES, SLAB_BYTES, 2 * SLAB_BYTES), "slot_bytes_min"),
-        ((1 << 50, SLAB_BYTES), "bytes free"),
+        ((1 << 50, SLAB_BYTES), "iB free"),
     ],
 )
 def test_wrong_settings_are_named(path: Path, settings: tuple[int, ...], key: str) -> None:

@@ -237,24 +237,6 @@ def test_what_a_client_may_not_do_fails(shm: Path) -> None:
     arena.close()
 
 
-def test_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cgroup's limit and the machine's memory are asked before more is taken; page cache counts as free."""
-    group = tmp_path / "a" / "b"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (tmp_path / "a" / "memory.max").write_text(f"{400 << 20}\n")
-    (tmp_path / "a" / "memory.current").write_text(f"{300 << 20}\n")
-    (tmp_path / "a" / "memory.stat").write_text(f"anon 1\ninactive_file {100 << 20}\n")
-    (tmp_path / "cgroup").write_text("0::/a/b\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 9\nMemAvailable: 10000000 kB\n")
-    monkeypatch.setattr(pages, "_CGROUP_ROOT", tmp_path)
-    monkeypatch.setattr(pages, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(pages, "_MEMINFO", tmp_path / "meminfo")
-    assert pages.memory_left(72 << 20) and not pages.memory_left(73 << 20)
-    (tmp_path / "meminfo").write_text("MemAvailable: 150000 kB\n")
-    assert not pages.memory_left(72 << 20)
-
-
 def test_old_kernels_get_their_memory_too(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel does not know MADV_POPULATE_WRITE, the pages are allocated all the same."""
     monkeypatch.setattr(pages, "_MADV_POPULATE_WRITE", 12345)

@@ -1,0 +1,46 @@
+"""Print what a shell needs to complete these commands and their options.
+
+  kvstore completion bash > /etc/bash_completion.d/kvstore
+  kvstore completion zsh > /usr/share/zsh/site-functions/_kvstore
+  kvstore completion fish > ~/.config/fish/completions/kvstore.fish
+
+It is complete as it is: no command is started while a shell completes. Names that only a daemon knows
+(namespaces, tenants, prefixes) are not completed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli import COMMANDS, OK, Parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+
+
+def run(args: argparse.Namespace) -> int:
+    import shtab
+
+    parser = Parser(prog="kvstore", description="A KV-cache daemon for inference engines, and its tools.")
+    commands = parser.add_subparsers()
+    for name, summary in COMMANDS.items():
+        of_command = commands.add_parser(name, help=summary, description=summary)
+        importlib.import_module(f"kvstore.cli.{name}").add_arguments(of_command)
+        for action in of_command._actions:
+            _mark_paths(action, shtab.FILE, shtab.DIRECTORY)
+            if name == "help" and action.dest == "command":
+                action.choices = list(COMMANDS)
+    print(shtab.complete(parser, args.shell))
+    return OK
+
+
+def _mark_paths(action: argparse.Action, file: Any, directory: Any) -> None:
+    """Where the name of a file or a directory is wanted, the shell offers those."""
+    if action.type is Path:
+        action.complete = directory if action.metavar == "DIR" else file  # type: ignore[attr-defined]

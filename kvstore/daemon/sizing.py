@@ -1,0 +1,192 @@
+"""How large the arena may be on this machine, decided before any of its memory is taken.
+
+    memory limits ─╮                          ╭▶ what an earlier daemon left, where it is what is asked for
+    file system  ──┴─▶ what fits at most ─────┼▶ "auto": a share of what is free
+    found arena  ───── its pages are ours     ├▶ a size that fits
+                                              ╰▶ one that does not: refused, or with when_short = "shrink" cut down
+
+An arena left by an earlier daemon has its memory already, so adopting it costs nothing, however little is free. Only
+where so little is left that the daemon itself would not live, or the limit is lower than the arena is large, it is
+given back: records are lost, nobody is killed.
+
+A size beyond a limit is a wrong setting. One that only does not fit at the moment may fit later: `heals`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.constants import DRAM_SHARE
+from kvstore.daemon.config import Dram
+from kvstore.errors import MemoryShort, StartSettingError
+from tiers import memory_limits, pages
+from tiers.arena_files import existing_layout
+from tiers.arenas_left import held_bytes, remove_arena
+from tiers.errors import NotOursError, OpenError
+from tiers.memory_limits import Limit
+from tiers.sizes import exact_bytes, format_bytes
+from tiers.slot_table import Layout
+
+log = logging.getLogger("kvstore.daemon.sizing")
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """Where the arena lies, or is to be made, and how large."""
+
+    path: Path
+    layout: Layout
+
+
+def preferred_directory(dram: Dram) -> Path | None:
+    """The directory that the settings ask for; None for "auto". Raises StartSettingError."""
+    if dram.directory == "auto":
+        return None
+    try:
+        is_there = dram.directory.is_dir()
+    except OSError as error:
+        raise StartSettingError(f"dram.directory {dram.directory}: {error.strerror}") from error
+    if not is_there:
+        raise StartSettingError(f'dram.directory {dram.directory}: not a directory; make it, or set "auto"')
+    return dram.directory
+
+
+def plan_arena(
+    dram: Dram, instance: str, headroom_bytes: int, may_shrink: bool = False, proc: Path = memory_limits.PROC
+) -> Plan:
+    """Decide. may_shrink: whatever the settings say. May give back an arena that there is no room for.
+
+    Raises MemoryShort, StartSettingError, or OpenError (what is there cannot be used).
+    """
+    preferred = preferred_directory(dram)
+    found = pages.find_arena(preferred, dram.huge_pages, instance)
+    if found is not None and _give_back(found, headroom_bytes // 2, proc):
+        found = None
+    left = _left(found) if found is not None else None
+    if found is not None and left is not None and _is_asked_for(left, dram, may_shrink):
+        too_small = [
+            limit
+            for limit in _memory(found.parent, proc)
+            if left.capacity_bytes + headroom_bytes > limit.limit_bytes
+        ]
+        if not too_small:
+            return Plan(found, left)
+    reusable_bytes = held_bytes(found) if found is not None else 0
+    return _new(dram, instance, preferred, headroom_bytes, reusable_bytes, may_shrink, proc)
+
+
+def _new(
+    dram: Dram,
+    instance: str,
+    preferred: Path | None,
+    headroom_bytes: int,
+    reusable_bytes: int,
+    may_shrink: bool,
+    proc: Path,
+) -> Plan:
+    """A new arena, in place of what an earlier daemon left. reusable_bytes: of memory, that has that one."""
+    asked = dram.capacity_bytes
+    wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
+    layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
+    path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance).path
+    bounds = [
+        (limit, min(limit.limit_bytes, limit.free_bytes + reusable_bytes) - headroom_bytes)
+        for limit in _memory(path.parent, proc)
+    ]
+    room = pages.room_of(path.parent)
+    if room is not None:
+        bounds.append((Limit(str(path.parent), *room), min(room[0], room[1] + reusable_bytes)))
+    tightest, available = min(bounds, key=lambda bound: bound[1])
+    is_memory = tightest.what != str(path.parent)
+    if asked == "auto":
+        layout = Layout.plan(_share(dram, available), dram.slab_bytes, dram.slot_bytes_min)
+    most = _fitting(dram, available)
+    if layout.capacity_bytes <= most:
+        return Plan(path, layout)
+    if most and (may_shrink or dram.when_short == "shrink"):
+        log.warning("%s: the arena is smaller", _said(dram, tightest, most, headroom_bytes * is_memory))
+        return Plan(path, Layout.plan(most, dram.slab_bytes, dram.slot_bytes_min))
+    ever = min(limit.limit_bytes - headroom_bytes * is_memory for limit, _ in bounds)
+    line = _said(dram, tightest, most, headroom_bytes * is_memory) + _advice(most)
+    if _fitting(dram, ever) < layout.capacity_bytes:
+        raise StartSettingError(line)
+    raise MemoryShort(line)
+
+
+def _give_back(found: Path, least_bytes: int, proc: Path) -> bool:
+    """Whether memory is so short that the arena that was found had to go."""
+    memory = _memory(found.parent, proc)
+    short = min(memory, key=lambda limit: limit.free_bytes, default=None)
+    if short is None or short.free_bytes >= least_bytes:
+        return False
+    freed_bytes = remove_arena(found)
+    log.warning(
+        "%s has %s left: the arena of an earlier daemon (%s) was given back, its records in DRAM are lost",
+        short.what,
+        format_bytes(short.free_bytes),
+        format_bytes(freed_bytes),
+    )
+    return True
+
+
+def _left(found: Path) -> Layout | None:
+    """What the arena of an earlier daemon was made for; None: damaged, or another format. Raises NotOursError."""
+    try:
+        return existing_layout(found)
+    except NotOursError:
+        raise
+    except OpenError:  # it is replaced, with a warning of its own
+        return None
+
+
+def _is_asked_for(left: Layout, dram: Dram, may_shrink: bool) -> bool:
+    """Whether this is an arena that the settings ask for, or allow."""
+    if (left.slab_bytes, left.slot_bytes_min) != (dram.slab_bytes, dram.slot_bytes_min):
+        return False
+    if not isinstance(dram.capacity_bytes, int):
+        return True
+    asked_bytes = dram.capacity_bytes // dram.slab_bytes * dram.slab_bytes
+    if may_shrink or dram.when_short == "shrink":
+        return left.capacity_bytes <= asked_bytes
+    return left.capacity_bytes == asked_bytes
+
+
+def _memory(directory: Path, proc: Path) -> list[Limit]:
+    """The limits that count here: reserved huge pages are nobody else's, and no limit counts them."""
+    return [] if pages.page_kind(directory) == "hugetlb" else memory_limits.limits(proc)
+
+
+def _share(dram: Dram, free_bytes: int) -> int:
+    return max(dram.slab_bytes, free_bytes // DRAM_SHARE // dram.slab_bytes * dram.slab_bytes)
+
+
+def _fitting(dram: Dram, available_bytes: int) -> int:
+    """The largest capacity whose slabs and table fit into so many bytes; 0 where not even one slab does."""
+    slabs = max(0, available_bytes) // dram.slab_bytes
+    while slabs:
+        layout = Layout.plan(slabs * dram.slab_bytes, dram.slab_bytes, dram.slot_bytes_min)
+        over_bytes = layout.needed_bytes - available_bytes
+        if over_bytes <= 0:
+            return layout.capacity_bytes
+        slabs -= -(-over_bytes // (2 * dram.slab_bytes))
+    return 0
+
+
+def _said(dram: Dram, limit: Limit, most: int, headroom_bytes: int) -> str:
+    """What does not fit, into what, and what would."""
+    asked = exact_bytes(dram.capacity_bytes) if isinstance(dram.capacity_bytes, int) else dram.capacity_bytes
+    kept = f" and {format_bytes(headroom_bytes)} are to stay free" if headroom_bytes else ""
+    slab = exact_bytes(dram.slab_bytes)
+    fits = f"at most {exact_bytes(most)} would fit" if most else f"not even one slab of {slab} would fit"
+    return (
+        f"dram.capacity_bytes = {asked}: of the {format_bytes(limit.limit_bytes)} of {limit.what} "
+        f"{format_bytes(limit.free_bytes)} are free{kept}; {fits}"
+    )
+
+
+def _advice(most: int) -> str:
+    if most:
+        return '; set that, or dram.when_short = "shrink"'
+    return "; make room, or set smaller dram.slab_bytes (a container's /dev/shm grows with --shm-size)"

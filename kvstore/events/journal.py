@@ -1,0 +1,84 @@
+"""The journal: what came to the owned levels and what left them, until it is published.
+
+    Residency ── came, left ─▶ journal ── take, a few times a second ─▶ publisher
+
+Written by the engine's thread only, which pays for it with one small object a run of blocks. It is
+bounded: where more waits than EVENTS_WAITING_MAX blocks, all of that is forgotten, and whoever
+follows the stream must see a gap: then it asks for everything that is held (`held`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from kvstore.constants import EVENTS_SLICE_BLOCKS, EVENTS_WAITING_MAX
+from kvstore.index.block import Block, Namespace
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+
+
+class Change(msgspec.Struct, gc=False):
+    """Blocks of one namespace that came to the tier of this bit, or left it."""
+
+    is_stored: bool
+    bit: int
+    namespace: Namespace
+    hashes: list[bytes]
+
+
+class Taken(msgspec.Struct, gc=False):
+    """What was in the journal. is_after_gap: changes before these were forgotten."""
+
+    changes: list[Change]
+    is_after_gap: bool
+
+
+class Journal:
+    """Changes in the order in which they happened."""
+
+    def __init__(self, waiting_max: int = EVENTS_WAITING_MAX) -> None:
+        self.waiting = 0  # blocks in `_changes`
+        self.lost = 0  # blocks that were forgotten
+        self._waiting_max = waiting_max
+        self._changes: list[Change] = []
+        self._is_after_gap = False
+
+    def came(self, bit: int, run: Sequence[Block]) -> None:
+        """A tier has these blocks of one namespace now."""
+        if run:
+            self._add(Change(True, bit, run[0].namespace, [block.hash for block in run]))
+
+    def left(self, bit: int, run: Sequence[Block]) -> None:
+        """A tier has these blocks of one namespace no more."""
+        self._add(Change(False, bit, run[0].namespace, [block.hash for block in run]))
+
+    def take(self) -> Taken | None:
+        """Everything that waits; None if nothing happened."""
+        if not self._changes and not self._is_after_gap:
+            return None
+        taken = Taken(self._changes, self._is_after_gap)
+        self._changes, self.waiting, self._is_after_gap = [], 0, False
+        return taken
+
+    def _add(self, change: Change) -> None:
+        blocks = len(change.hashes)
+        if self.waiting + blocks > self._waiting_max:
+            self.lost += self.waiting
+            self._changes, self.waiting, self._is_after_gap = [], 0, True
+        self._changes.append(change)
+        self.waiting += blocks
+
+
+def held(namespaces: Iterable[Namespace]) -> Iterator[list[Change]]:
+    """Everything that the owned levels hold, in slices of less than a millisecond. Between two of them blocks
+    may come and go: each that is held all the time is told, and none that is never held."""
+    for namespace in list(namespaces):
+        blocks = namespace.blocks.walk()
+        while piece := list(islice(blocks, EVENTS_SLICE_BLOCKS)):
+            told: list[Change] = []
+            for bit in (IN_DRAM, IN_NVME):
+                if hashes := [block.hash for block in piece if block.where & bit]:
+                    told.append(Change(True, bit, namespace, hashes))
+            yield told

@@ -1,0 +1,257 @@
+"""Clearing a node by hand: what is named leaves DRAM and NVMe for good; what is pinned, in use or not named stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.engine import clearing
+from kvstore.engine.engine import Engine
+from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady, UnknownNamespace
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_ANY
+from kvstore.steps import finish
+from tests.engine.fakes import FaultyDevice, SteppedIo, granted
+from tiers.arena import open_arena
+from tiers.checksum import digest
+from tiers.namespace_spec import NamespaceSpec
+
+MIB = 1 << 20
+SIZE = 16384
+Path_ = tuple[int, ...]
+
+
+def block(path: Path_) -> bytes:
+    return digest(repr(path).encode())
+
+
+class Node:
+    """An engine with trees of blocks of two tenants, some in both tiers, some only in one."""
+
+    def __init__(self, directory: Path, chance: random.Random, arena_bytes: int = 8 * MIB) -> None:
+        self.now_s = 1000.0
+        self.io = SteppedIo()
+        self.device = FaultyDevice(400, slot_bytes=SIZE)
+        self.arena = open_arena(directory / "arena", arena_bytes, 2 * MIB, SIZE)
+        self.engine = Engine(
+            self.arena, [(self.device, self.io)], NamespaceRegistry(), self.io, clock=lambda: self.now_s
+        )
+        self.engine.adopt()
+        self.io.run()
+        self.session = self.engine.open_session(0)
+        names = ("a", "b")
+        self.specs = [NamespaceSpec(n.encode().ljust(16), SIZE, 16, 16, {"tenant": n}) for n in names]
+        self.spaces = [self.engine.register(spec) for spec in self.specs]
+        self.held: set[tuple[int, Path_]] = set()
+        for _ in range(30):
+            self._put(chance)
+
+    def _put(self, chance: random.Random) -> None:
+        which = chance.randrange(2)
+        known = sorted(path for w, path in self.held if w == which)
+        top = chance.choice(known) if known and chance.random() < 0.8 else ()
+        first = (*top, chance.randrange(4))
+        steps = [first, (*first, chance.randrange(4))]
+        hashes = b"".join(map(block, steps))
+        answer = self.engine.reserve(self.session, self.spaces[which], hashes, block(top) if top else b"")
+        found = granted(answer)
+        sums = b"".join(digest(self.arena.mapping[s.offset : s.offset + SIZE]) for s in found)
+        if sums:
+            self.engine.commit(self.session, answer.lease, [s.position for s in found], sums)
+        self.held.update((which, step) for step in steps)
+        self.io.run()
+
+    def paths(self, which: int) -> list[Path_]:
+        return sorted(path for w, path in self.held if w == which)
+
+    def still(self) -> set[tuple[int, Path_]]:
+        """What the index holds."""
+        return {
+            (w, path)
+            for w, path in self.held
+            for space in [self.engine.namespaces.of_key(self.specs[w].digest)]
+            if space is not None and space.holds(block(path))
+        }
+
+    def clear(self, dry: bool = False, **scope: Any) -> dict[str, Any]:
+        told: list[dict[str, Any]] = []
+        what = {"selector": "", "block_hash": b"", "tenant": None, "everything": False, **scope}
+        self.engine.clear(**what, dry=dry, done=told.append)
+        for _ in range(500):
+            self.io.run()
+            self.engine.clearing.step()
+            self.now_s += 0.05
+            if told:
+                break
+        return told[0]
+
+    def pin(self, which: int, path: Path_) -> None:
+        done: list[object] = []
+        digest_ = self.specs[which].digest.hex()
+        self.engine.retention.pin(digest_, block(path), True, lambda error, _: done.append(error))
+        self.io.run()
+        assert done == [None]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, random.Random(7))
+    yield node
+    assert node.engine.check() == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_named_leaves_and_the_rest_stays(tmp_path: Path, seed: int) -> None:
+    """A tenant, a namespace, a prefix, or everything: that leaves, but for a pinned prefix and what is in use with all
+    that these hang on; the numbers are those of the index, the books balance, and a new engine finds no more."""
+    chance = random.Random(seed)
+    node = Node(tmp_path, chance)
+    top = chance.choice(node.paths(0))
+    kind = seed % 4
+    scope: dict[str, Any] = [
+        {"tenant": "a"},
+        {"selector": node.specs[0].digest.hex()[:6]},
+        {"block_hash": block(top), "selector": node.specs[0].digest.hex()},
+        {"everything": True},
+    ][kind]
+    named = {
+        (w, path) for w, path in node.held if kind == 3 or (w == 0 and (kind != 2 or path[: len(top)] == top))
+    }
+    inside = sorted(path for w, path in named if w == 0)
+    pinned_at, used_at = chance.choice(inside), chance.choice(inside)
+    node.pin(0, pinned_at)
+    lease = node.engine.acquire(node.session, node.spaces[0], block(used_at), lambda _: None)
+    node.io.run()
+
+    def above(path: Path_, of: Path_) -> bool:
+        return of[: len(path)] == path
+
+    pinned = {(w, path) for w, path in named if w == 0 and above(path, pinned_at)}
+    used = {(w, path) for w, path in named if w == 0 and above(path, used_at)} - pinned
+    dry = node.clear(dry=True, **scope)
+    assert node.still() == node.held
+    told = node.clear(**scope)
+    assert node.still() == (node.held - named) | pinned | used
+    for answer in (dry, told):
+        assert answer["blocks"] == len(named)
+        assert (answer["pinned_blocks"], answer["used_blocks"]) == (len(pinned), len(used))
+        assert answer["dram_bytes"] >= answer["blocks"] * SIZE  # the arena holds them all
+    assert (dry["cleared_blocks"], told["cleared_blocks"]) == (0, len(named) - len(pinned) - len(used))
+    assert told["rows_left"] == 0
+    assert node.engine.check() == []
+    node.engine.release(node.session, lease.number)
+    assert node.clear(**scope)["used_blocks"] == 0
+    left = node.still()
+    assert left == (node.held - named) | pinned
+    node.arena.close()
+    arena = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
+    again = Engine(arena, [(node.device, node.io)], NamespaceRegistry(), node.io)
+    again.adopt()
+    node.io.run()
+    found = {
+        (w, path)
+        for w, path in node.held
+        if (space := again.namespaces.of_key(node.specs[w].digest)) is not None and space.holds(block(path))
+    }
+    assert found == left
+
+
+def test_a_later_miss_says_why(node: Node) -> None:
+    """What was cleared misses as "cleared", and counts as that: it did not expire."""
+    path = next(path for path in node.paths(0) if len(path) == 1)
+    node.engine.namespaces.get(node.spaces[0]).users = 1  # or it would be forgotten
+    node.clear(tenant="a")
+    _, why = finish(node.engine.explain_steps([node.spaces[0]], block(path)))
+    assert list(why) == [outcomes.CLEARED]
+    assert node.engine.counters.cleared and not node.engine.counters.expired
+
+
+def test_a_namespace_that_is_empty_is_forgotten_unless_somebody_uses_it(node: Node) -> None:
+    """Not while a connection has it registered, a write lease is open or blocks of it are on their way."""
+    first, second = (node.engine.namespaces.get(number) for number in node.spaces)
+    first.users = 1
+    told = node.clear(everything=True)
+    assert told["forgotten_namespaces"] == 1 and sorted(told["namespaces"]) == [
+        s.digest.hex() for s in node.specs
+    ]
+    assert list(node.engine.namespaces) == [first]
+    with pytest.raises(UnknownNamespace):
+        node.engine.namespaces.get(second.id)
+    assert node.engine.register(node.specs[1]) != second.id  # as new
+    first.users = 0
+    reserved = node.engine.reserve(node.session, first.id, block((9, 9)), b"")
+    assert node.clear(tenant="a")["forgotten_namespaces"] == 0
+    node.engine.release(node.session, reserved.lease)
+    assert node.clear(tenant="a", dry=True)["forgotten_namespaces"] == 0  # nor by asking what would be
+    assert node.clear(tenant="a")["forgotten_namespaces"] == 1
+
+
+def test_blocks_in_use_are_tried_again_for_a_while(node: Node) -> None:
+    """A lease that is given back within seconds does not spare its blocks, and a longer one does not hold up the answer."""
+    path = max(node.paths(0), key=len)
+    lease = node.engine.acquire(node.session, node.spaces[0], block(path), lambda _: None)
+    node.io.run()
+    told: list[dict[str, Any]] = []
+    node.engine.clear("", b"", "a", False, False, told.append)
+    for _ in range(5):
+        node.io.run()
+        node.engine.clearing.step()
+        node.now_s += 0.2
+    assert not told
+    node.engine.release(node.session, lease.number)
+    while not told:
+        node.io.run()
+        node.engine.clearing.step()
+        node.now_s += 0.2
+    assert told[0]["used_blocks"] == 0 and not {w for w, _ in node.still() if w == 0}
+
+
+def test_rows_that_cannot_be_cleared_are_told(node: Node) -> None:
+    """A device that does not take the deletes: the answer comes all the same, and says how many rows are left."""
+    node.device.clear = lambda slots: False  # type: ignore[method-assign]
+    told = node.clear(tenant="a")
+    assert told["rows_left"] == len(node.paths(0)) == told["cleared_blocks"]
+
+
+def test_what_cannot_be_cleared_is_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown names, no name, two names, a node that still reads its rows, and too many at a time."""
+    for scope, error in [
+        ({"tenant": "nobody"}, NotFound),
+        ({"selector": "ff"}, NotFound),
+        ({"block_hash": b"\xff" * 16}, NotFound),
+        ({}, BadRequest),
+        ({"tenant": "a", "everything": True}, BadRequest),
+        ({"selector": "61", "everything": True}, BadRequest),
+    ]:
+        with pytest.raises(error):
+            node.clear(**scope)
+    node.engine.adoption._reading.add(0)
+    with pytest.raises(NotReady, match="still being read"):
+        node.clear(everything=True)
+    node.engine.adoption._reading.clear()
+    monkeypatch.setattr(clearing, "CLEARS_MAX", 0)
+    with pytest.raises(LimitExceeded):
+        node.clear(everything=True)
+    assert node.still() == node.held
+
+
+def test_a_block_on_its_way_to_nvme_is_cleared_as_well(tmp_path: Path) -> None:
+    """Cleared while the device is writing it: it leaves when the write is over, and no row of it stays."""
+    node = Node(tmp_path, random.Random(3))
+    path = (7,)
+    answer = node.engine.reserve(node.session, node.spaces[0], block(path), b"")
+    (slot,) = granted(answer)
+    node.engine.commit(
+        node.session, answer.lease, [0], digest(node.arena.mapping[slot.offset : slot.offset + SIZE])
+    )
+    assert node.io.waiting  # the write is under way
+    told = node.clear(everything=True)
+    assert told["blocks"] == len(node.held) + 1 == told["cleared_blocks"]
+    assert not any(b.where & IN_ANY for n in node.engine.namespaces for b in n.blocks.values())
+    assert all(row is None for row in node.device.rows(range(400)))
+    assert node.engine.check() == []
