@@ -12,16 +12,19 @@ SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
 PARTITION_S ?= 60
-WITHOUT_ENGINES := $(addprefix tests/vllm/test_,world.py siblings.py namespace.py settings.py)
+WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py queue.py patience.py namespace.py settings.py) $(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: venv venv-033 vllm-source demo demo-regions test test-fast test-033 trial lint format bench soak clean
+.PHONY: venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
 
-# vLLM's own test helpers, which are in its source distribution only.
+# vLLM's own tests, which are in its source distributions only.
 vllm-source: venv
 	@scripts/vllm_source.sh 0.32.0 .cache/vllm-0.32.0 tests requirements
+
+vllm-source-033: venv-033
+	@scripts/vllm_source.sh 0.33.0 .cache/vllm-0.33.0 tests
 
 # The newest vLLM without kernels: its connector interface and its scheduler, no model.
 venv-033: venv
@@ -41,8 +44,8 @@ test: venv vllm-source lint
 	@$(MAKE) --no-print-directory test-033
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
-test-033: venv-033
-	.cache/venv-0.33/bin/python -m pytest -q -p no:cacheprovider tests/vllm/test_world.py
+test-033: venv-033 vllm-source-033
+	.cache/venv-0.33/bin/python -m pytest -q -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/theirs/test_theirs.py
 
 test-fast: venv
 	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm and not slow"

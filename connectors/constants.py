@@ -20,6 +20,15 @@ SAVE_TIMEOUT_S = 1.0  # one call of the save thread: what a hanging daemon keeps
 CALL_TIMEOUT_S = 1.0  # what a load thread waits for an answer, on top of the wait it asked for
 SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up a step
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
+QUEUED_PROMOTIONS_MAX = 32  # requests that wait in the engine's queue and whose blocks are promoted meanwhile
+STILL_WRITING_WAIT_S = (
+    0.5  # for which a request waits for blocks that another engine is storing, instead of computing them
+)
+PROMISED_WAIT_S = 0.1  # of that, while nobody has begun to store them: a prefill worker does in its next step
+WRITING_PAUSE_S = 0.005  # before the daemon is asked again for such blocks
+FREES_WAIT_S = (
+    0.1  # for which a request that needs blocks waits for saves to give some back, instead of preempting
+)
 LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
 LEASE_BLOCKS_MAX = 512  # blocks of one reserve or acquire
 ACQUIRE_AT_ONCE_S = 0.005  # for which the scheduler leases slots of a load itself; threads go on then
@@ -59,12 +68,22 @@ WEIGHTS_START_WAIT_S = (
 WEIGHTS_CHUNK_BYTES = 1 * MIB
 WEIGHTS_THREADS = 8
 WEIGHTS_FILES_MAX = 100_000
+WEIGHTS_SUM_WORDS = 1 << 20  # of one sum over live weights: three times 8 MiB on the device meanwhile
+WEIGHTS_SHRINK_MAX = (
+    8  # times smaller than it was made may a layer's weights be packed (16 to 4 bits, and room)
+)
 
 NEAREST_NAME_CUTOFF = 0.6
 
 if not LOOKUP_TIMEOUT_S < SYNC_WAIT_S_MAX <= LOAD_TIMEOUT_S <= TIMEOUT_S_MAX:
     raise AssertionError(
         "constants: a lookup is shorter than a synchronous load, and that shorter than any load"
+    )
+if not WEIGHTS_SUM_WORDS <= 1 << 23:
+    raise AssertionError("constants: places in a sum over weights have 23 bits")
+if not WRITING_PAUSE_S < PROMISED_WAIT_S <= STILL_WRITING_WAIT_S:
+    raise AssertionError(
+        "constants: who waits asks several times, and not longer for a promise than for blocks"
     )
 if not TIMEOUT_S_MIN < LOOKUP_TIMEOUT_S:
     raise AssertionError("constants: the default timeouts are allowed")

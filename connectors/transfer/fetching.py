@@ -70,7 +70,7 @@ class Fetching:
     def __init__(self, line: Line, ranks: int, count: Count, note: Note) -> None:
         self.fetches: dict[str, Fetch] = {}
         self._line, self._ranks, self._count, self._note = line, ranks, count, note
-        self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Fetch | Sequence[Part] | None] = queue.SimpleQueue()
         self._made: deque[_Leased | Fetch] = (
             deque()
         )  # a Fetch that is over, behind all that was leased for it
@@ -84,6 +84,10 @@ class Fetching:
         if not self._acquire_all(self._line, fetch, patient=sync):
             self._queue.put(fetch)
         return fetch
+
+    def promote(self, parts: Sequence[Part]) -> None:
+        """Have these blocks brought into DRAM in the background, for a load that may be asked for soon. Only a hint."""
+        self._queue.put(parts)
 
     def fail(self, request_id: str, block_ids: Iterable[int], sync: bool) -> None:
         """A load was promised to the engine and cannot be made: order one that brings nothing."""
@@ -160,9 +164,12 @@ class Fetching:
 
     def serve(self, line: Line) -> None:
         """Go on with fetches until `stop`: the body of a thread."""
-        while (fetch := self._queue.get()) is not None:
-            self._prefetch(line, fetch)
-            self._acquire_all(line, fetch, patient=True)
+        while (job := self._queue.get()) is not None:
+            if not isinstance(job, Fetch):
+                self._prefetch(line, job)
+                continue
+            self._prefetch(line, job.parts[job.at :], job.done)
+            self._acquire_all(line, job, patient=True)
 
     def stop(self) -> None:
         """Ends one thread that serves."""
@@ -216,11 +223,12 @@ class Fetching:
             lease.release()
         return len(hashes), count, bool(lease.partial)
 
-    def _prefetch(self, line: Line, fetch: Fetch) -> None:
-        """Promotion of all that is on NVMe starts now: an acquire asks for one lease at a time. Only a hint."""
+    def _prefetch(self, line: Line, parts: Sequence[Part], done: int = 0) -> None:
+        """Promotion of all that is on NVMe starts now: an acquire asks for one lease at a time. Only a hint. done: blocks
+        of the first part that are not asked for."""
         try:
-            for at, part in enumerate(fetch.parts[fetch.at :]):
-                line.client.prefetch(part.group.space, part.hashes[0 if at else fetch.done :])
+            for at, part in enumerate(parts):
+                line.client.prefetch(part.group.space, part.hashes[0 if at else done :])
         except Exception as error:  # noqa: BLE001 - the load goes on without it
             self._note("prefetch", error)
 

@@ -55,7 +55,8 @@ class Loads:
     def __init__(self, movers: Mapping[int, BlockMover], note: Note) -> None:
         self._movers, self._note = movers, note
         self._queue: queue.SimpleQueue[LoadTask | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._held, self._copying = False, 0
         self._loading: dict[str, Loading] = {}
         self._finished: list[Loading] = []
         self._reports: dict[int, int] = {}
@@ -94,6 +95,18 @@ class Loads:
         """Ends one thread that serves."""
         self._queue.put(None)
 
+    def hold(self) -> None:
+        """When this returns no load writes any block, and none will until `go_on`: they fail."""
+        with self._lock:
+            self._held = True
+            while self._copying:
+                self._lock.wait()
+
+    def go_on(self) -> None:
+        """The blocks are there again."""
+        with self._lock:
+            self._held = False
+
     def take_finished(self) -> list[Loading]:
         """Requests whose loads are all through, since the last call."""
         with self._lock:
@@ -127,7 +140,16 @@ class Loads:
         block_ids, mover = task.load.block_ids, self._movers[task.load.group]
         with line.client.open_grant(task.load.grant, task.column.start_bytes, mover.record_bytes) as slots:
             slots.touch(len(block_ids))
-            mover.load(block_ids, slots.views[: len(block_ids)], task.mark)
+            with self._lock:
+                if self._held:
+                    return 0
+                self._copying += 1
+            try:
+                mover.load(block_ids, slots.views[: len(block_ids)], task.mark)
+            finally:
+                with self._lock:
+                    self._copying -= 1
+                    self._lock.notify_all()
             return min(len(block_ids), int(slots.valid_count()))
 
     def _loading_of(self, request_id: str, version: int, sync: bool) -> Loading:

@@ -43,6 +43,7 @@ class Saves:
         self._movers, self._note = movers, note
         self._queue: queue.SimpleQueue[SaveTask | None] = queue.SimpleQueue()
         self._lock = threading.Condition()
+        self._held = False
         self._saving: dict[int, SaveTask] = {}
         self._reports: dict[int, tuple[int, bool]] = {}
 
@@ -72,6 +73,18 @@ class Saves:
                 task.cancelled = True
             while any(task.copying for task in tasks):
                 self._lock.wait()
+
+    def hold(self) -> None:
+        """When this returns no save reads any block, and none will until `go_on`: they are not made."""
+        with self._lock:
+            self._held = True
+            while any(task.copying for task in self._saving.values()):
+                self._lock.wait()
+
+    def go_on(self) -> None:
+        """The blocks are there again."""
+        with self._lock:
+            self._held = False
 
     def take_reports(self) -> dict[int, tuple[int, bool]]:
         """Saves that are through since the last call: number -> (blocks committed with our column, whether the daemon
@@ -134,7 +147,7 @@ class Saves:
     def _copy_out(self, task: SaveTask, views: Sequence[memoryview]) -> list[bytes] | None:
         """Copy and hash, unless the engine wants the blocks back; it waits while `copying` is set."""
         with self._lock:
-            if task.cancelled:
+            if task.cancelled or self._held:
                 return None
             task.copying = True
         try:

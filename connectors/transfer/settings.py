@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from connectors import constants as limits
+from kvstore.client import default_socket
 
 
 class SettingError(ValueError):
@@ -33,21 +34,23 @@ class SettingError(ValueError):
 class Settings:
     """Every key with its default.
 
-    kvstore_socket: the daemon's socket. load, save: "async" (between and behind the steps of
-    the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a
+    kvstore_socket: the daemon's socket; by default where the daemon of this user listens. load,
+    save: "async" (between and behind the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a
     step. load_timeout_s: from asking to the last byte; what is missing then is computed.
-    save_timeout_s: one call of a background save. save_queue_bytes: saves waiting for their
+    save_timeout_s: one call of a background save. still_writing_wait_s: how long a request waits for
+    blocks that another engine is storing; 0: not at all. save_queue_bytes: saves waiting for their
     copy; beyond it blocks are skipped. load_threads: loads at the same time. tenant: other
     tenants never see these blocks. model_digest: names the weights, instead of hashing their
     files. cache_dir: where digests of weight files are remembered.
     """
 
-    kvstore_socket: str = "/run/kvstore/kvstore.sock"
+    kvstore_socket: str = field(default_factory=default_socket)
     load: str = "async"
     save: str = "async"
     lookup_timeout_s: float = limits.LOOKUP_TIMEOUT_S
     load_timeout_s: float = limits.LOAD_TIMEOUT_S
     save_timeout_s: float = limits.SAVE_TIMEOUT_S
+    still_writing_wait_s: float = limits.STILL_WRITING_WAIT_S
     save_queue_bytes: int = limits.SAVE_QUEUE_BYTES
     load_threads: int = limits.LOAD_THREADS
     tenant: str = ""
@@ -57,7 +60,7 @@ class Settings:
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
     """Check and complete the keys. Raises SettingError."""
-    known = [field.name for field in fields(Settings)]
+    known = [setting.name for setting in fields(Settings)]
     for key, value in extra.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=limits.NEAREST_NAME_CUTOFF)
@@ -74,6 +77,8 @@ def _checked(key: str, value: Any) -> Any:
         return _one_of(key, value, ("async", "sync"))
     if key.endswith("_timeout_s"):
         return float(_number(key, value, limits.TIMEOUT_S_MIN, limits.TIMEOUT_S_MAX))
+    if key == "still_writing_wait_s":
+        return float(_number(key, value, 0, limits.TIMEOUT_S_MAX))
     if key == "save_queue_bytes":
         return int(_number(key, value, limits.SAVE_QUEUE_BYTES_MIN, 1 << 50))
     if key == "load_threads":

@@ -10,7 +10,7 @@ a file and sets its old modification time again defeats that, and nothing else d
 
 Not digested: LoRA adapters (vLLM puts their name and path into every block hash: an adapter
 replaced under the same name and path is not seen), and weights that an engine changes while
-it runs (see `reset_cache` in `connectors/vllm/scheduler.py`).
+it runs (see `connectors/vllm/live_weights.py`).
 """
 
 from __future__ import annotations

@@ -19,25 +19,32 @@ setting. For one step the order is: scheduler `matched_tokens`, `allocated`, `or
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import Any
 
 from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed.kv_transfer.kv_connector.utils import get_kv_connector_cache_layout
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from connectors.transfer.settings import read_settings
 from connectors.vllm.guard import Guard, guarded, logger, nothing
-from connectors.vllm.messages import Orders, Rank, Report
+from connectors.vllm.messages import Orders, Report
 from connectors.vllm.scheduler import SchedulerHalf
 from connectors.vllm.stats import KVStorePromMetrics, KVStoreStats, Tally
 from connectors.vllm.worker import WorkerHalf
+from connectors.vllm_plugin import register
 
 BLOCK_OUTERMOST_LAYOUT = "BLHNC"  # a block of all layers is one contiguous run
+
+register()  # MultiConnector asks for our statistics by name, also where we were found by our module's path
 
 
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -86,7 +93,12 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:  # noqa: ARG003 - vLLM passes it
-        return BLOCK_OUTERMOST_LAYOUT  # a wish: vLLM takes another where the backend cannot
+        """A wish, which vLLM drops where a backend cannot have it; any layout will do. Where MultiConnector asks
+        its children, two wishes that differ end the engine's start: then we have none. What it
+        hands us does not tell that it asks, so the caller is looked at. Nor do we have one on CPU, where no
+        backend keeps blocks outermost, and that of MLA does not say so and fails at its first request."""
+        alone = sys._getframe(1).f_code is get_kv_connector_cache_layout.__code__
+        return BLOCK_OUTERMOST_LAYOUT if alone and not current_platform.is_cpu() else None
 
     def shutdown(self) -> None:
         for half in (self._scheduler, self._worker):
@@ -106,6 +118,20 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         if self._scheduler is not None:
             self._scheduler.know_pool(gpu_block_pool)
+
+    @guarded(nothing)
+    def on_new_request(self, request: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.queued(request)
+
+    @guarded(lambda *_: False)
+    def has_pending_block_frees(self) -> bool:
+        return self._scheduler is not None and self._scheduler.frees_soon()
+
+    @guarded(lambda *_: False)
+    def has_pending_push_work(self) -> bool:
+        """vLLM steps on until this is False, also while it is paused: before it sleeps no copy is under way."""
+        return self._scheduler is not None and self._scheduler.has_transfers()
 
     @guarded(lambda *_: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -146,7 +172,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return (self._scheduler.finished(request, block_ids) if self._scheduler else False), None
+        if self._scheduler is None:
+            return False, None
+        return self._scheduler.finished(request, block_ids), self._promise(request)
+
+    @guarded(nothing)
+    def _promise(self, request: Any) -> dict[str, Any] | None:
+        return self._scheduler.promise(request) if self._scheduler is not None else None
 
     @guarded(lambda *_: False)
     def reset_cache(self) -> bool | None:
@@ -160,6 +192,16 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
             self._worker.register(kv_caches)
+
+    @guarded(nothing)
+    def unregister_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.release_blocks()
+
+    @guarded(nothing)
+    def restore_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.restore_blocks()
 
     @guarded(nothing)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -204,8 +246,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if isinstance(self._connector_metadata, Orders):
             report.sync_step = self._connector_metadata.sync_step
             if self._connector_metadata.introduce:
-                rank = self._worker.handshake()
-                report.ranks.append(Rank(rank.shard, trouble=self._trouble) if self._trouble else rank)
+                rank = self._worker.handshake(self._connector_metadata.version)
+                report.ranks.append(replace(rank, trouble=self._trouble) if self._trouble else rank)
         return None if report.is_empty() else report
 
     # ---- statistics --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ engine go on as if it had no connector.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -43,17 +44,23 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 class Guard:
-    """Counts failures through `count` and logs each kind once."""
+    """Counts failures through `count`. Each kind is logged once; what is the daemon's, once until it answers again."""
 
     def __init__(self, count: Callable[[str], None]) -> None:
         self._count = count
         self._seen: set[tuple[str, type[BaseException]]] = set()
+        self._away_s: float | None = None  # since when the daemon does not answer
+        self._failed = 0  # calls since then
 
     def note(self, where: str, error: BaseException) -> None:
         """One failure, anywhere in the connector. A daemon that is away is no error of ours."""
         kind = (where, type(error))
         first = kind not in self._seen
         self._seen.add(kind)
+        if isinstance(error, Unavailable):
+            self._failed += 1
+            if self._away_s is None:
+                self._away_s = time.monotonic()
         if isinstance(error, ClientError):
             self._count("unavailable" if isinstance(error, Unavailable) else "refused")
             if first:
@@ -62,6 +69,17 @@ class Guard:
         self._count("hook_errors")
         if first:
             logger.error("kvstore: %s failed; the engine goes on without it", where, exc_info=error)
+
+    def look(self, connected: bool) -> None:
+        """Called in every step: a daemon that is back is said to be, and what it fails from now on is said again."""
+        if self._away_s is None or not connected:
+            return
+        away_s = time.monotonic() - self._away_s
+        logger.info(
+            "kvstore: the daemon answers again, after %d failed calls in %.1f s", self._failed, away_s
+        )
+        self._away_s, self._failed = None, 0
+        self._seen = {kind for kind in self._seen if not issubclass(kind[1], ClientError)}
 
     def say_once(self, text: str) -> None:
         """A warning that is worth one line in the log."""

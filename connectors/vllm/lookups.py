@@ -19,7 +19,8 @@ from connectors.vllm.geometry import Group, Plan
 from connectors.vllm.spaces import Spaces
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Hit, Tracked
-from kvstore.client import IN_ANY
+from connectors.vllm.transfer_params import another_brings_it, promised_tokens
+from kvstore.client import IN_ANY, WRITING
 
 
 class Lookups:
@@ -47,15 +48,20 @@ class Lookups:
             "local_tokens": min(local_tokens, request.num_tokens),
             "prefill_tokens_per_s": self._prefill.tokens_per_s,
         }
-        usable = request.num_tokens - self._computes_last
+        usable = request.num_tokens - (self._computes_last or plan.computes_last)
         try:
-            held = self._held_tokens(plan, request.block_hashes, usable, asking)
+            held, reach = self._held_tokens(plan, request.block_hashes, usable, asking)
         except Exception:
             self._owe(plan, tracked, request.block_hashes, local_tokens)
             raise
         for position, group in enumerate(plan.groups):
             tracked.offered[position] = group.blocks_in(held)
         hit.tokens = max(0, held - local_tokens)
+        if not another_brings_it(request.kv_transfer_params):
+            there = local_tokens + hit.tokens
+            promised = min(usable, promised_tokens(request.kv_transfer_params, self._line.client.instance))
+            hit.writing = max(0, reach - there)
+            hit.promised = max(0, promised - promised % plan.align_tokens - there)
         return hit
 
     def count(self, tracked: Tracked, outcome: str) -> None:
@@ -78,49 +84,63 @@ class Lookups:
 
     def _held_tokens(
         self, plan: Plan, block_hashes: Sequence[bytes], usable: int, asking: dict[str, Any]
-    ) -> int:
-        found = tokens = min(usable, len(block_hashes) * plan.hash_tokens)
+    ) -> tuple[int, int]:
+        """How many tokens can be loaded, and how many when what is being written is there."""
+        held = reach = found = min(usable, len(block_hashes) * plan.hash_tokens)
         if plan.full:
-            found = tokens = self._full_tokens(plan, block_hashes, tokens, asking)
-        tokens -= tokens % plan.align_tokens
-        if tokens and plan.windowed:
-            tokens = self._windowed_tokens(plan, block_hashes, tokens)
-        if tokens < found and plan.full:
-            self._line.client.settle(asking["ticket"], tokens)
-        return tokens
+            held, reach = self._full_tokens(plan, block_hashes, found, asking)
+            found = held
+        held, reach = (tokens - tokens % plan.align_tokens for tokens in (held, reach))
+        if reach and plan.windowed:
+            held, reach = self._windowed_tokens(plan, block_hashes, held, reach)
+        if held < found and plan.full:
+            self._line.client.settle(asking["ticket"], held)
+        return held, reach
 
     def _full_tokens(
         self, plan: Plan, block_hashes: Sequence[bytes], tokens: int, asking: dict[str, Any]
-    ) -> int:
+    ) -> tuple[int, int]:
         """Groups of equal block size are asked about in one call: all of them must hold a block."""
         more = False  # the first lookup of a request opens its account, the others can only lower it
+        held = reach = tokens
         for block_tokens in sorted({group.block_tokens for group in plan.full}):
             groups = [group for group in plan.full if group.block_tokens == block_tokens]
-            count = min(tokens // block_tokens, limits.LOOKUP_HASHES_MAX)
+            count = min(reach // block_tokens, limits.LOOKUP_HASHES_MAX)
             hashes = plan.hashes(groups[0], block_hashes, 0, count)
             spaces = [self._spaces.columns[group.index].space for group in groups]
             for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
                 if not hashes:
-                    return 0
+                    return 0, 0
                 found = self._line.client.lookup(
                     spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes, **asking, more=more
                 )
-                hashes, more = hashes[:found], True
-            tokens = min(tokens, len(hashes) * block_tokens)
-        return tokens
+                held = min(held, found * block_tokens)
+                hashes, more = hashes[: found + found.writing], True
+            reach = min(reach, len(hashes) * block_tokens)
+        return min(held, reach), reach
 
-    def _windowed_tokens(self, plan: Plan, block_hashes: Sequence[bytes], tokens: int) -> int:
-        """The longest hit whose last window is held by every windowed group; never less than the window."""
-        missing: list[tuple[Group, list[bool]]] = []
+    def _windowed_tokens(
+        self, plan: Plan, block_hashes: Sequence[bytes], held: int, reach: int
+    ) -> tuple[int, int]:
+        """The longest hits whose last window every windowed group holds, or will; never less than the window."""
+        places: list[tuple[Group, bytes]] = []
         for group in plan.windowed:
-            count = min(group.blocks_in(tokens), limits.LOOKUP_HASHES_MAX)
+            count = min(group.blocks_in(reach), limits.LOOKUP_HASHES_MAX)
             hashes = plan.hashes(group, block_hashes, 0, count)
-            places = self._line.client.residency(self._spaces.columns[group.index].space, hashes)
-            missing.append((group, [not place & IN_ANY for place in places]))
-            tokens = min(tokens, count * group.block_tokens)
-        tokens -= tokens % plan.align_tokens
-        while tokens:
-            if not any(any(gone[g.first_needed(tokens) : g.blocks_in(tokens)]) for g, gone in missing):
-                return tokens
-            tokens -= plan.align_tokens
-        return 0
+            places.append(
+                (group, self._line.client.residency(self._spaces.columns[group.index].space, hashes))
+            )
+            reach = min(reach, count * group.block_tokens)
+        held = _longest(plan, places, min(held, reach), IN_ANY)
+        return held, max(held, _longest(plan, places, reach, IN_ANY | WRITING))
+
+
+def _longest(plan: Plan, places: Sequence[tuple[Group, bytes]], tokens: int, there: int) -> int:
+    """The longest hit, of at most so many tokens, in whose last window every block is `there`: residency bits."""
+    missing = [(group, [not place & there for place in of_group]) for group, of_group in places]
+    tokens -= tokens % plan.align_tokens
+    while tokens:
+        if not any(any(gone[g.first_needed(tokens) : g.blocks_in(tokens)]) for g, gone in missing):
+            return tokens
+        tokens -= plan.align_tokens
+    return 0

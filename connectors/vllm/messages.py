@@ -3,7 +3,8 @@
 scheduler ── Orders (every step) ──▶ every worker
           ◀── Report (every step, summed over workers) ──
 
-A Report also carries what each rank's blocks look like (Rank), as long as the orders ask for it.
+A Report also carries what each rank's blocks look like and which weights it computes with (Rank), as long as the
+orders ask for it: at the start, and after a reset of the cache.
 vLLM's handshake is not used for that: MultiConnector hands the metadata of one connector to all.
 """
 
@@ -21,8 +22,8 @@ from connectors.transfer.orders import Column, Load, LoadEnd, Save
 class Orders(KVConnectorMetadata):
     """One step's work. columns: group -> shard -> its part of a record. cancel: saves whose
     blocks are about to be overwritten. draining: finished requests whose blocks no save reads any more.
-    version: of the namespaces: loads of an older one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours or
-    another, loads inside it; otherwise 0. introduce: every rank is to report its Rank.
+    version: resets of the cache until now: loads from before the last one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours or
+    another, loads inside it; otherwise 0. introduce: every rank is to report its Rank, with the weights of now.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -51,14 +52,28 @@ def this_node() -> str:
 
 
 @dataclass(slots=True)
+class Weights:
+    """What one rank computes with. first: digest when its KV tensors were registered. now: digest after as many resets
+    as `version` says. unseen: why a digest is empty."""
+
+    first: str = ""
+    now: str = ""
+    version: int = 0
+    unseen: str = ""
+
+
+@dataclass(slots=True)
 class Rank:
     """One rank's blocks. shard: ranks of one shard hold the same bytes. groups: by group
-    index. trouble: why this rank cannot store its blocks, or empty. node: the machine it runs on."""
+    index. trouble: why this rank cannot store its blocks, or empty. node: the machine it runs on. number: of the
+    rank within its engine."""
 
     shard: int
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     trouble: str = ""
     node: str = field(default_factory=this_node)
+    number: int = 0
+    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass

@@ -78,8 +78,7 @@ def identity_fields(
     fields = {
         "format": str(CONNECTOR_FORMAT),
         "vllm": release_of(vllm_version),
-        "model": model_name(model.model),
-        "revision": str(model.revision),
+        **model_fields(vllm_config),
         "weights": weights,
         "config": config_digest(model.hf_config),
         "dtype": str(model.dtype),
@@ -97,6 +96,13 @@ def identity_fields(
     }
     fields["draft"] = _draft(getattr(vllm_config, "speculative_config", None))
     return {name: _short(value) for name, value in fields.items()}
+
+
+def model_fields(vllm_config: Any) -> dict[str, str]:
+    """What the model is called. An engine that loads other weights from files is told so here too, where its workers
+    share its process: for a name that stays, ask at the start."""
+    model = vllm_config.model_config
+    return {"model": _short(model_name(model.model)), "revision": _short(str(model.revision))}
 
 
 def rank_facts(

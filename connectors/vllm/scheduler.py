@@ -32,10 +32,11 @@ loads computes is saved before the workers have reported that step:
                                                              └─ `_distrust`: requests of that time
                                                                 are not saved any more (`tainted`)
 
-What keeps old weights out of the new namespace: when the cache is reset (`new_epoch`), what was
-ordered for the old namespace ends there or is dropped, loads under way fail, and requests of that
+What keeps old weights out of a namespace of other ones: when the cache is reset (`new_epoch`), what was
+ordered for the namespace until then ends there or is dropped, loads under way fail, and requests of that
 time stay `tainted` until they start again from nothing. If vLLM could not empty its own prefix
-cache, requests that start from it are tainted too (`_stale_local`).
+cache, requests that start from it are tainted too (`_stale_local`). Which weights there are from then on, `Spaces`
+asks the ranks when the next request starts; it waits for the answer.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ from connectors.vllm.geometry import Group, Plan
 from connectors.vllm.guard import Guard
 from connectors.vllm.lookups import Lookups
 from connectors.vllm.messages import Orders, Report
+from connectors.vllm.patience import Patience
+from connectors.vllm.queue import Queue
 from connectors.vllm.spaces import Spaces
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Tracked
+from connectors.vllm.transfer_params import promise, wants_promise
 
 
 class SchedulerHalf:
@@ -80,10 +84,12 @@ class SchedulerHalf:
         self._sync = settings.load == "sync" and self._may_load_synchronously()
         self._prefill = PrefillSpeed()
         self._lookups = Lookups(self._line, self._spaces, tally, self._prefill, self._sync)
+        self._patience = Patience(settings.still_writing_wait_s, self._prefill, tally)
         self._pool: Any = None
         self._requests: dict[str, Tracked] = {}
         self._world = int(vllm_config.parallel_config.world_size)
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
+        self._queue = Queue(self._spaces, self._fetching)
         is_sync = settings.save == "sync"
         save_timeout_s = min(settings.save_timeout_s, limits.SYNC_WAIT_S_MAX if is_sync else float("inf"))
         line = self._open_line(save_timeout_s, "saves")
@@ -94,6 +100,7 @@ class SchedulerHalf:
         self._next_store = 0
         self._debts = self._line.debts
         self._new_draining: list[str] = []
+        self._draining_s: dict[str, float] = {}  # finished requests that keep their blocks, since when
         self._new_cancels: list[int] = []
         self._stale_local = False  # vLLM's own prefix cache may hold blocks of older weights
         self._unsent: list[Store] = []  # of requests that finished since the last step, and of this step
@@ -121,8 +128,8 @@ class SchedulerHalf:
         """A synchronous load can fail inside its step. vLLM copes with that for one KV group, and
         only where no later step was planned already: it would deliver what that step sampled."""
         reason = ""
-        if self._spaces.plan is not None and len(self._spaces.plan.groups) > 1:
-            reason = "a model with one KV group"
+        if self._spaces.plan is not None and self._spaces.plan.loads_whole:
+            reason = "a model with one KV group, of full attention"
         elif self._config.max_concurrent_batches > 1:
             reason = "an engine without asynchronous scheduling and pipeline stages"
         if reason:
@@ -136,8 +143,8 @@ class SchedulerHalf:
         self._pool = block_pool
 
     def new_epoch(self) -> None:
-        """The weights may have changed under us. Running requests keep their KV, which is of the old weights. Workers
-        fail the loads that they have under way as soon as they hear of the new namespaces."""
+        """The weights may change around now. Running requests keep their KV, which is of the old weights. Workers
+        fail the loads that they have under way as soon as they hear of the reset."""
         self._spaces.new_epoch(self._next_store, self._storing.stores)
         for tracked in self._requests.values():
             tracked.tainted, tracked.hit = True, None
@@ -154,8 +161,14 @@ class SchedulerHalf:
 
     # ---- looking up ----------------------------------------------------------------------
 
+    def queued(self, request: Any) -> None:
+        """vLLM has taken in a request."""
+        if self._loads and not request.skip_reading_prefix_cache:
+            self._queue.add(request)
+
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after `local_tokens` can be loaded, and whether between steps. None: ask again."""
+        self._queue.remove(request.request_id)
         self._note_start(request, local_tokens)
         if self._spaces.awaits_ranks():
             return None, False  # also where nothing is loaded: what is computed meanwhile would not be saved
@@ -172,6 +185,8 @@ class SchedulerHalf:
             or time.monotonic() >= hit.stale_s
         ):
             hit = self._lookups.look_up(plan, tracked, local_tokens)
+        if self._patience.holds_back(tracked, hit):
+            return None, False
         return hit.tokens, self._sync is False and hit.tokens > 0
 
     def _note_start(self, request: Any, local_tokens: int) -> None:
@@ -200,7 +215,7 @@ class SchedulerHalf:
         """Blocks are there: order the load. May be called again for the same request with 0."""
         tracked = self._track(request)
         ticket, tracked.ticket = tracked.ticket, 0
-        hit, tracked.hit = tracked.hit, None
+        hit, tracked.hit, tracked.wait = tracked.hit, None, None
         tracked.counted = False
         if external_tokens <= 0 or self._spaces.plan is None:
             if hit is not None and hit.tokens:  # another connector loads them, or nobody
@@ -258,22 +273,26 @@ class SchedulerHalf:
 
     def orders(self, scheduler_output: Any) -> Orders:
         """This step's work for the workers."""
-        orders = Orders(
-            cancel=self._new_cancels, introduce=not self._spaces.knows_ranks and self._spaces.plan is not None
-        )
+        orders = Orders(cancel=self._new_cancels, introduce=self._spaces.asks_ranks)
         self._new_cancels = []
         try:
             self._plan_step(orders, scheduler_output)
+            self._queue.promote()
         except Exception as error:  # noqa: BLE001 - loads and draining requests must reach the workers whatever happens
             self.guard.note("orders", error)
+        connected = self._line.client.connected
+        self.guard.look(connected)
+        self._tally.tell("connected", connected)
+        self._tally.tell("ready", connected and bool(self._spaces.columns))
         orders.version, orders.idle = self._spaces.version, not scheduler_output.total_num_scheduled_tokens
         orders.loads, orders.load_ends = self._fetching.take_orders()
         orders.saves = self._storing.take_orders()
         if orders.loads or orders.saves:
-            orders.columns = {index: columns.of_shard for index, columns in self._spaces.columns.items()}
+            orders.columns = self._spaces.shards
         orders.draining, self._new_draining = self._new_draining, []
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
+            self._queue.remove(request_id)
         self._prefill.ordered(
             scheduler_output.total_num_scheduled_tokens,
             len(scheduler_output.num_scheduled_tokens),
@@ -323,10 +342,19 @@ class SchedulerHalf:
             tables = state.get_block_ids(request_id)
             if tables is None:
                 continue
-            self._save(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens)
+            handed = state.boundary_state_offloads.get(request_id, ())
+            self._save(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens, handed)
 
-    def _save(self, tracked: Tracked, tables: Sequence[Sequence[int]], tokens: int, decoding: bool) -> None:
-        """Save whole blocks among the first `tokens` that were not offered yet."""
+    def _save(
+        self,
+        tracked: Tracked,
+        tables: Sequence[Sequence[int]],
+        tokens: int,
+        decoding: bool,
+        handed: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        """Save whole blocks among the first `tokens` that were not offered yet. handed: blocks that hold a state,
+        each with its group and the tokens it stands for."""
         plan, request = self._spaces.plan, tracked.request
         if plan is None:
             return
@@ -341,19 +369,19 @@ class SchedulerHalf:
             if last <= first:
                 continue
             tracked.offered[at] = last
-            table = tables[group.index]
-            for run in _runs(p for p in range(first, last) if table[p] != 0):  # 0: the null block
+            filled = _filled(group, tables[group.index], range(first, last), handed)
+            for run in _runs(filled):
                 hashes = plan.hashes(group, request.block_hashes, run.start, run.stop)
                 parent = (
                     plan.hashes(group, request.block_hashes, run.start - 1, run.start) if run.start else [b""]
                 )
                 parts.append(
-                    Part(self._spaces.columns[group.index], [table[p] for p in run], hashes, parent[0])
+                    Part(self._spaces.columns[group.index], [filled[p] for p in run], hashes, parent[0])
                 )
                 if group.window is not None and self._pool is not None:
-                    held += [self._pool.blocks[table[p]] for p in run]
+                    held += [self._pool.blocks[filled[p]] for p in run]
                 else:
-                    places += [(group.index, p, table[p]) for p in run]
+                    places += [(group.index, p, filled[p]) for p in run]
         if not parts:
             return
         if held:
@@ -375,7 +403,7 @@ class SchedulerHalf:
         return [
             store
             for store in self._storing.stores.values()
-            if store.request_id == request_id and store.places and not store.cancelled
+            if store.request_id == request_id and not store.cancelled
         ]
 
     def _overwritten(self, resolve: Any) -> list[int]:
@@ -417,6 +445,8 @@ class SchedulerHalf:
                 self._load_failed(request_id)
             self._note_step(report.sync_step)
             self._spaces.end_old(self._storing.stores)
+        for request_id in output.finished_sending or ():
+            self._draining_s.pop(request_id, None)
         for request_id in output.finished_recving or ():
             tracked = self._requests.get(request_id)
             if tracked is not None:
@@ -473,7 +503,32 @@ class SchedulerHalf:
             return False
         for store in waited_for:
             store.draining = True
+        self._draining_s[request.request_id] = time.monotonic()
         return True
+
+    def promise(self, request: Any) -> dict[str, Any] | None:
+        """`kv_transfer_params` for whoever goes on with a finished request: how much of it is stored, or about to be."""
+        plan, tracked = self._spaces.plan, self._requests.get(request.request_id)
+        if plan is None or tracked is None or not wants_promise(request.kv_transfer_params):
+            return None
+        if not self._saves or tracked.tainted or not self._spaces.ready() or _aborted(request):
+            return None
+        offered = zip(plan.groups, tracked.offered, strict=True)
+        tokens = min(blocks * group.block_tokens for group, blocks in offered)
+        return promise(self._line.client.instance, tokens)
+
+    def frees_soon(self) -> bool:
+        """Whether blocks come back when saves are through, in milliseconds: those of finished requests, and those that a
+        window has left behind. Not for longer than FREES_WAIT_S: vLLM preempts nobody meanwhile."""
+        held_s = [store.begun_s for store in self._storing.stores.values() if store.held]
+        return any(
+            time.monotonic() - since_s < limits.FREES_WAIT_S
+            for since_s in [*self._draining_s.values(), *held_s]
+        )
+
+    def has_transfers(self) -> bool:
+        """Whether loads or saves are not through on all ranks."""
+        return bool(self._storing.stores or self._fetching.fetches)
 
     def close(self) -> None:
         """Stop the threads and hang up."""
@@ -486,6 +541,20 @@ class SchedulerHalf:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         for line in self._lines:
             line.close()
+
+
+def _filled(
+    group: Group, table: Sequence[int], among: range, handed: Sequence[tuple[int, int, int]]
+) -> dict[int, int]:
+    """Blocks that hold what their hash says, by position, in ascending order."""
+    if not group.handed:
+        return {at: table[at] for at in among if table[at] != 0}  # 0: the null block
+    whole = sorted(
+        (boundary // group.block_tokens - 1, block)
+        for index, block, boundary in handed
+        if index == group.index and boundary % group.block_tokens == 0
+    )
+    return {at: block for at, block in whole if at in among}
 
 
 def _runs(positions: Iterable[int]) -> list[range]:

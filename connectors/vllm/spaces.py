@@ -4,34 +4,49 @@
     digest of the weights ──┼─▶ columns: group ─▶ namespace, and each shard's part of its records
     what the ranks say ─────┘
 
-When the cache is reset the weights may be others: the namespaces get a new `epoch`, and end with the
-next one, once nothing is saved to them any more.
+When the cache is reset the weights may be others, before the reset or after it. What counts is what the first
+request afterwards is computed with: when it asks, the ranks digest their weights, and until all have told nothing is
+looked up or saved.
+
+    the weights are those of the start   the first namespaces: the store is as warm as before
+    they are others                      namespaces named by the joined digest: shared by all engines that have them
+    they cannot be seen                  namespaces of an `epoch` drawn at random: ours alone, so that we end them
+                                         at the next reset, once nothing is saved to them any more
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import time
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.link import Line
 from connectors.transfer.orders import Column, Columns
 from connectors.transfer.settings import Settings
-from connectors.transfer.weights import DigestInBackground, default_cache_dir, weight_files, weights_digest
+from connectors.transfer.weights import (
+    DigestInBackground,
+    WeightsUnknown,
+    default_cache_dir,
+    weight_files,
+    weights_digest,
+)
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
-from connectors.vllm.guard import Guard
+from connectors.vllm.guard import Guard, logger
 from connectors.vllm.messages import Rank, this_node
-from connectors.vllm.namespace import identity_fields, joined_facts, space_spec
+from connectors.vllm.namespace import identity_fields, joined_facts, model_fields, space_spec
 from kvstore.client import ClientError, Namespace
 
 
 class Spaces:
     """plan: of the model's groups; None once it is known that they are not stored. columns: by group, empty while
-    the namespaces are not known. version: of the namespaces."""
+    the namespaces are not known. shards: what each has of a record, by group; the same in all namespaces, and known
+    from the first ones on: saves may be ordered for those of before a reset. version: resets of the cache until now."""
 
     def __init__(
         self, settings: Settings, vllm_config: Any, kv_cache_config: Any, line: Line, guard: Guard
@@ -44,11 +59,16 @@ class Spaces:
         except Unsupported as reason:
             guard.say_once(f"this model's KV is not stored: {reason}")
         self.columns: dict[int, Columns] = {}
+        self.shards: dict[int, dict[int, Column]] = {}
         self.version = 0
+        self._model = model_fields(vllm_config)
+        self._no_files = ""  # why files do not name the weights
         self._weights = DigestInBackground(self._digest_weights, self._weights_unknown)
         self._weights.wait(limits.WEIGHTS_START_WAIT_S)
         self._ranks: list[Rank] = []
-        self._ranks_due_s, self._epoch = 0.0, ""
+        self._ranks_due_s, self._asked = 0.0, False
+        self._live = _Live()
+        self._epoch, self._said = "", ""
         # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
         self._old: deque[tuple[int, list[Namespace]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
 
@@ -62,8 +82,16 @@ class Spaces:
     def knows_ranks(self) -> bool:
         return bool(self._ranks)
 
+    @property
+    def asks_ranks(self) -> bool:
+        """Whether the ranks are to introduce themselves. After a reset not before a request asks: the weights may be
+        replaced until then, and may not even be in memory."""
+        return not self._ranks and self.plan is not None and (self._asked or not self.version)
+
     def know_ranks(self, ranks: list[Rank]) -> None:
-        """What the workers said of their blocks; nothing is known before all of them have."""
+        """What the workers said of their blocks and weights; nothing is known before all of them have, since the last
+        reset."""
+        ranks = [rank for rank in ranks if rank.weights.version == self.version]
         if len(ranks) < self._world:
             return
         self._ranks = ranks
@@ -73,10 +101,14 @@ class Spaces:
         if troubles:
             self.plan = None
             self._guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
+        self._live = _live_of(ranks)
+        self._epoch = os.urandom(8).hex() if self.version and not self._live.now else ""
 
     def awaits_ranks(self) -> bool:
-        """Whether all that is missing is what the workers say with the output of their first step."""
-        if self._ranks or self.plan is None or self._weights.result is None:
+        """Asked for a request that can start. Whether all that is missing is what the workers say with the output of
+        their next step."""
+        self._asked = True
+        if self._ranks or self.plan is None or (self._weights.result is None and not self._no_files):
             return False
         now_s = time.monotonic()
         self._ranks_due_s = self._ranks_due_s or now_s + limits.RANKS_WAIT_S
@@ -85,6 +117,8 @@ class Spaces:
     def _digest_weights(self, stop: Any) -> str:
         if self._settings.model_digest:
             return self._settings.model_digest
+        if self._config.load_config.load_format == "dummy":
+            raise WeightsUnknown("they are not those of its files: load_format is dummy")
         cache = self._settings.cache_dir
         directory = default_cache_dir() if not cache else type(default_cache_dir())(cache)
         models = [self._config.model_config]
@@ -94,9 +128,22 @@ class Spaces:
         return " ".join(weights_digest(weight_files(m.model, m.revision), directory, stop) for m in models)
 
     def _weights_unknown(self, error: Exception) -> None:
+        self._no_files = str(error)
+
+    def _weights_name(self) -> str | None:
+        """What names the weights of now; None while it is not known."""
+        live = self._live
+        if live.now and live.now != live.first:
+            return f"live {live.now}"
+        if self._weights.result is not None or not self._no_files:
+            return self._weights.result
+        if live.first:
+            return f"live {live.first}"
         self._guard.say_once(
-            f"the weights cannot be told from others, so nothing is stored or loaded ({error}); set model_digest"
+            f"the weights cannot be told from others, so nothing is stored or loaded ({self._no_files}; {live.unseen});"
+            " set model_digest"
         )
+        return None
 
     # ---- becoming known ------------------------------------------------------------------
 
@@ -104,8 +151,10 @@ class Spaces:
         """Whether the namespaces are known; makes them as soon as all that names them is."""
         if self.columns:
             return True
-        weights = self._weights.result
-        if self.plan is None or weights is None or not self._ranks:
+        if self.plan is None or not self._ranks:
+            return False
+        weights = self._weights_name()
+        if weights is None:
             return False
         from vllm.v1.core import kv_cache_utils
 
@@ -119,13 +168,15 @@ class Spaces:
                 "block hashes differ from process to process: set PYTHONHASHSEED, or use sha256"
             )
         identity = identity_fields(self._config, self._settings.tenant, weights, bytes(seed), self._epoch)
+        identity |= self._model
         try:
             self.columns = self._make_columns(self.plan, identity, len(seed))
         except ClientError as reason:
             self.plan = None
             self._guard.say_once(f"this model's KV is not stored: {reason}")
             return False
-        self.version += 1
+        self.shards = {index: columns.of_shard for index, columns in self.columns.items()}
+        self._say_change()
         return True
 
     def _make_columns(self, plan: Plan, identity: dict[str, str], hash_bytes: int) -> dict[int, Columns]:
@@ -151,17 +202,36 @@ class Spaces:
     # ---- other weights -------------------------------------------------------------------
 
     def new_epoch(self, next_store: int, under_way: Collection[int]) -> None:
-        """Nothing stored until now is ours any more. next_store: the number of the first save that is of the new
-        namespaces. under_way: the numbers of saves that are not through.
+        """The weights may be others from now on. next_store: the number of the first save that is not of the
+        namespaces until now. under_way: the numbers of saves that are not through.
 
-        A namespace that a reset made is ours alone and is ended; the one before the first reset is that of all
-        engines with these weights.
+        Only a namespace of an epoch of our own is ended; the others are those of all engines with these weights.
         """
-        if self._epoch and self.columns:  # the first namespaces are not only ours
+        if self._epoch and self.columns:
             self._old.append((next_store, [group.space for group in self.columns.values()]))
             self.end_old(under_way)
-        self._epoch = os.urandom(8).hex()
+        self.version += 1
         self.columns = {}
+        self._asked, self._ranks_due_s = False, 0.0
+        if self._ranks and not self._live.first:  # could not be seen at the start: not looked at again
+            self._epoch = os.urandom(8).hex()
+        elif self.plan is not None:
+            self._ranks, self._epoch = [], ""
+
+    def _say_change(self) -> None:
+        """One line for each epoch: what its weights are, what they were, and why."""
+        now, why = "those of the start", ""
+        if self._epoch:
+            now = f"own epoch {self._epoch}"
+            why = f"they cannot be told from others ({self._live.unseen}), so no other engine finds what is stored"
+        elif self._live.now != self._live.first:
+            now = f"live {self._live.now}"
+            why = "they were replaced: engines with the same weights share what is stored"
+        same, was, self._said = now == self._said, self._said, now
+        if self.version:
+            why = why if not same or self._epoch else "they are the same: the store stays warm"
+            why = why or "they are those of the start again: the store is warm"
+            logger.info("kvstore: cache reset %d: weights: %s (before: %s): %s", self.version, now, was, why)
 
     def end_old(self, under_way: Collection[int]) -> None:
         """Tell the daemon which namespaces nobody will read again, when nothing is saved to them any more."""
@@ -176,3 +246,26 @@ class Spaces:
                 self._guard.note("end_namespace", error)
                 return
             self._old.popleft()
+
+
+@dataclass(slots=True, frozen=True)
+class _Live:
+    """Digests of what all ranks together compute with. first: at the start. now: after the last reset. unseen: why one
+    of them is empty."""
+
+    first: str = ""
+    now: str = ""
+    unseen: str = ""
+
+
+def _live_of(ranks: list[Rank]) -> _Live:
+    said = [rank.weights for rank in sorted(ranks, key=lambda rank: rank.number)]
+    return _Live(
+        _joined([weights.first for weights in said]),
+        _joined([weights.now for weights in said]),
+        "; ".join(sorted({weights.unseen for weights in said if weights.unseen})),
+    )
+
+
+def _joined(digests: list[str]) -> str:
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32] if all(digests) else ""

@@ -1,7 +1,8 @@
 """What the connector counts, as vLLM passes it from workers to its log and to Prometheus.
 
-Everything is a sum of numbers under a name, so aggregating over ranks and steps is adding.
-`vllm:kvstore_<name>_total` is the Prometheus name of each; the table below is the manual.
+Counters are sums of numbers under a name, so aggregating over ranks and steps is adding; `vllm:kvstore_<name>_total` is
+the Prometheus name of each. Gauges are told by the scheduler alone, and the latest counts: `vllm:kvstore_<name>`. The tables
+below are the manual.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ MEANINGS = {
     "lookup_tokens": "Prompt tokens of these requests beyond the local prefix cache",
     "hit_tokens": "Prompt tokens that the daemon could load",
     "declined": "Requests not looked up because the connector is not ready or does not serve this model",
+    "waits": "Requests that waited for blocks that another engine was storing, once for each time they start",
+    "wait_seconds": "Seconds that these waits took",
     "loaded_blocks": "Blocks copied from the daemon to the device",
     "loaded_bytes": "Bytes copied from the daemon to the device",
     "load_seconds": "Seconds that loads took, waiting included",
@@ -36,10 +39,14 @@ MEANINGS = {
     "refused": "Calls that the daemon refused",
     "hook_errors": "Failures inside the connector that were kept away from the engine",
 }
+GAUGES = {
+    "connected": "1 while the engine's scheduler has a connection to the daemon",
+    "ready": "1 while it has, and requests are looked up and blocks saved",
+}
 
 
 class KVStoreStats(KVConnectorStats):
-    """Sums by name since the last reset; `data` is what travels between processes."""
+    """Sums by name since the last reset, and gauges; `data` is what travels between processes."""
 
     data: dict[str, Any]
 
@@ -48,7 +55,7 @@ class KVStoreStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, amount in other.data.items():
-            self.data[name] = self.data.get(name, 0) + amount
+            self.data[name] = amount if name in GAUGES else self.data.get(name, 0) + amount
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -61,6 +68,8 @@ class KVStoreStats(KVConnectorStats):
             "saved blocks": data.get("saved_blocks", 0),
             "save MB/s": _rate(data.get("saved_bytes", 0), data.get("save_seconds", 0.0)),
         }
+        if not data.get("connected", 1):
+            summary["connected"] = 0
         troubles = ("load_failures", "declined", "unavailable", "refused", "hook_errors")
         skipped = tuple(name for name in MEANINGS if name.startswith("skipped_"))
         summary.update(
@@ -69,7 +78,7 @@ class KVStoreStats(KVConnectorStats):
         return summary
 
     def is_empty(self) -> bool:
-        return not any(self.data.values())
+        return not any(amount or name in GAUGES for name, amount in self.data.items())
 
 
 def _rate(amount_bytes: float, seconds: float) -> float:
@@ -82,6 +91,14 @@ class Tally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+        self._news = False
+
+    def tell(self, name: str, value: int) -> None:
+        """A gauge."""
+        if self._told.get(name) != value:
+            with self._lock:
+                self._told[name], self._news = int(value), True
 
     def add(self, name: str, amount: float = 1) -> None:
         if amount:
@@ -89,16 +106,16 @@ class Tally:
                 self._sums[name] += amount  # type: ignore[assignment]  # seconds are not whole
 
     def take(self) -> KVStoreStats | None:
-        """The sums so far, which start again at nothing; None when there are none."""
+        """The sums so far, which start again at nothing, and the gauges; None without news."""
         with self._lock:
-            if not self._sums:
+            if not self._sums and not self._news:
                 return None
-            sums, self._sums = dict(self._sums), Counter()
-        return KVStoreStats(data=dict(sums))
+            sums, self._sums, self._news = self._sums, Counter(), False
+            return KVStoreStats(data={**sums, **self._told})
 
 
 class KVStorePromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter for each name in MEANINGS, with vLLM's own labels."""
+    """One Prometheus counter for each name in MEANINGS, and one gauge for each in GAUGES, with vLLM's own labels."""
 
     def __init__(
         self,
@@ -115,9 +132,19 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
             )
             for engine, values in per_engine_labelvalues.items():
                 self._counters[name, engine] = family.labels(*values)
+        self._gauges: dict[tuple[str, int], Any] = {}
+        for name, meaning in GAUGES.items():
+            family = self._gauge_cls(
+                name=f"vllm:kvstore_{name}", documentation=meaning, labelnames=labelnames
+            )
+            for engine, values in per_engine_labelvalues.items():
+                self._gauges[name, engine] = family.labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, amount in transfer_stats_data.items():
             counter = self._counters.get((name, engine_idx))
             if counter is not None and amount > 0:
                 counter.inc(amount)
+            gauge = self._gauges.get((name, engine_idx))
+            if gauge is not None:
+                gauge.set(amount)

@@ -11,12 +11,25 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 @dataclass(slots=True)
 class Hit:
     """The daemon's answer for a prompt: local tokens before the hit, tokens it adds. It is used until
-    `stale_s`, for a request that waits: vLLM asks again in every step."""
+    `stale_s`, for a request that waits: vLLM asks again in every step. writing: tokens behind the hit that
+    somebody is storing right now; promised: tokens behind it that somebody said to be about to store."""
 
     local_tokens: int
     tokens: int
     prompt_tokens: int
     stale_s: float
+    writing: int = 0
+    promised: int = 0
+
+
+@dataclass(slots=True)
+class Wait:
+    """A start of a request that waits for what is being stored. tokens: what there was when it began. over: it waits no
+    longer, whatever comes."""
+
+    begun_s: float
+    tokens: int
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -24,11 +37,12 @@ class Tracked:
     """One request. offered: by group, blocks before it were offered or are held. blocks of the
     request are not saved while it is `tainted`, never loaded again once a load `failed`. ticket: what
     the daemon's accounts know the lookup by, until its answer is used. looked_up: the ticket of its latest
-    lookup. counted: in our statistics."""
+    lookup. counted: in our statistics. wait: of its latest start."""
 
     request: Any
     offered: list[int]
     hit: Hit | None = None
+    wait: Wait | None = None
     sources: dict[CacheHitSource, int] = field(default_factory=dict)
     loading: bool = False
     failed: bool = False

@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from connectors import constants as limits
@@ -36,7 +37,8 @@ from connectors.transfer.saves import Saves
 from connectors.transfer.settings import Settings
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
-from connectors.vllm.messages import Orders, Rank, Report
+from connectors.vllm.live_weights import Unseen, live_digest
+from connectors.vllm.messages import Orders, Rank, Report, Weights
 from connectors.vllm.namespace import rank_facts
 from connectors.vllm.stats import Tally
 
@@ -52,8 +54,10 @@ class WorkerHalf:
         self._pp_rank, self._shard, self._writer = _place(vllm_config, kv_cache_config)
         self._stores = self._writer and vllm_config.kv_transfer_config.is_kv_producer
         self._movers: dict[int, BlockMover] = {}
+        self._loads_whole = True
         self._pinning: Pinning | None = None
         self._rank = Rank(self._shard, trouble="no KV tensors were registered")
+        self._layers: list[str] = []  # that have KV
         self._version = 0
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
@@ -94,11 +98,29 @@ class WorkerHalf:
             self._rank = Rank(self._shard, trouble=f"{type(reason).__name__}: {reason}")
             return
         self._movers.update(movers)
-        self._rank = rank
+        self._loads_whole = plan.loads_whole
+        self._layers = list(kv_caches)
+        self._rank = replace(rank, number=_number(self._config), weights=self._weigh())
         self._start()
 
-    def handshake(self) -> Rank:
+    def handshake(self, version: int = 0) -> Rank:
+        """This rank as it is after so many resets of the cache. Digests the weights when first asked after one."""
+        before = self._rank.weights
+        if version != before.version:
+            now = self._weigh(version) if before.first else replace(before, now="", version=version)
+            self._rank = replace(self._rank, weights=replace(now, first=before.first))
         return self._rank
+
+    def _weigh(self, version: int = 0) -> Weights:
+        """The weights of now; at the start the first ones. Waits for the device."""
+        try:
+            digest = live_digest(self._config, self._layers)
+        except Unseen as reason:
+            return Weights(version=version, unseen=str(reason))
+        except Exception as error:  # noqa: BLE001 - weights that were not seen are said to be so
+            self.guard.note("weights", error)
+            return Weights(version=version, unseen=f"{type(error).__name__}: {error}")
+        return Weights(digest, digest, version)
 
     def _backends(self, layer_names: Sequence[str]) -> list[str]:
         from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
@@ -118,6 +140,16 @@ class WorkerHalf:
             thread.start()
         self._keeper = ArenaKeeper([self._line], self._pinning, self.guard.note)
         self._keeper.start()
+
+    def release_blocks(self) -> None:
+        """The engine is about to give the memory of its KV away, as sleep does: no copy touches it when this returns."""
+        self._saves.hold()
+        self._loads.hold()
+
+    def restore_blocks(self) -> None:
+        """The memory is there again, at the same addresses; its contents are gone."""
+        self._saves.go_on()
+        self._loads.go_on()
 
     # ---- every step, on the engine's thread ------------------------------------------------
 
@@ -167,7 +199,7 @@ class WorkerHalf:
                 received.add(name)
             if loading.missing:
                 self._failed.add(name)
-                if len(self._kv.kv_cache_groups) > 1:
+                if self._loads_whole:
                     failed.add(name)
                 else:
                     self._invalid |= loading.missing
@@ -181,6 +213,7 @@ class WorkerHalf:
 
     def take_report(self) -> Report:
         """What came of loads and saves since the last call."""
+        self.guard.look(self._line.client.connected)
         saves = {number: (1, *report) for number, report in self._saves.take_reports().items()}
         loads = {number: (1, valid) for number, valid in self._loads.take_reports().items()}
         failed, self._failed = self._failed, set()
@@ -215,10 +248,15 @@ def _record_order(layers: dict[str, Any]) -> list[str]:
     return sorted(layers, key=places.__getitem__)
 
 
+def _number(vllm_config: Any) -> int:
+    """Of this rank within its engine."""
+    parallel = vllm_config.parallel_config
+    return int(parallel.rank % (parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
+
+
 def _place(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int, bool]:
     """(pipeline rank, shard, whether this rank is the one of its shard that stores)."""
-    parallel = vllm_config.parallel_config
-    tensor_ranks = parallel.tensor_parallel_size
-    pp_rank, tp_rank = divmod(parallel.rank % (tensor_ranks * parallel.pipeline_parallel_size), tensor_ranks)
+    tensor_ranks = vllm_config.parallel_config.tensor_parallel_size
+    pp_rank, tp_rank = divmod(_number(vllm_config), tensor_ranks)
     replicas = max(1, int(getattr(kv_cache_config, "kv_tp_replicas", 1)))
     return pp_rank, pp_rank * tensor_ranks + tp_rank // replicas, tp_rank % replicas == 0

@@ -6,8 +6,12 @@ a new one all the same (weights, KV cache, connector). The orders:
     {"do": "start", ...}      keyword arguments for the engine; step_wait_s: what a load may hold up a step;
                               ten times as long may a start wait
     {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
-    {"do": "metrics"}         the connector's Prometheus counters that are not zero
+    {"do": "metrics"}         the connector's Prometheus counters that are not zero, and a few of vLLM's
+    {"do": "pending"}         requests whose blocks vLLM still holds
+    {"do": "sibling_counts"}  what a KeeperConnector of this engine did
+    {"do": "core", "call": name, "arguments": {}}  a method of vLLM's EngineCore: pause, sleep, new weights
     {"do": "reset_prefix"}    forget the local prefix cache
+    {"do": "fill_gap", "name": function of `cpu_gaps`}, before the start; {"do": "call_workers", "method": of theirs}
     {"do": "spoil"}, {"do": "break_loads", "at": block}, {"do": "mend"}
     {"do": "stop"}
 """
@@ -70,12 +74,40 @@ class Host:
 
     def metrics(self, order: dict[str, Any]) -> dict[str, Any]:
         named = {metric.name: getattr(metric, "value", 0) for metric in self.engine.get_metrics()}
-        wanted = ("vllm:kvstore_", "vllm:num_preemptions")
+        wanted = (
+            "vllm:kvstore_",
+            "vllm:num_preemptions",
+            "vllm:external_prefix_cache_hits",
+            "vllm:spec_decode_",
+        )
         return {
             name.removeprefix("vllm:kvstore_").removeprefix("vllm:"): value
             for name, value in named.items()
             if name.startswith(wanted)
         }
+
+    def pending(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"requests": len(self.engine.llm_engine.engine_core.engine_core.scheduler.requests)}
+
+    def sibling_counts(self, order: dict[str, Any]) -> dict[str, Any]:
+        from tests.vllm.siblings.keeper import COUNTS
+
+        return dict(COUNTS)
+
+    def fill_gap(self, order: dict[str, Any]) -> dict[str, Any]:
+        from tests.vllm import cpu_gaps
+
+        getattr(cpu_gaps, order["name"])()
+        return {}
+
+    def call_workers(self, order: dict[str, Any]) -> dict[str, Any]:
+        self.engine.collective_rpc(order["method"])
+        return {}
+
+    def core(self, order: dict[str, Any]) -> dict[str, Any]:
+        core = self.engine.llm_engine.engine_core.engine_core
+        getattr(core, order["call"])(**order["arguments"])
+        return {}
 
     def reset_prefix(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"reset": self.engine.reset_prefix_cache()}

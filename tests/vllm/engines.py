@@ -33,6 +33,17 @@ class Generated:
     seconds: float
 
 
+def ours(socket: Path, role: str = "kv_both", extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    """vLLM's configuration of our connector, as an engine's only one or as a child of MultiConnector."""
+    return {
+        "kv_connector": "KVStoreConnector",
+        "kv_connector_module_path": "connectors.vllm",
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kvstore_socket": str(socket), **PATIENT, **(extra or {})},
+    }
+
+
 class EngineHost:
     """One process; `start` replaces its engine."""
 
@@ -67,13 +78,7 @@ class EngineHost:
             **options,
         }
         if socket is not None:
-            settings["kv_transfer_config"] = {
-                "kv_connector": "KVStoreConnector",
-                "kv_connector_module_path": "connectors.vllm",
-                "kv_role": role,
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"kvstore_socket": str(socket), **PATIENT, **(extra or {})},
-            }
+            settings["kv_transfer_config"] = ours(socket, role, extra)
         is_patient = {**PATIENT, **(extra or {})}["save_timeout_s"] >= PATIENT["save_timeout_s"]
         order = {"do": "start", "options": settings, "step_wait_s": 30 if is_patient else 1}
         self.order(order, START_TIMEOUT_S)
@@ -89,6 +94,23 @@ class EngineHost:
 
     def metrics(self) -> dict[str, float]:
         return self.order({"do": "metrics"}, 20)
+
+    def pending(self) -> int:
+        """Requests whose blocks vLLM still holds: those that run, and those whose saves are under way."""
+        return int(self.order({"do": "pending"}, 20)["requests"])
+
+    def sibling_counts(self) -> dict[str, int]:
+        return self.order({"do": "sibling_counts"}, 20)
+
+    def fill_gap(self, name: str) -> None:
+        self.order({"do": "fill_gap", "name": name}, 120)
+
+    def call_workers(self, method: str) -> None:
+        self.order({"do": "call_workers", "method": method}, 120)
+
+    def core(self, call: str, **arguments: Any) -> None:
+        """Call a method of vLLM's EngineCore."""
+        self.order({"do": "core", "call": call, "arguments": arguments}, 120)
 
     def reset_prefix(self) -> None:
         self.order({"do": "reset_prefix"}, 20)

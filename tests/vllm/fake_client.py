@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.client import Namespace
+from kvstore.client import WRITING, Leading, Namespace
 from kvstore.errors import Unavailable
 from tiers.checksum import column_sizes, joined
 from tiers.checksum import digest as digest_of
@@ -28,7 +28,7 @@ class FakeStore:
     away: every call fails. no_prefetch: hints fail. unreadable: blocks that a lookup finds and an acquire does not.
     torn: blocks whose slot changes while they are read. slow: blocks that are on NVMe. room:
     how many records fit. budget: blocks of one lease; those beyond it are pending, or not reserved. delay_s: what each reserve, and each copy of a rank, takes. spoil: changes the
-    bytes that are handed out.
+    bytes that are handed out. may_fill: while it is not set, no rank gets further than to its copy.
     """
 
     records: dict[Key, bytes] = field(default_factory=dict)
@@ -44,16 +44,30 @@ class FakeStore:
     leases: list[FakeLease | None] = field(default_factory=list)  # None: given back
     delay_s: float = 0.0
     spoil: Callable[[Key, bytes], bytes] | None = None
+    may_fill: threading.Event = field(default_factory=threading.Event)
     calls: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     settled: list[tuple[int, int, bytes]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.may_fill.set()
 
     def open(self, socket_path: str, timeout_s: float, label: str, **_: Any) -> FakeClient:
         return FakeClient(self)
 
     def count(self, name: str) -> int:
         return self.calls.count(name)
+
+    def writing(self) -> set[Key]:
+        """The blocks that are reserved and not committed."""
+        return {key for lease in self.leases if lease is not None for key in lease.writing()}
+
+    def kill_writers(self) -> None:
+        """What a daemon does when the connections of those who write are gone."""
+        with self.lock:
+            for lease in [lease for lease in self.leases if lease is not None and lease.writing()]:
+                lease.release()
 
     @property
     def open_leases(self) -> int:
@@ -150,9 +164,14 @@ class FakeClient:
     """One connection; see `kvstore.client.Client` for what the methods promise."""
 
     arena = None
+    instance = "fake"
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store
+
+    @property
+    def connected(self) -> bool:
+        return not self.store.away
 
     def close(self) -> None:
         pass
@@ -172,13 +191,14 @@ class FakeClient:
         space = Namespace(digest, record_bytes, hash_bytes, block_tokens, fields, columns)
         return self.store.spaces.setdefault(digest, space)
 
-    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes], **asking: Any) -> int:
+    def lookup(self, namespaces: Sequence[Namespace], hashes: Sequence[bytes], **asking: Any) -> Leading:
         self._called("lookup")
         self.store.asked.append(asking)
-        for count, digest in enumerate(hashes):
-            if any((space.digest, digest) not in self.store.records for space in namespaces):
-                return count
-        return len(hashes)
+        with self.store.lock:
+            held, coming = self.store.records.keys(), self.store.writing()
+            leading = Leading(_count(hashes, namespaces, held))
+            leading.writing = _count(hashes, namespaces, held | coming) - leading
+        return leading
 
     def settle(
         self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
@@ -188,9 +208,14 @@ class FakeClient:
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         self._called("residency")
-        held = [(namespace.digest, digest) in self.store.records for digest in hashes]
-        places = [IN_NVME if digest in self.store.slow else IN_DRAM for digest in hashes]
-        return bytes(place if there else 0 for place, there in zip(places, held, strict=True))
+        with self.store.lock:
+            keys = [(namespace.digest, digest) for digest in hashes]
+            coming = self.store.writing()
+            held = [IN_NVME if digest in self.store.slow else IN_DRAM for digest in hashes]
+            return bytes(
+                place if key in self.store.records else WRITING if key in coming else 0
+                for place, key in zip(held, keys, strict=True)
+            )
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         self._called("prefetch")
@@ -212,7 +237,7 @@ class FakeClient:
         slots: dict[int, bytearray | bytes] = {}
         partial = False
         with self.store.lock:
-            writing = {key for lease in self.store.leases if lease is not None for key in lease.writing()}
+            writing = self.store.writing()
             for index, digest in enumerate(hashes):
                 self.store.parents[namespace.digest, digest] = hashes[index - 1] if index else parent
                 if {(namespace.digest, digest)} & (self.store.records.keys() | writing):
@@ -259,6 +284,7 @@ class FakeClient:
         return FakeSlots(views, len(views) if writing else min(torn, default=len(views)))
 
     def fill(self, fills: Sequence[tuple[FakeGrant, int, list[bytes] | None]]) -> list[int]:
+        assert self.store.may_fill.wait(60), "the test went on without its writers"
         self._called("fill")
         with self.store.lock:
             leases = [(self.store.leases[grant.number], column, digests) for grant, column, digests in fills]
@@ -272,3 +298,15 @@ class FakeClient:
             time.sleep(self.store.delay_s)
         if self.store.away:
             raise Unavailable("switched off by the test")
+
+
+def _count(hashes: Sequence[bytes], namespaces: Sequence[Namespace], there: Set[Key]) -> int:
+    """The leading ones that are there in all namespaces."""
+    return next(
+        (
+            n
+            for n, digest in enumerate(hashes)
+            if any((space.digest, digest) not in there for space in namespaces)
+        ),
+        len(hashes),
+    )

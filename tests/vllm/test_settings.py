@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 from connectors.transfer.settings import SettingError, Settings, read_settings
 from connectors.vllm.guard import Guard, guarded
-from connectors.vllm.stats import MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
+from connectors.vllm.stats import GAUGES, MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
 from connectors.vllm_plugin import register
 from kvstore.errors import Refused, Unavailable
 
@@ -35,6 +35,7 @@ def test_defaults_are_allowed() -> None:
         ("lookup_timeout_s", True, "a number from"),
         ("lookup_timeout_s", 50, "at most load_timeout_s"),
         ("save_queue_bytes", 5, "a number from"),
+        ("still_writing_wait_s", -1, "a number from 0 to 60"),
         ("load_threads", 100, "a number from 1 to"),
         ("kvstore_socket", "kvstore.sock", "an absolute path"),
         ("cache_dir", "cache", "an absolute path"),
@@ -123,6 +124,46 @@ def test_each_kind_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 2 and len(hooks.counted) == 10
 
 
+def test_a_daemon_that_is_back_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each outage costs two lines: its beginning and its end, with how many calls failed. Bugs of ours are not said again."""
+    from connectors.vllm import guard
+
+    lines: list[str] = []
+
+    def say(text: str, *facts: object, **_: object) -> None:
+        lines.append(text % facts)
+
+    monkeypatch.setattr(guard, "logger", SimpleNamespace(error=say, warning=say, info=say))
+    hooks = Hooks()
+    hooks.guard.look(True)
+    for _ in range(2):
+        for _ in range(3):
+            hooks.hook(Unavailable("gone"))
+            hooks.hook(ValueError())
+            hooks.guard.look(False)
+        hooks.guard.look(True)
+        hooks.guard.look(True)
+    first, bug, back, again, back_again = lines
+    assert first == again == "kvstore: hook: gone" and "hook failed" in bug
+    assert "answers again, after 3 failed calls" in back and "after 3 failed calls" in back_again
+
+
+def test_gauges_are_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gauge is told when it changes and with all that is told, and is not added up."""
+    tally = Tally()
+    tally.tell("connected", 1)
+    one = tally.take()
+    assert one is not None and one.data == {"connected": 1} and not one.is_empty()
+    tally.tell("connected", 1)
+    assert tally.take() is None
+    tally.tell("connected", 0)
+    tally.add("lookups", 2)
+    two = tally.take()
+    assert two is not None
+    both = one.aggregate(two).aggregate(KVStoreStats(data={"lookups": 1}))
+    assert both.data == {"connected": 0, "lookups": 3} and both.reduce()["connected"] == 0
+
+
 def test_stats_add_up() -> None:
     """Sums of ranks and steps are sums of their numbers, and a taken tally starts again."""
     tally = Tally()
@@ -149,6 +190,7 @@ def test_every_count_has_a_meaning_and_a_counter() -> None:
     source = "".join(path.read_text() for path in Path(connectors.__path__[0]).rglob("*.py"))
     counted = set(re.findall(r'_(?:tally\.add|count)\(\s*(?:tracked, )?"(\w+)"', source))
     assert counted <= set(MEANINGS) and len(counted) > 10
+    assert set(re.findall(r'_tally\.tell\(\s*"(\w+)"', source)) == set(GAUGES)
     seen: dict[str, float] = {}
 
     class Counter:
@@ -161,10 +203,14 @@ def test_every_count_has_a_meaning_and_a_counter() -> None:
         def inc(self, amount: float) -> None:
             seen[self.name] = seen.get(self.name, 0) + amount
 
+        def set(self, amount: float) -> None:
+            seen[self.name] = amount
+
     from prometheus_client import Counter as PromCounter
     from prometheus_client import Gauge, Histogram
 
     types = {Gauge: Counter, PromCounter: Counter, Histogram: Counter}
     metrics = KVStorePromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"]})
-    metrics.observe({"saved_blocks": 3, "no such thing": 1})
-    assert seen == {"vllm:kvstore_saved_blocks": 3}
+    metrics.observe({"saved_blocks": 3, "connected": 1, "no such thing": 1})
+    metrics.observe({"saved_blocks": 2, "connected": 0})
+    assert seen == {"vllm:kvstore_saved_blocks": 5, "vllm:kvstore_connected": 0}

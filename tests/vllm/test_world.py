@@ -216,6 +216,19 @@ def test_a_failed_load_is_computed(
     )
 
 
+def test_the_failure_policy_is_to_recompute(worlds: Callable[..., World], store: FakeStore) -> None:
+    """vLLM's default fails a request whose block went between lookup and load; with us it is computed."""
+    first = worlds()
+    request = first.ask("a", prompt(1, 200))
+    settle(first)
+    store.unreadable.add(bytes(request.block_hashes[6]))
+    second = worlds(policy="fail")
+    second.ask("a", prompt(1, 200))
+    settle(second)
+    assert second.outputs["a"] == first.outputs["a"] and second.sums["failed_blocks"] >= 1
+    assert second.scheduler.recompute_kv_load_failures and not second.scheduler.requires_kv_delivery
+
+
 def test_a_request_is_not_loaded_again_after_a_failure(
     worlds: Callable[..., World], store: FakeStore
 ) -> None:

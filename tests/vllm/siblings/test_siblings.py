@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.v1.request import RequestStatus
 
 from tests.vllm.conftest import prompt
@@ -125,6 +128,16 @@ def test_a_policy_that_fails_requests_is_declined(
     settle(world)
     assert len(store.calls) == calls
     assert len(said) == 1 and '"kv_load_failure_policy": "recompute"' in said[0]
+
+
+def test_no_entry_point_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is named by its module's path alone: MultiConnector, which asks by name, finds its statistics."""
+    monkeypatch.delitem(KVConnectorFactory._registry, "KVStoreConnector", raising=False)
+    spec = importlib.util.find_spec("connectors.vllm")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))  # as in a process that has not imported it
+    stats = MultiConnector.build_kv_connector_stats({"KVStoreConnector": {"lookups": 3}})
+    assert stats is not None and stats.data["KVStoreConnector"].data == {"lookups": 3}
 
 
 @PLACES

@@ -1,0 +1,48 @@
+"""Requests in vLLM's queue: their blocks come up from slower tiers while they wait.
+
+taken in ─▶ vLLM asks for matched tokens in the same step: it starts, nothing is done
+        └─▶ it does not: the request waits, and what NVMe holds of its prompt is promoted, once
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from connectors import constants as limits
+from connectors.transfer.fetching import Fetching
+from connectors.transfer.orders import Part
+from connectors.vllm.spaces import Spaces
+
+
+class Queue:
+    """Of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about, the blocks are promoted."""
+
+    def __init__(self, spaces: Spaces, fetching: Fetching) -> None:
+        self._spaces, self._fetching = spaces, fetching
+        self._waiting: dict[str, Any] = {}
+        self._promoted: set[str] = set()
+
+    def add(self, request: Any) -> None:
+        self._waiting[request.request_id] = request
+
+    def remove(self, request_id: str) -> None:
+        """It was asked about, or is gone."""
+        self._waiting.pop(request_id, None)
+        self._promoted.discard(request_id)
+
+    def promote(self) -> None:
+        """Called at the end of a step: who is still here waits."""
+        plan, columns = self._spaces.plan, self._spaces.columns
+        if plan is None or not columns:
+            return
+        for request_id, request in itertools.islice(self._waiting.items(), limits.QUEUED_PROMOTIONS_MAX):
+            if request_id in self._promoted:
+                continue
+            self._promoted.add(request_id)
+            parts = []
+            for group in plan.full:
+                count = min(group.blocks_in(request.num_tokens), limits.LOOKUP_HASHES_MAX)
+                hashes = plan.hashes(group, request.block_hashes, 0, count)
+                parts.append(Part(columns[group.index], [], hashes))
+            self._fetching.promote(parts)
