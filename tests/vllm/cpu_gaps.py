@@ -65,6 +65,13 @@ def rotate_in_torch() -> None:
     RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
 
 
+def keep_weights_in_sight() -> None:
+    """Before the engine is made: layers compute with the weights in their tensors."""
+    from vllm import _custom_ops
+
+    _custom_ops._supports_onednn = False
+
+
 class StageWorker:
     """Mixed into vLLM's workers (`worker_extension_cls`)."""
 
