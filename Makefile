@@ -8,11 +8,13 @@
 
 VENV := .venv/bin
 WORKERS ?= 2
+WAITERS ?= 3
 SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
 PARTITION_S ?= 60
-WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py queue.py patience.py namespace.py settings.py) $(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
+WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py settings.py) \
+	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
 .PHONY: venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 trial lint format bench soak clean
 
@@ -36,16 +38,17 @@ demo: venv
 demo-regions: venv
 	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")
 
-# Tests that start engines want the cores for themselves, so they run after the others, one at a time.
+# Tests without engines wait for timers half of their time, so one more than the cores run at a time. Tests that start engines want
+# the cores for themselves: they run after the others, one at a time.
 test: venv vllm-source lint
-	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm"
-	$(VENV)/python -m pytest -q -n $(WORKERS) -m vllm $(WITHOUT_ENGINES)
+	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
+	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
 	$(VENV)/python -m pytest -q -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
 	@$(MAKE) --no-print-directory test-033
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
 test-033: venv-033 vllm-source-033
-	.cache/venv-0.33/bin/python -m pytest -q -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/theirs/test_theirs.py
+	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/theirs/test_theirs.py
 
 test-fast: venv
 	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm and not slow"

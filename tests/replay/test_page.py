@@ -80,7 +80,7 @@ def test_a_page_that_cannot_be_written_costs_no_replay(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The path is looked at before the work."""
-    assert main(["replay", str(trace), "--html", str(tmp_path / "none" / "x.html")]) == 2
+    assert main(["replay", str(trace), "--html", str(tmp_path / "none" / "x.html")]) == 3
     assert "no such directory" in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +14,9 @@ from kvstore.demo.model import VOCABULARY, make_model
 from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
 from tests.vllm.fake_client import FakeStore
+
+if TYPE_CHECKING:  # importing it imports vLLM
+    from tests.vllm.world import World
 
 Tokens = list[int]
 WITHOUT_VLLM = ("test_device.py",)
@@ -63,6 +67,23 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     made = FakeStore()
     monkeypatch.setattr(link, "open_client", made.open)
     return made
+
+
+@pytest.fixture
+def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
+    """Make simulated engines over that store: of a Shape's fields, and a seed."""
+    from tests.vllm.world import Shape, World
+
+    made: list[World] = []
+
+    def make(seed: int = 0, **shape: Any) -> World:
+        made.append(World(model, Shape(**shape), seed))
+        return made[-1]
+
+    yield make
+    store.may_fill.set()
+    for world in made:
+        world.close()
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +17,11 @@ import torch
 
 from connectors import constants as limits
 from connectors.vllm import worker as worker_module
-from tests.running import Daemon
-from tests.vllm import engines
 from tests.vllm import world as world_module
 from tests.vllm.conftest import prompt
-from tests.vllm.engines import EngineHost
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.tiny_weights import TinyModel, give_model
-from tests.vllm.world import BLOCK_TOKENS, VOCABULARY, Shape, World
+from tests.vllm.world import BLOCK_TOKENS, VOCABULARY, World
 
 pytestmark = pytest.mark.vllm
 
@@ -49,16 +44,8 @@ FEW = dict(list(SHAPES.items())[:6])
 
 
 @pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(**shape: Any) -> World:
-        made.append(World(model, Shape(**{"weights": 1, **shape})))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
+def worlds(worlds: Callable[..., World]) -> Callable[..., World]:
+    return lambda **shape: worlds(**{"weights": 1, **shape})
 
 
 @pytest.fixture
@@ -514,96 +501,3 @@ def test_weights_that_are_not_those_of_files(
         assert hits(other, store) == 0
     real = worlds(weights=1, **named)
     assert hits(real, store) == 0 and not names(real) & names(engines[0])
-
-
-# ---- real engines ----------------------------------------------------------------------------
-
-LONG = prompt(70, 330)
-LONG_TOKENS = 330 // engines.BLOCK_TOKENS * engines.BLOCK_TOKENS
-
-
-@pytest.fixture(scope="module")
-def other_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with other keys; its directory has another name."""
-    numpy = pytest.importorskip("safetensors.numpy")
-    copy = Path(shutil.copytree(model, tmp_path_factory.mktemp("models") / "trained"))
-    (path,) = copy.glob("*.safetensors")
-    tensors = numpy.load_file(path)
-    numpy.save_file({name: t * 1.25 if "k_proj" in name else t for name, t in tensors.items()}, path)
-    return copy
-
-
-class Trained:
-    """An engine whose weights are replaced by vLLM's own means."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self.host = host
-
-    def pause(self) -> None:
-        self.host.core("pause_scheduler")
-        self.host.core("resume_scheduler")
-
-    def sleep(self, level: int) -> None:
-        self.host.core("sleep", level=level)
-        self.host.core("wake_up")
-
-    def update(self, weights: Path) -> None:
-        self.host.core("pause_scheduler")
-        self.host.core("collective_rpc", method="reload_weights", kwargs={"weights_path": str(weights)})
-        self.host.core("resume_scheduler")
-
-    def ask(self) -> tuple[list[int], int]:
-        """Tokens, and how many of the prompt's came from the store."""
-        made = self.host.generate([LONG])
-        return made.tokens[0], made.cached[0]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_real_engine_that_is_trained(
-    hosts: Callable[..., EngineHost], daemon: Daemon, model: Path, other_model: Path
-) -> None:
-    """Pause and resume, sleep and wake, other weights twice and the first again: hits where the weights are the same,
-    none where they are not, and the tokens are those of fresh engines. A second engine finds what the first stored."""
-    host = hosts()
-    host.fill_gap("keep_weights_in_sight")
-    host.start(None, model=str(other_model))
-    other = host.generate([LONG]).tokens[0]
-    host.start(None)
-    first = host.generate([LONG]).tokens[0]
-    assert first != other
-    host.start(daemon.socket, extra={"save": "sync"})
-    engine = Trained(host)
-    assert engine.ask() == (first, 0)
-    for rest in (engine.pause, lambda: engine.sleep(1), lambda: engine.sleep(2)):
-        rest()
-        assert engine.ask() == (first, LONG_TOKENS)
-    engine.update(other_model)
-    assert engine.ask() == (other, 0)
-    engine.pause()
-    assert engine.ask() == (other, LONG_TOKENS)
-    engine.update(model)
-    assert engine.ask() == (first, LONG_TOKENS)
-    host.start(daemon.socket, extra={"save": "sync"})
-    engine.update(other_model)
-    assert engine.ask() == (other, LONG_TOKENS)
-    metrics = host.metrics()
-    assert metrics["loaded_blocks"] > 0 and not metrics.get("hook_errors")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_real_engine_whose_weights_are_packed(
-    host: EngineHost, daemon: Daemon, model: Path, other_model: Path
-) -> None:
-    """vLLM's CPU build keeps weights where nobody sees them: each reset is an epoch of its own, and nothing is wrong."""
-    host.start(daemon.socket, extra={"save": "sync"})
-    engine = Trained(host)
-    first, cached = engine.ask()
-    assert not cached
-    engine.update(other_model)
-    other, cached = engine.ask()
-    assert other != first and not cached
-    engine.update(model)
-    assert engine.ask() == (first, 0)
-    assert not host.metrics().get("hook_errors")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from vllm.v1 import kv_cache_interface as specs
 
 from connectors.vllm.geometry import Unsupported, plan_for
+from tests.vllm import world as world_module
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import BLOCK_TOKENS, Shape, World, config_of
@@ -26,24 +27,9 @@ from tests.vllm.world import BLOCK_TOKENS, Shape, World, config_of
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(seed: int = 0, **shape: Any) -> World:
-        made.append(World(model, Shape(**shape), seed))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
-
-
 def settle(world: World) -> None:
     """Run, and check what must hold afterwards."""
-    world.run()
-    world.check_answers()
-    world.check_empty()
+    world_module.settle(world)
     assert "hook_errors" not in world.sums
 
 

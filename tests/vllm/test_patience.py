@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from connectors.vllm.tracked import Hit, Tracked
 from connectors.vllm.transfer_params import promise
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeLease, FakeStore, Key
-from tests.vllm.world import BLOCK_TOKENS, Shape, World
+from tests.vllm.world import BLOCK_TOKENS, World, settle
 
 pytestmark = pytest.mark.vllm
 
@@ -43,20 +42,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
+def worlds(worlds: Callable[..., World]) -> Callable[..., World]:
+    """Engines that wait for long, unless a test says how long."""
 
     def make(**shape: Any) -> World:
         extra = {**FOR_LONG, **shape.pop("extra", {})}
         if "load" in shape:
             extra["load"] = shape.pop("load")
-        made.append(World(model, Shape(**shape, extra=extra)))
-        return made[-1]
+        return worlds(**shape, extra=extra)
 
-    yield make
-    store.may_fill.set()
-    for world in made:
-        world.close()
+    return make
 
 
 def step_until(truth: Callable[[], Any], *worlds: World) -> None:
@@ -66,13 +61,6 @@ def step_until(truth: Callable[[], Any], *worlds: World) -> None:
         for world in worlds:
             world.step()
             time.sleep(0.001)
-
-
-def settle(world: World) -> None:
-    """Run, and check what must hold afterwards."""
-    world.run()
-    world.check_answers()
-    world.check_empty()
 
 
 def unwritten(store: FakeStore, keys: list[Key]) -> FakeLease:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,25 +12,12 @@ pytest.importorskip("vllm")
 from connectors import constants as limits
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeClient, FakeStore
-from tests.vllm.world import BLOCK_TOKENS, Shape, World
+from tests.vllm.world import BLOCK_TOKENS, World
 
 pytestmark = pytest.mark.vllm
 
 TOKENS = 200
 WHOLE = TOKENS // BLOCK_TOKENS
-
-
-@pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(**shape: Any) -> World:
-        made.append(World(model, Shape(**shape)))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,29 +15,9 @@ from connectors import constants as limits
 from connectors.transfer import link
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
-from tests.vllm.world import BLOCK_TOKENS, Shape, World
+from tests.vllm.world import BLOCK_TOKENS, World, settle
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(seed: int = 0, **shape: Any) -> World:
-        made.append(World(model, Shape(**shape), seed))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
-
-
-def settle(world: World) -> None:
-    """Run, and check what must hold afterwards."""
-    world.run()
-    world.check_answers()
-    world.check_empty()
 
 
 def wait_for(truth: Callable[[], bool]) -> None:

@@ -439,6 +439,13 @@ def kv_of(tokens: Sequence[int], rank: int, group: int) -> list[int]:
     return _known[key]
 
 
+def settle(world: World) -> None:
+    """Run, and check what must hold afterwards."""
+    world.run()
+    world.check_answers()
+    world.check_empty()
+
+
 def next_token(tokens: Sequence[int], seat: int = 0) -> int:
     """What the model says next."""
     return kv_of(tokens, seat, 0)[-1] % VOCABULARY

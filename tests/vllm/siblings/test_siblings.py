@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
-from tests.vllm.world import Shape, World
+from tests.vllm.world import World, settle
 
 pytestmark = pytest.mark.vllm
 
@@ -27,23 +25,8 @@ PLACES = pytest.mark.parametrize("ours", [0, 1], ids=["ours first", "ours second
 
 
 @pytest.fixture
-def worlds(model: Path, store: FakeStore) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(**shape: Any) -> World:
-        made.append(World(model, Shape(**{"introduced": False, **shape})))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
-
-
-def settle(world: World) -> None:
-    """Run, and check what must hold afterwards."""
-    world.run()
-    world.check_answers()
-    world.check_empty()
+def worlds(worlds: Callable[..., World]) -> Callable[..., World]:
+    return lambda **shape: worlds(**{"introduced": False, **shape})
 
 
 @PLACES
