@@ -2,7 +2,10 @@
 # make demo   a real daemon and real engines, shown            make test   everything that proves it
 # make lint   format, lint, types                              make bench  figures of this machine
 # make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
+# make docs   the documentation as a site, in site/
+# make dist   wheel and source distribution, in dist/          make first-hour   what a new user does in the first hour, from that wheel
 # make trial  answers in time among bursts                     make clean  what was made here, away
+# make test-nixl  prefill and decode with NIXL between them and ours beside it (70 MB more)
 # make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
 #             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds
 
@@ -16,7 +19,7 @@ PARTITION_S ?= 60
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 trial lint format bench soak clean
+.PHONY: docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -50,6 +53,10 @@ test: venv vllm-source lint
 test-033: venv-033 vllm-source-033
 	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/theirs/test_theirs.py
 
+test-nixl: venv vllm-source
+	$(VENV)/pip install -q --no-deps -r requirements/nixl.lock
+	$(VENV)/python -m pytest -q tests/vllm/test_nixl.py
+
 test-fast: venv
 	$(VENV)/python -m pytest -q -n $(WORKERS) -m "not vllm and not slow"
 
@@ -66,6 +73,19 @@ format: venv
 	$(VENV)/ruff format .
 	$(VENV)/ruff check --fix .
 
+# --strict: a link that leads nowhere ends it.
+docs: venv
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --quiet --strict
+	@echo "site/index.html; with a search: python3 -m http.server --directory site"
+
+# The same bytes whoever builds it.
+dist: venv
+	@rm -rf dist
+	@$(VENV)/python -m hatchling build -d dist
+
+first-hour: dist
+	@$(VENV)/python -m benchmarks.first_hour dist/*.whl
+
 bench: venv
 	@$(VENV)/python -m benchmarks
 
@@ -77,5 +97,5 @@ soak: venv
 	$(VENV)/python -m benchmarks.envelope
 
 clean:
-	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

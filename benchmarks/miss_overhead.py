@@ -97,9 +97,11 @@ class Engine:
         switches: bool = True,
         core_apart: bool = False,
         kv_bytes: int = ENGINE_KV_BYTES,
+        python: str = sys.executable,
     ) -> None:
         """Starts it and waits until it can be asked. switches: it can do without its connector for a request.
-        core_apart: vLLM's engine core is in a process of its own. kv_bytes: of its own cache. Raises BenchError."""
+        core_apart: vLLM's engine core is in a process of its own. kv_bytes: of its own cache. python: of
+        the environment that it runs in. Raises BenchError."""
         self._name = name
         self._log = model / f"{name}.log"
         job = {
@@ -113,7 +115,7 @@ class Engine:
         }
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.miss_engine", json.dumps(job)],
+                [python, "-m", "benchmarks.miss_engine", json.dumps(job)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

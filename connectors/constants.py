@@ -21,9 +21,8 @@ CALL_TIMEOUT_S = 1.0  # what a load thread waits for an answer, on top of the wa
 SYNC_WAIT_S_MAX = 1.0  # the most that one synchronous load or save may hold up a step
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
 QUEUED_PROMOTIONS_MAX = 32  # requests that wait in the engine's queue and whose blocks are promoted meanwhile
-STILL_WRITING_WAIT_S = (
-    0.5  # for which a request waits for blocks that another engine is storing, instead of computing them
-)
+STILL_WRITING_WAIT_S = 0.5  # for which a request waits until more of what another engine is storing comes, instead of computing it
+WAITS_MAX = 20  # of these at most one behind the other, for blocks that keep coming
 PROMISED_WAIT_S = 0.1  # of that, while nobody has begun to store them: a prefill worker does in its next step
 WRITING_PAUSE_S = 0.005  # before the daemon is asked again for such blocks
 FREES_WAIT_S = (

@@ -143,6 +143,12 @@ TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
 TOTALS_BUSY_TIMEOUT_S = 2.0  # somebody else reads the file
 PREFIXES_KEPT = 256  # heaviest prefixes that are counted
 PREFIXES_TOLD = 50  # … and told in a report
+LIVE_ROWS_MAX = 64  # models × tenants of a Live answer, which does not grow with anything else
+LIVE_MINUTES_MAX = 360  # kept in memory, and told
+LIVE_MINUTES_TOGETHER = 120  # of an answer, between two yields
+LIVE_PREFIXES = 10
+LIVE_SESSIONS_MAX = 64
+LOOP_DELAY_INTERVAL_S = 0.1  # between two looks at how late the event loop is
 
 # ---- admission to NVMe (kvstore/health/write_budget.py) ---------------------------------------------
 ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
@@ -269,11 +275,58 @@ require(
     DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
 )
 
+# ---- recording requests (kvstore/ledger/recording.py, kvstore/replay/recorder.py) --------------
+RECORDINGS_MAX = 8  # under way at a time
+RECORD_WAITING_MAX = 16_384  # requests that were not fetched yet; freeing as many takes 3 ms
+RECORD_WAITING_BYTES_MAX = 16 * MIB  # of their hashes; as long for these
+RECORD_ANSWER_BYTES = 512 * KIB  # of one answer, about a millisecond; more only for a single request
+RECORD_REQUEST_BYTES = 100  # of an answer, besides its hashes
+RECORD_POLL_S = 0.25
+RECORD_QUIET_S, RECORD_HOLD_S = (
+    10.0,
+    60.0,
+)  # no news of a request, or so long since it came: its line is written
+require(RECORD_ANSWER_BYTES <= RECORD_WAITING_BYTES_MAX, "an answer can be filled")
+
+# ---- kvstore web (kvstore/web, kvstore/daemon/webbing.py) ------------------------------------
+WEB_ANSWER_S = 2.0  # a daemon that takes longer for a Live answer is not well
+WEB_SHARED_S = 0.5  # an answer this old is good for others who ask
+WEB_SAMPLE_S = 5.0  # between two samples …
+WEB_HISTORY_S = 6 * HOUR_S  # … which are kept so long
+WEB_STEP_S_MAX = 3600  # of samples that are put together
+WEB_CONNECTIONS_MAX = 256  # open at once; beyond it the oldest one is closed
+WEB_BIND_TRIES, WEB_BIND_PAUSE_S = 10, 0.5  # of a port that another process may be about to give back …
+WEB_BIND_RETRY_S = 60.0  # … and between later tries
+WEB_NICE = 10  # of the process beside the daemon: the engines' requests come first
+WEB_OOM_SCORE = 500  # … and of the two the kernel kills that one
+WEB_LOOK_S = 0.5  # between two looks whether that process lives
+WEB_RESTART_S_MIN, WEB_RESTART_S_MAX = (
+    0.5,
+    60.0,
+)  # pause before it is started again; doubles while it ends at once
+WEB_STEADY_S = 30.0  # it did not end at once
+WEB_END_S = 0.3  # at a stop, until it is killed: it has nothing to lose
+require(WEB_SHARED_S < WEB_SAMPLE_S and WEB_ANSWER_S < WEB_SAMPLE_S, "each sample has an answer of its own")
+
 # ---- replay (kvstore/replay, kvstore/cli/replay.py) --------------------------------------
 REPLAY_BLOCK_TOKENS = 512  # of the Mooncake traces
 REPLAY_HASH_BYTES = 8  # what a hash id becomes
 REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
+
+# ---- the doctor (kvstore/doctor) ---------------------------------------------------------------------
+DOCTOR_SWAP_USED_BYTES = 256 * MIB  # less in use may be anything
+DOCTOR_ANSWER_S = 3.0  # for the port of the web, and for each question to a bucket
+DOCTOR_BUCKET_S = 15.0  # for all that is asked of buckets
+DOCTOR_SPARE_FILES = 256  # descriptors that a daemon needs besides its connections
+DOCTOR_DISK_BYTES = 256 * MIB  # written and read by --disks, in each directory …
+DOCTOR_DISK_PIECE_BYTES, DOCTOR_DISK_THREADS = 2 * MIB, 4  # … in pieces of that, by so many threads, …
+DOCTOR_DISK_SMALL_READS = 64  # … and 4 KiB reads for the latency
+DOCTOR_DISK_READ_BYTES_PER_S = 500_000_000  # slower than that is no local NVMe
+DOCTOR_FUTURE_S = 60.0  # a file that is so much newer than now: the clock went back
+BUNDLE_LOG_LINES = 2000
+BUNDLE_MEMBER_BYTES_MAX = 8 * MIB  # of one file in it
+BUNDLE_COMMAND_S = 10.0  # for journalctl
 
 # ---- KV events (kvstore/events) ----------------------------------------------------------------------
 EVENTS_WAITING_MAX = (
@@ -297,6 +350,15 @@ EVENTS_REQUEST_BYTES_MAX = 1024
 EVENTS_CLOSE_S = 2.0  # at a stop, for what is not sent yet
 require(EVENTS_SLICE_PAUSE_S < EVENTS_BEAT_S < EVENTS_STALLED_S, "a slow answer is not a stalled one")
 require(EVENTS_BATCH_BLOCKS <= EVENTS_WAITING_MAX, "a full batch may wait")
+
+# ---- traces (kvstore/ledger/tracing.py, kvstore/daemon/exporting.py) --------------------------------------
+TRACES_REQUESTS_MAX = 4096  # traced requests that are remembered: what a later one does is not told any more
+TRACES_SAVES_MAX = 32  # spans for what one request stores: a long answer would have one for every block
+TRACES_WAITING_MAX = 8192  # spans that wait for the collector; beyond it they are lost
+TRACES_BATCH_SPANS = 32  # sent at once: putting them together takes the interpreter for about a millisecond
+TRACES_INTERVAL_S = 1.0  # between two looks at what waits
+TRACES_TIMEOUT_S = 5.0  # of one request to the collector, tries included
+TRACES_CLOSE_S = 1.0  # at a stop, for what is not sent yet
 
 # ---- the durable set (kvstore/durable) ---------------------------------------------------------------
 GRANULE_TOKENS = 256  # of a prompt, counted and persisted together; one block, if that is more
@@ -339,6 +401,8 @@ TRAFFIC_KINDS_MAX = 4096  # models and tenants whose traffic is counted, those a
 WARM_RECORDS_MAX, WARM_BYTES_MAX = 256, 32 * MIB  # under way at a time, because somebody ordered it
 WARM_DRAM_SHARE = 8  # … and no more than one in so many bytes of DRAM
 WARM_STEP_BLOCKS = 512  # looked at between two yields: less than a millisecond
+WARM_NAMESPACES_MAX = 256  # of one named prefix: KV groups and ranks of an engine, and not all tenants
+WARM_SHOWN_AFTER_S = 2.0  # with bars on a terminal
 WARM_PAUSE_S = 0.01  # between two steps while there is something to bring
 WARM_PACKS_MAX = 16  # handed to the engine at a time, of one order
 WARM_ROUND_S = 5.0  # between two looks for more, while mirrors copy or something failed

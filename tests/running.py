@@ -76,6 +76,7 @@ class Place:
             "--set=dram.slab_bytes=4MiB",
             "--set=nvme.capacity_bytes=64MiB",
             "--set=nvme.slab_bytes=4MiB",
+            "--set=web.listen=",  # one process less; tests/web have it
         ]
 
     def with_nvme(self) -> list[str]:

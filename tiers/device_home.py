@@ -98,6 +98,8 @@ def require_place(path: Path) -> None:
         _check_access(path)
         if not (path / MARKER).exists():
             read_marker(path)
+            if os.statvfs(path).f_flag & os.ST_RDONLY:  # one of ours may be on a disk that has just failed
+                raise SettingError(f"nvme directory {path}: on a file system that is mounted read-only here")
     except OSError as error:
         raise OpenError(f"nvme directory {path}: {error.strerror or error}") from error
 

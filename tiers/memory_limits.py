@@ -50,8 +50,8 @@ _V1: Final = _Hierarchy(
 _V2: Final = _Hierarchy(("memory.max", "memory.high"), "memory.current", "", ("inactive_file", "active_file"))
 
 
-def limits(proc: Path = PROC) -> list[Limit]:
-    """All limits that this process is under; never empty on Linux. proc: what stands for /proc."""
+def limits(proc: Path = PROC, process: str = "self") -> list[Limit]:
+    """All limits that a process, this one, is under; never empty on Linux. proc: what stands for /proc."""
     found: list[Limit] = []
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = (line.partition(":") for line in (proc / "meminfo").read_text().splitlines())
@@ -59,7 +59,7 @@ def limits(proc: Path = PROC) -> list[Limit]:
         total, available = (int(meminfo[name][0]) << 10 for name in ("MemTotal", "MemAvailable"))
         found.append(Limit("this machine", total, available))
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for hierarchy, mount, group in _groups(proc):
+        for hierarchy, mount, group in _groups(proc, process):
             inside = [group, *group.parents]
             found += [
                 limit
@@ -92,16 +92,16 @@ def oom_kills(proc: Path = PROC) -> int | None:
     return None
 
 
-def _groups(proc: Path) -> Iterator[tuple[_Hierarchy, Path, Path]]:
+def _groups(proc: Path, process: str = "self") -> Iterator[tuple[_Hierarchy, Path, Path]]:
     """(version, where its tree is mounted, directory of our group) for each tree that may limit memory."""
     paths: dict[_Hierarchy, str] = {}
-    for line in (proc / "self/cgroup").read_text().splitlines():
+    for line in (proc / process / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             paths[_V2] = path
         elif "memory" in controllers.split(","):
             paths[_V1] = path
-    for line in (proc / "self/mountinfo").read_text().splitlines():
+    for line in (proc / process / "mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         root, mount = (part.encode().decode("unicode_escape") for part in before.split()[3:5])
         kind, _, options = after.split()[:3]

@@ -38,7 +38,7 @@ class Settings:
     save: "async" (between and behind the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a
     step. load_timeout_s: from asking to the last byte; what is missing then is computed.
     save_timeout_s: one call of a background save. still_writing_wait_s: how long a request waits for
-    blocks that another engine is storing; 0: not at all. save_queue_bytes: saves waiting for their
+    the next blocks that another engine is storing; 0: not at all. save_queue_bytes: saves waiting for their
     copy; beyond it blocks are skipped. load_threads: loads at the same time. tenant: other
     tenants never see these blocks. model_digest: names the weights, instead of hashing their
     files. cache_dir: where digests of weight files are remembered.

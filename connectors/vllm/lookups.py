@@ -41,12 +41,16 @@ class Lookups:
         if not tracked.counted:
             self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
         self.count(tracked, "lookups")
+        if not tracked.ticket:
+            tracked.again = self._was_asked_for(plan, tracked)
         tracked.looked_up = tracked.ticket = tracked.ticket or next(self._tickets)
         asking = {
             "ticket": tracked.ticket,
             "tokens": request.num_tokens,
             "local_tokens": min(local_tokens, request.num_tokens),
             "prefill_tokens_per_s": self._prefill.tokens_per_s,
+            "again": tracked.again,
+            "trace": traceparent(request),
         }
         usable = request.num_tokens - (self._computes_last or plan.computes_last)
         try:
@@ -63,6 +67,17 @@ class Lookups:
             hit.writing = max(0, reach - there)
             hit.promised = max(0, promised - promised % plan.align_tokens - there)
         return hit
+
+    def _was_asked_for(self, plan: Plan, tracked: Tracked) -> bool:
+        """Whether daemons know the request by another ticket: it was preempted, or all of it was prefilled elsewhere."""
+        request, client = tracked.request, self._line.client
+        if tracked.looked_up:
+            return True
+        params = request.kv_transfer_params
+        whole = request.num_tokens - request.num_tokens % plan.align_tokens
+        if params and not client.connected:
+            client.ping()  # before the first call it is not known which daemon this is
+        return another_brings_it(params) or 0 < whole <= promised_tokens(params, client.instance)
 
     def count(self, tracked: Tracked, outcome: str) -> None:
         """Once for each start of a request, however often vLLM asks while it waits."""
@@ -133,6 +148,13 @@ class Lookups:
             reach = min(reach, count * group.block_tokens)
         held = _longest(plan, places, min(held, reach), IN_ANY)
         return held, max(held, _longest(plan, places, reach, IN_ANY | WRITING))
+
+
+def traceparent(request: Any) -> str:
+    """The trace that a request is part of: what came with it over HTTP, from whoever. vLLM passes it on where it exports
+    traces itself."""
+    found = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
+    return found if isinstance(found, str) else ""
 
 
 def _longest(plan: Plan, places: Sequence[tuple[Group, bytes]], tokens: int, there: int) -> int:

@@ -7,8 +7,9 @@ A decode worker hears of a request as soon as its prefill worker has answered, a
 stored. The daemon tells what is being written. What the prefill worker has not even begun to store is told by
 what it returned for the request (`transfer_params`), and is waited for a moment only: it begins in its next step.
 
-Waiting ends when all of it is there, when nobody writes any more, or at a deadline for each start of a request: the
-operator's, or what computing these tokens would take, where that is known and shorter.
+Waiting ends when all of it is there, when nobody writes any more, when no more of it has come for as long as the
+operator allows, or after as long as computing these tokens would take, where that is known. A prompt whose blocks keep
+coming is waited for as long as they do, but not for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from connectors.vllm.tracked import Hit, Tracked, Wait
 
 
 class Patience:
-    """Of one engine. wait_s: the longest wait; 0: none. clock: seconds, that of `Hit.stale_s`."""
+    """Of one engine. wait_s: the longest wait in which nothing comes; 0: none. clock: seconds, that of `Hit.stale_s`."""
 
     def __init__(
         self,
@@ -37,14 +38,17 @@ class Patience:
     def holds_back(self, tracked: Tracked, hit: Hit) -> bool:
         """Whether the request is not to start yet. Sets when its hit is asked about again."""
         wait, coming, now_s = tracked.wait, max(hit.writing, hit.promised), self._clock()
+        here = hit.local_tokens + hit.tokens
         if wait is None:
             if not coming or not self._wait_s:
                 return False
-            wait = tracked.wait = Wait(now_s, hit.local_tokens + hit.tokens)
+            wait = tracked.wait = Wait(now_s, here, now_s, here)
             self._tally.add("waits")
         if wait.over:
             return False
-        if coming and now_s - wait.begun_s < self._longest_s(wait, hit, coming):
+        if here > wait.here:
+            wait.here, wait.grown_s = here, now_s
+        if coming and self._is_worth_it(wait, hit, coming, now_s):
             hit.stale_s = min(hit.stale_s, now_s + limits.WRITING_PAUSE_S)
             return True
         wait.over = True
@@ -52,9 +56,9 @@ class Patience:
         self._tally.add("wait_seconds", now_s - wait.begun_s)
         return False
 
-    def _longest_s(self, wait: Wait, hit: Hit, coming: int) -> float:
-        longest_s = self._wait_s if hit.writing else min(self._wait_s, limits.PROMISED_WAIT_S)
-        if not self._prefill.tokens_per_s:
-            return longest_s
-        gained = hit.local_tokens + hit.tokens + coming - wait.tokens
-        return min(longest_s, gained / self._prefill.tokens_per_s)
+    def _is_worth_it(self, wait: Wait, hit: Hit, coming: int, now_s: float) -> bool:
+        still_s = self._wait_s if hit.writing else min(self._wait_s, limits.PROMISED_WAIT_S)
+        longest_s = limits.WAITS_MAX * self._wait_s
+        if self._prefill.tokens_per_s:
+            longest_s = min(longest_s, (wait.here + coming - wait.tokens) / self._prefill.tokens_per_s)
+        return now_s - wait.grown_s < still_s and now_s - wait.begun_s < longest_s

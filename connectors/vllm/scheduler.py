@@ -283,7 +283,10 @@ class SchedulerHalf:
         connected = self._line.client.connected
         self.guard.look(connected)
         self._tally.tell("connected", connected)
-        self._tally.tell("ready", connected and bool(self._spaces.columns))
+        is_ready = connected and bool(self._spaces.columns)
+        self._tally.tell("ready", is_ready)
+        if is_ready:
+            self._spaces.say_connected()
         orders.version, orders.idle = self._spaces.version, not scheduler_output.total_num_scheduled_tokens
         orders.loads, orders.load_ends = self._fetching.take_orders()
         orders.saves = self._storing.take_orders()

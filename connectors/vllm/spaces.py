@@ -69,6 +69,7 @@ class Spaces:
         self._ranks_due_s, self._asked = 0.0, False
         self._live = _Live()
         self._epoch, self._said = "", ""
+        self._has_said_connected = False
         # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
         self._old: deque[tuple[int, list[Namespace]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
 
@@ -232,6 +233,22 @@ class Spaces:
             why = why if not same or self._epoch else "they are the same: the store stays warm"
             why = why or "they are those of the start again: the store is warm"
             logger.info("kvstore: cache reset %d: weights: %s (before: %s): %s", self.version, now, was, why)
+
+    def say_connected(self) -> None:
+        """One line for each engine, once its daemon answers and its namespaces are known."""
+        if self._has_said_connected:
+            return
+        self._has_said_connected = True
+        spaces = [columns.space for columns in self.columns.values()]
+        logger.info(
+            "kvstore: connected: socket %s, instance %s, model %s, tenant %s, records of %s, ranks %d",
+            self._settings.kvstore_socket,
+            self._line.client.instance,
+            spaces[0].fields.get("model", ""),
+            spaces[0].fields.get("tenant", "") or "(none)",
+            ", ".join(f"{space.record_bytes:,} bytes for {space.block_tokens} tokens" for space in spaces),
+            self._world,
+        )
 
     def end_old(self, under_way: Collection[int]) -> None:
         """Tell the daemon which namespaces nobody will read again, when nothing is saved to them any more."""

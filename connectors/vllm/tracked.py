@@ -24,11 +24,13 @@ class Hit:
 
 @dataclass(slots=True)
 class Wait:
-    """A start of a request that waits for what is being stored. tokens: what there was when it began. over: it waits no
-    longer, whatever comes."""
+    """A start of a request that waits for what is being stored. tokens: what there was when it began. grown_s: when it
+    last became more; here: what there was then. over: it waits no longer, whatever comes."""
 
     begun_s: float
     tokens: int
+    grown_s: float
+    here: int
     over: bool = False
 
 
@@ -37,7 +39,7 @@ class Tracked:
     """One request. offered: by group, blocks before it were offered or are held. blocks of the
     request are not saved while it is `tainted`, never loaded again once a load `failed`. ticket: what
     the daemon's accounts know the lookup by, until its answer is used. looked_up: the ticket of its latest
-    lookup. counted: in our statistics. wait: of its latest start."""
+    lookup; again: which is not the first that is known of the request. counted: in our statistics. wait: of its latest start."""
 
     request: Any
     offered: list[int]
@@ -49,4 +51,5 @@ class Tracked:
     tainted: bool = False
     ticket: int = 0
     looked_up: int = 0
+    again: bool = False
     counted: bool = False

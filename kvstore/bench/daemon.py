@@ -129,7 +129,7 @@ def settings(arena_directory: Path, arena_bytes: int, **others: str | int) -> di
 
 def _command(home: Path, socket_path: Path, settings: Mapping[str, str | int]) -> list[str]:
     command = [sys.executable, "-m", "kvstore", "serve", "--config", str(home / "empty.toml")]
-    command += ["--data-dir", str(home / "data"), "--socket", str(socket_path)]
+    command += ["--data-dir", str(home / "data"), "--socket", str(socket_path), "--set", "web.listen="]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     return command

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from kvstore.engine.live import live_steps
+
 if TYPE_CHECKING:
     from kvstore.replay.cell import Node
 
@@ -30,6 +32,7 @@ def slowest_turns(node: Node, unknown: bytes) -> dict[str, float]:
         "prefetch": engine.prefetch_steps(space, unknown[: PREFETCH_BLOCKS * node.hash_bytes]),
         "check": engine.check_steps(),
         "status": _calls(engine.status, lambda: engine.report(0.0), engine.retention.report),
+        "live": live_steps(engine, 0.0, node.now_s),
         "tick": _calls(*[engine.tick] * 10),
     }
     return {name: round(1e3 * _slowest_s(turns), 2) for name, turns in work.items()}

@@ -36,6 +36,8 @@ COMMANDS = {
     "serve": "run the daemon",
     "ping": "whether a daemon answers, who it is, and how fast",
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
+    "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
+    "web": "serve metrics, health and a live page of a running daemon",
     "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
     "explain": "where a prompt would hit, block by block, and why not",
     "retention": "what is pinned, what expires, and who may hold how much",
@@ -49,9 +51,13 @@ COMMANDS = {
     "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
     "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
     "arena": "which arenas lie in memory, and giving one back",
+    "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
     "fsck": "prove that the books balance; verify and repair stored records",
     "config": "show or check the configuration, with where each value comes from; write a sample",
+    "get": "the settings that a running daemon works with, and where they come from",
+    "set": "give a setting of a running daemon another value, until it restarts",
     "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
+    "record": "write down the requests that engines ask for, for replay: lengths and what they share, no names",
     "replay": "what each eviction policy would have hit on recorded traffic",
     "bench": "what this machine does with our tiers, beside its limits",
     "completion": "print what a shell needs to complete these commands and their options",
@@ -161,14 +167,23 @@ def _run(words: list[str]) -> int:
 def parser_of(command: str) -> Parser:
     """What reads the arguments of one of COMMANDS."""
     module = importlib.import_module(f"kvstore.cli.{command}")
+    names_files = any(place in str(module.__doc__) for place in ("docs/", "deploy/"))
     parser = Parser(
         prog=f"kvstore {command}",
         description=module.__doc__,
+        epilog=f"docs/ and deploy/ are in {shared()}" if names_files else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     module.add_arguments(parser)
     return parser
+
+
+def shared() -> str:
+    """The directory of docs/ and deploy/: in the package where it was installed, around it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = os.path.join(package, "share")
+    return installed if os.path.isdir(installed) else os.path.dirname(package)
 
 
 def _not_utf8(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -221,5 +236,6 @@ def overview() -> str:
             *lines,
             "",
             "exit codes: 0 ok, 1 failed, 2 wrong usage or configuration, 3 not found, 4 no daemon answers",
+            f"to read on (docs/), and files to deploy it with (deploy/): {shared()}",
         ]
     )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
-from kvstore.cli.prefixes import whole_hash
+from kvstore.cli.prefixes import whole_or_found
 from kvstore.cli.region import add_regions_argument, load_deployment
 from kvstore.constants import DAY_S
 
@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="32 hex digits; may be given several times",
     )
     parser.add_argument(
-        "--prefix", default="", metavar="HASH", help="hash of the last block of a prefix, in hex"
+        "--prefix",
+        default="",
+        metavar="HASH",
+        help="hash of the last block of a prefix, in hex; a beginning of it where the daemon of this node knows it",
     )
     parser.add_argument(
         "--region", action="append", default=[], metavar="NAME", help="only here (default: everywhere)"
@@ -69,8 +72,11 @@ def run(args: argparse.Namespace) -> int:
     states = asyncio.run(_bury(deployment, regions, tombstone))
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
     if args.output == "json":
-        print_json({"tombstone": tombstone.id, "watched_until_s": tombstone.watched_until_s, "regions": rows})
+        told = {"tombstone": tombstone.id, "prefix": tombstone.block_hash.hex()}
+        print_json({**told, "watched_until_s": tombstone.watched_until_s, "regions": rows})
     else:
+        if tombstone.block_hash:
+            print(f"prefix {tombstone.block_hash.hex()}\n")
         print_table(f"tombstone {tombstone.id}", ["region", "state"], [list(row.values()) for row in rows])
     return max(code for _, code in states)
 
@@ -92,7 +98,7 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
-        block_hash=whole_hash("erase", args.prefix) if args.prefix else b"",
+        block_hash=whole_or_found(args, "erase", args.prefix) if args.prefix else b"",
         watched_until_s=int(time.time() + args.days * DAY_S),
     )
 

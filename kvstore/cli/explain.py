@@ -3,12 +3,15 @@
   kvstore explain --tokenizer DIR "text"     a prompt as text, as an engine's completion request has it
   kvstore explain --tokenizer DIR @file      the text is in a file; - reads it from stdin
   kvstore explain --tokens 1,2,3             token ids (also --tokens @file, --tokens -); needs no tokenizer
+  kvstore explain --tokenizer DIR --chat @request.json
+                                             messages of a chat request, through the model's chat template
+  kvstore explain --prefix 6f66b1302f        a stored prefix, by the beginning of the hash of its last block
   kvstore explain … --model NAME             of which model, where the daemon has several (or --namespace HEX)
   kvstore explain … --salt SALT              the request's cache_salt
   kvstore explain … -o json                  for programs, a row for each block; docs/cli.md lists the fields
 
-A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. Chat requests are text after the
-model's chat template: give that, with --no-special-tokens. Prompts with images or LoRA adapters are not covered.
+A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. --chat takes messages or the body of a request
+to /v1/chat/completions: JSON, a file, or - for stdin. Prompts with images or LoRA adapters are not covered.
 Exit code 0 whether it would hit or not, 3 when there is no such namespace, 4 when no daemon answers.
 """
 
@@ -23,11 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli.explain_asking import chosen, document_of
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import Figure, print_json, print_table, printable
-from kvstore.cli.prefixes import ask
+from kvstore.cli.prefixes import ask, require_beginning
 from kvstore.protocol.outcomes import MEANINGS
-from kvstore.units import count, percent
+from kvstore.units import count
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -42,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_output_argument(parser, "table", "json")
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text, token ids, @FILE, or - for stdin")
+    parser.add_argument("--chat", metavar="MESSAGES", help="in place of a text: JSON, a file of it, or -")
+    parser.add_argument(
+        "--prefix", default="", metavar="HASH", help="in place of a text: beginning of a last block's hash"
+    )
+    parser.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="with --chat, in place of the tokenizer's own"
+    )
     parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
     parser.add_argument(
         "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or the model's directory"
@@ -57,8 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    tokens = _tokens(args)
-    document = ask(args, "explain", lambda client: explain(client, tokens, args))
+    if sum(word is not None for word in (args.prompt, args.tokens, args.chat, args.prefix or None)) != 1:
+        raise CliError(
+            "explain: give a PROMPT, --tokens, --chat or --prefix, one of them (see kvstore explain --help)",
+            exit_code=USAGE,
+        )
+    if args.prefix:
+        from kvstore.cli.explain_prefix import explain_prefix
+
+        require_beginning("explain", args.prefix)
+        document = ask(args, "explain", lambda client: explain_prefix(client, args))
+    else:
+        tokens = _tokens(args)
+        document = ask(args, "explain", lambda client: explain(client, tokens, args))
     if args.output == "json":
         print_json(document)
     else:
@@ -70,58 +92,14 @@ def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> 
     """The document of `-o json`. Raises CliError, Unavailable, Refused."""
     from kvstore.ledger import explain
     from kvstore.ledger.vllm_hash import block_hashes
-    from kvstore.protocol import outcomes
 
-    try:
-        spaces = explain.choose(client.list_namespaces(), args.namespace.lower(), args.model, args.tenant)
-    except explain.Unclear as error:
-        code = NOT_FOUND if isinstance(error, explain.NoneSuch) else USAGE
-        raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error
+    spaces = chosen(client.list_namespaces(), args)
     full = [space for space in spaces if not explain.is_windowed(space)] or spaces
     step = _hash_tokens(spaces)
     block_tokens = max(space["block_tokens"] for space in full)
     algorithm, parent = _root(full[0]["fields"], args.hash_seed)
     fine = block_hashes(algorithm, parent, tokens, step, args.salt)
-    answers, places = _ask_all(client, full, fine, step, block_tokens)
-    by_block = explain.judged(answers)
-    found = explain.runs(by_block, block_tokens, len(tokens))
-    hit_tokens = sum(run.tokens for run in found if run.outcome in ("dram", "nvme"))
-    hashes = fine[block_tokens // step - 1 :: block_tokens // step]
-    return {
-        "model": spaces[0]["fields"].get("model", ""),
-        "tenant": spaces[0]["fields"].get("tenant", ""),
-        "namespaces": [space["digest"] for space in full],
-        "tokens": len(tokens),
-        "block_tokens": block_tokens,
-        "hit_tokens": hit_tokens,
-        "summary": summary(found, len(tokens), hit_tokens, any(map(explain.is_windowed, spaces))),
-        "blocks": [
-            {
-                "block": number,
-                "hash": block_hash.hex(),
-                "outcome": outcomes.NAMES[outcome],
-                "tiers": [tier for bit, tier in ((1, "dram"), (2, "nvme")) if places[number] & bit],
-            }
-            for number, (block_hash, outcome) in enumerate(zip(hashes, by_block, strict=True))
-        ],
-        "runs": [
-            {**{slot: getattr(run, slot) for slot in run.__slots__}, "tokens": run.tokens} for run in found
-        ],
-    }
-
-
-def summary(runs: Sequence[Any], tokens: int, hit_tokens: int, windowed: bool) -> str:
-    """One sentence: how much would hit, and why the rest would not."""
-    if not tokens:
-        return "The prompt is empty."
-    sentence = f"{count(hit_tokens)} of {count(tokens)} tokens ({percent(hit_tokens / tokens)}) would hit"
-    missed = [run for run in runs if run.outcome not in ("dram", "nvme")]
-    if missed:
-        first = missed[0]
-        why = f"{first.outcome} ({MEANINGS[first.outcome]})"
-        sentence += f"; from token {count(first.first_token)} on they would not, for the reason {why}"
-    end = ". Sliding windows need only the end of a prefix; they are not judged here." if windowed else "."
-    return sentence + end
+    return document_of(client, spaces, full, fine, (step, block_tokens, len(tokens)))
 
 
 # -- asking --
@@ -171,46 +149,17 @@ def _root(fields: dict[str, str], seed: str | None) -> tuple[str, bytes]:
     return algorithm, parent
 
 
-def _ask_all(
-    client: Client, spaces: Sequence[Space], fine: Sequence[bytes], step: int, block_tokens: int
-) -> tuple[list[list[int]], bytes]:
-    """Outcomes of every block of `block_tokens`, once for each question; and where it is in every space."""
-    from kvstore.protocol.frames import FRAME_BYTES_MAX, HASHES_MAX, LOOKUP_NAMESPACES_MAX
-    from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-
-    count = len(fine) * step // block_tokens
-    answers: list[list[int]] = []
-    everywhere = [IN_DRAM | IN_NVME] * count
-    by_size: dict[int, list[bytes]] = {}
-    for space in spaces:
-        by_size.setdefault(space["block_tokens"], []).append(bytes.fromhex(space["digest"]))
-    for size, digests in by_size.items():
-        hashes, each = fine[size // step - 1 :: size // step], block_tokens // size
-        if len(hashes) > HASHES_MAX:
-            raise CliError(
-                f"explain: {len(hashes)} blocks; at most {HASHES_MAX} are allowed", exit_code=USAGE
-            )
-        hashes = hashes[: count * each]
-        at_once = max(1, min(LOOKUP_NAMESPACES_MAX, FRAME_BYTES_MAX // 2 // max(1, len(hashes))))
-        for start in range(0, len(digests), at_once):
-            residency, found = client.explain(digests[start : start + at_once], b"".join(hashes))
-            answers += [list(found[offset::each]) for offset in range(each)]
-            for places in residency:
-                for number in range(count):
-                    for place in places[number * each : (number + 1) * each]:
-                        everywhere[number] &= place
-    return answers, bytes(everywhere)
-
-
 # -- the prompt --
 
 
 def _tokens(args: argparse.Namespace) -> list[int]:
     """The token ids of what was asked. Raises CliError."""
-    if (args.prompt is None) == (args.tokens is None):
-        raise CliError(
-            "explain: give a PROMPT or --tokens, one of them (see kvstore explain --help)", exit_code=USAGE
-        )
+    if args.chat is not None:
+        from kvstore.cli.chat import chat_tokens
+
+        chat = chat_tokens(args.chat, _read, args.tokenizer, args.chat_template)
+        args.salt = args.salt or chat.salt
+        return chat.tokens
     if args.tokens is not None:
         return _numbers(_read(args.tokens))
     text = _read(args.prompt)

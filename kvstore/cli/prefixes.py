@@ -18,6 +18,7 @@ from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 if TYPE_CHECKING:
     from kvstore.client import Client
 
+WHOLE_DIGITS = 64  # of a block hash, as vLLM has it
 PREFIXES_NAMED = 3  # of several that begin alike
 _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 
@@ -123,6 +124,29 @@ def whole_hash(command: str, text: str) -> bytes:
             f"{command}: prefix {text}: not a block hash in hex, whole (16 to 128 digits)", exit_code=USAGE
         )
     return block_hash
+
+
+def whole_or_found(args: argparse.Namespace, command: str, text: str) -> bytes:
+    """The block hash that PREFIX names, for a command that needs no daemon: a beginning is one that the daemon of this node
+    completes, and without one it takes the whole hash. Raises CliError."""
+    if len(text) >= WHOLE_DIGITS:
+        return whole_hash(command, text)
+    require_beginning(command, text)
+    try:
+        found: bytes = ask(args, command, lambda client: find_prefix(client, command, text))
+    except CliError as error:
+        if error.exit_code == NOT_FOUND and len(text) >= 16:  # a hash may be that short
+            return whole_hash(command, text)
+        if error.exit_code != UNREACHABLE:
+            raise
+        if len(text) >= 16:
+            return whole_hash(command, text)
+        raise CliError(
+            f"{command}: prefix {text}: a beginning is looked up at the daemon of this node, and that does not answer: "
+            "give the whole hash",
+            exit_code=USAGE,
+        ) from error
+    return found
 
 
 def namespace_of(command: str, args: argparse.Namespace) -> str:

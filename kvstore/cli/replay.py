@@ -2,12 +2,13 @@
 
   kvstore replay trace.jsonl                      every policy at 1, 5, 10 and 25 % of the trace's blocks
   kvstore replay trace.jsonl.gz --capacity 2%,40% other capacities
+  kvstore replay mine.jsonl --capacity 64GiB,1TiB of tiers; only where the trace says what a block takes (kvstore record)
   kvstore replay trace.jsonl --policy kvstore,lru some of the policies
   kvstore replay trace.jsonl --tail drop          without the partly filled last blocks, as engines store
   kvstore replay trace.jsonl --html page.html     one self-contained page with plots, beside the table
   kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
 
-Traces are in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
+Traces are those of `kvstore record`, or in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
 hash_ids, each of which stands for a block and everything before it, so that it follows the same
 one everywhere; optionally input_length, without which --tail drop leaves a request as it is. The
 requests go through the daemon's own engine and its own policies; only the bytes and the clock are
@@ -19,6 +20,7 @@ are.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from decimal import Decimal
@@ -29,6 +31,7 @@ from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_output_argument, names
 from kvstore.cli.output import print_json, print_table, printable, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
+from kvstore.units import exact_bytes, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from kvstore.replay.table import Cell, Result
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity",
         default=CAPACITIES,
         metavar="LIST",
-        help=f"of the trace's unique blocks (default {CAPACITIES.replace('%', '%%')})",
+        help=f"of the trace's unique blocks (default {CAPACITIES.replace('%', '%%')}), or sizes: 64GiB",
     )
     parser.add_argument(
         "--policy", action="append", metavar="LIST", help="all (default), or names of the table: kvstore,lru"
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.errors import ReplayError, WorkerError
     from kvstore.replay import table, trace
 
-    fractions = _fractions(args.capacity)
+    asked = _capacities(args.capacity)
     policies = _policies(args.policy or ["all"])
     require_page(args.html, "replay")
     for path in args.trace:
@@ -83,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         _say(
             f"{requests.unchained_ids} hash ids follow several others: each of these counts as a block of its own"
         )
+    fractions = _fractions(asked, requests)
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
         try:
@@ -103,15 +107,41 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _fractions(text: str) -> list[float]:
-    words = [word.strip() for word in text.split(",")]
-    given = [float(Decimal(word[:-1]) / 100) for word in words if re.fullmatch(r"\d+(\.\d+)?%", word)]
-    if len(given) < len(words) or not all(0 < fraction <= 1 for fraction in given):
+def _capacities(text: str) -> list[float | int]:
+    """Shares of a trace's blocks, and sizes in bytes. Raises CliError."""
+    given: list[float | int] = []
+    for word in text.split(","):
+        if re.fullmatch(r"\s*\d+(\.\d+)?%\s*", word):
+            share = float(Decimal(word.strip()[:-1]) / 100)
+            if 0 < share <= 1:
+                given.append(share)
+        elif re.fullmatch(r"\s*[\d.]+\s*[KMGT]iB\s*", word):
+            with contextlib.suppress(ValueError):
+                given += [size] if (size := parse_bytes(word)) else []
+    if len(given) < len(text.split(",")):
         raise CliError(
-            f"replay: --capacity {text}: percentages above 0 % up to 100 % are allowed, e.g. {CAPACITIES}",
+            f"replay: --capacity {text}: percentages above 0 % up to 100 % are allowed, e.g. {CAPACITIES}, and sizes, "
+            "e.g. 64GiB",
             exit_code=USAGE,
         )
-    return sorted(set(given))
+    return given
+
+
+def _fractions(asked: list[float | int], requests: Trace) -> list[float]:
+    """All as shares of the trace's blocks. Raises CliError."""
+    fractions = {share for share in asked if isinstance(share, float)}
+    for size in sorted(size for size in asked if isinstance(size, int)):
+        if requests.block_bytes is None:
+            raise CliError(
+                f"replay: --capacity {exact_bytes(size)}: the trace does not say what a block takes "
+                "(those of `kvstore record` do); give percentages of its blocks",
+                exit_code=USAGE,
+            )
+        share = min(1.0, float(f"{size / requests.block_bytes / requests.unique_blocks:.3g}"))
+        fractions.add(share)
+        blocks = "all of the trace's blocks" if share == 1 else f"{_percent(share)} of the trace's blocks"
+        _say(f"{exact_bytes(size)}: {blocks}, {format_bytes(requests.block_bytes)} each")
+    return sorted(fractions)
 
 
 def _policies(given: list[str]) -> list[str]:
@@ -130,6 +160,7 @@ def _document(requests: Trace, results: list[Result]) -> dict[str, object]:
             "requests": len(requests.prompts),
             "block_refs": requests.block_refs,
             "unique_blocks": requests.unique_blocks,
+            "block_bytes": None if requests.block_bytes is None else round(requests.block_bytes),
         },
         "results": [
             {

@@ -3,6 +3,7 @@
   kvstore report                       of the last 24 hours, in tables
   kvstore report --since 7d            since a span ago (30m, 24h, 7d, 2w) or a time (2026-11-21T15:00, UTC)
   kvstore report --by tenant,hour      these groupings and nothing else: of tier, reason, model, tenant, region, hour
+  kvstore report --by minute           the last six hours by the minute, as far as the daemon has been running
   kvstore report --html page.html      one self-contained page of all of it with plots, beside the tables
   kvstore report -o json               for programs; docs/cli.md lists the fields
 
@@ -25,8 +26,9 @@ from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_jso
 from kvstore.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
 
-BY = ("tier", "reason", "model", "tenant", "region", "hour")
+BY = ("tier", "reason", "model", "tenant", "region", "hour", "minute")
 SHOWN = ("tier", "reason", "model", "tenant")  # in tables, unless --by says otherwise
+TIMES = ("hour", "minute")
 PREFIXES_SHOWN = 10
 
 Document = dict[str, Any]
@@ -55,12 +57,21 @@ def run(args: argparse.Namespace) -> int:
     chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
     since_s = _since(args.since)
-    document = report.document(ask(args, "report", lambda client: client.report(since_s)), since_s)
+    by_minute = report.MINUTE in chosen
+    answer, minutes = ask(
+        args,
+        "report",
+        lambda client: (
+            client.report(since_s),
+            client.live(since_s)["minutes"] if by_minute else None,
+        ),
+    )
+    document = report.document(answer, since_s, minutes=minutes)
     if args.html is not None:
         from kvstore.pages.report import report_page
 
         write_page(args.html, report_page(document), "report")
-    wanted = chosen or (BY if args.output == "json" else SHOWN)
+    wanted = chosen or (report.GROUPINGS if args.output == "json" else SHOWN)
     document["by"] = {name: document["by"][name] for name in BY if name in wanted}
     if args.output == "json":
         print_json(document)
@@ -120,6 +131,10 @@ def _print(document: Document, is_whole: bool) -> None:
             _print_shares("hits by tier", name, "hit_ratio", groups)
         elif name == "reason":
             _print_shares("misses by reason", name, "share", groups)
+        elif name == "minute" and not groups:
+            print(
+                "The daemon has no minute of this time in memory: a restart forgets them, and hours are kept.\n"
+            )
         else:
             _print_sums(name, groups, document["currency"])
     if is_whole:
@@ -172,12 +187,12 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
     timed = any(g["prefill_s_saved"] for g in groups)
     rows = []
     for g in groups:
-        label = format_time(g["hour_s"]) if name == "hour" else g[name] or "(none)"
+        label = format_time(g[f"{name}_s"]) if name in TIMES else g[name] or "(none)"
         cells = [count(g["lookups"]), count(g["tokens"]), count(g["hit_tokens"]), percent(g["hit_ratio"])]
         cells += [format_bytes(g["bytes"]["loaded"]), format_bytes(g["bytes"]["stored"])]
         cells += [format_duration(g["prefill_s_saved"])] * timed + [money(g["money_saved"], currency)] * paid
         rows.append([label, *map(Figure, cells)])
-    columns = [f"{name} (UTC)" if name == "hour" else name, "lookups", "tokens", "of these hits", "hit ratio"]
+    columns = [f"{name} (UTC)" if name in TIMES else name, "lookups", "tokens", "of these hits", "hit ratio"]
     columns += ["loaded", "stored"] + ["prefill saved"] * timed + ["money saved"] * paid
     drop = ("money saved", "prefill saved", "stored", "loaded", "of these hits", "lookups")
     print_table(f"by {name}", columns, rows, drop)

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means something
-    config = load_config(args).config
+    loaded = load_config(args)
+    config = loaded.config
 
     import uvloop
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         storage = open_storage(config)
-        service = Service(config, storage, reread=lambda: load_config(args).config)
+        service = Service(config, storage, reread=lambda: load_config(args), loaded=loaded)
         uvloop.run(service.run())
     except RegionsFileError as error:
         raise CliError(*error.problems, exit_code=USAGE) from error

@@ -1,10 +1,12 @@
-"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons.
+"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons. Or warm
+one daemon: load prefixes that you name into its DRAM.
 
   kvstore warm eu --regions regions.toml                  everything that is durable, into DRAM, as far as there is room
   kvstore warm eu --dry-run                               only say what it would take, and bring
   kvstore warm eu --model 'llama*' --budget 200GiB        the best 200 GiB of some models, on each daemon
   kvstore warm eu --to nvme                               onto NVMe: through DRAM, where nothing stays of it
   kvstore warm eu --cancel                                take the order back that was given with these words
+  kvstore warm --prefix 6f66b1302f                        this node: a prefix, from its NVMe or the region's bucket into DRAM
 
 The order lies in the region's bucket, and so does its progress: nothing else has to be reached from here. Daemons take it
 within a quarter of a minute, and so do those that start while it is in force. Mirrors of the region copy first what it names.
@@ -12,8 +14,12 @@ Ordering the same again is looking at it. Control-C leaves it running.
 
 Serving goes first, and nothing that a daemon holds leaves for it: what finds no free room in the tier is not loaded.
 
-Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had; 2 for
-wrong words, 3 when nothing durable has such a name or there is no such order to cancel, 4 when a bucket does not answer.
+With --prefix, once for each one or several, no region is named and no bucket is asked for an order: the daemon of this node loads them
+with all that comes before, shows how far it is, and stops at Control-C. What is used less may leave DRAM for it.
+
+Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had (with
+--prefix: or found no room); 2 for wrong words, 3 when nothing has such a name or there is no such order to cancel, 4 when a bucket,
+or with --prefix the daemon, does not answer.
 """
 
 from __future__ import annotations
@@ -52,7 +58,17 @@ NAME_CHARS_MAX = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("region", metavar="REGION", help="a region of the file")
+    parser.add_argument("region", nargs="?", metavar="REGION", help="a region of the file")
+    parser.add_argument(
+        "--prefix",
+        action="append",
+        default=[],
+        metavar="HASH",
+        help="beginning of the hash of a prefix's last block: load it on this node; may be given several times",
+    )
+    parser.add_argument(
+        "--namespace", default="", metavar="DIGEST", help="with --prefix: beginning of the namespace's digest"
+    )
     for name in ("model", "tenant"):
         parser.add_argument(
             f"--{name}",
@@ -87,6 +103,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.prefix:
+        from kvstore.cli.warm_prefix import run_prefixes
+
+        return run_prefixes(args)
+    if args.region is None or args.namespace:
+        what = "--namespace goes with --prefix" if args.namespace else "give a REGION, or --prefix HASH"
+        raise CliError(f"warm: {what} (see kvstore warm --help)", exit_code=USAGE)
     clock = time.time
     order, wait_s = _order(args, clock), _duration("--wait", args.wait, 0.0, WAIT_S_MAX)
     made_s = order.made_s

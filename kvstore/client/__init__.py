@@ -200,21 +200,25 @@ class Client:
         tokens: int = 0,
         local_tokens: int = 0,
         prefill_tokens_per_s: float = 0.0,
+        again: bool = False,
+        trace: str = "",
     ) -> Leading:
         """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
         sooner loaded than computed; its `writing`: how many more are being written right now.
 
         What the daemon's accounts want to know of the request: ticket: a number of its own; asked
         again with the same one, it counts once. more: what further namespaces of the same request
-        hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. At most 65536
-        hashes.
+        hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. again: the request was asked
+        for before with another ticket. trace: its W3C traceparent, for a daemon that exports traces; goes
+        with a ticket. At most 65536 hashes.
         """
         if not namespaces or (not hashes and not tokens):
             return Leading(0)
         joined = namespaces[0].joined(hashes)
+        asking = ticket, more, tokens, local_tokens, prefill_tokens_per_s, again
 
         def call(w: Any, ids: list[int]) -> frames.Request:
-            return w.Lookup(ids, joined, ticket, more, tokens, local_tokens, prefill_tokens_per_s)  # type: ignore[no-any-return]
+            return w.Lookup(ids, joined, *asking, trace[: w.TRACEPARENT_CHARS])  # type: ignore[no-any-return]
 
         answer = self._call(namespaces, call)
         leading = Leading(answer.value)
@@ -435,6 +439,35 @@ class Client:
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself."""
         return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
+
+    def live(self, minutes_since_s: float = 0.0) -> dict[str, Any]:
+        """What is going on, in one small answer that may be asked for every second; docs/cli.md names the fields.
+
+        minutes_since_s: unix seconds; of the minutes that are remembered, those from this time on.
+        """
+        return self._call((), lambda w, _: w.Live(minutes_since_s)).report  # type: ignore[no-any-return]
+
+    def chains(self, block_hash: bytes, namespace: str = "") -> list[tuple[bytes, bytes]]:
+        """Of the prefix that ends with this block: the digest of each namespace that knows it, and its hashes, joined."""
+        report = self._call((), lambda w, _: w.Chain(namespace, block_hash)).report
+        return [(digest, hashes) for digest, hashes in report["chains"]]
+
+    def warm_prefix(self, block_hash: bytes, namespace: str = "") -> dict[str, Any]:
+        """Bring the prefix that ends with this block into DRAM: begins, and, asked again by this client, goes on, until
+        `is_over`. namespace: a beginning of a digest in hex; docs/cli.md names the fields. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.WarmPrefix(namespace, block_hash)).report  # type: ignore[no-any-return]
+
+    def settings(self, name: str = "") -> list[dict[str, Any]]:
+        """The daemon's settings in force: of one key, of a section, or all; docs/cli.md names the fields."""
+        return self._call((), lambda w, _: w.GetSettings(name)).report["settings"]  # type: ignore[no-any-return]
+
+    def change_setting(self, key: str, text: str) -> dict[str, Any]:
+        """Give a key another value, written as in `--set`, until a restart or a reload. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.SetSetting(key, text)).report  # type: ignore[no-any-return]
+
+    def record(self) -> frames.Recorded:
+        """Requests of engines since the last call; the first one begins, the end of the connection ends it."""
+        return self._call((), lambda w, _: w.Record())  # type: ignore[no-any-return]
 
     def check(self) -> list[str]:
         """Have the daemon prove that its books balance; one line per problem.

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from kvstore import constants as limits
 from kvstore.constants import GIB, KIB, MIB
+from kvstore.daemon.listening import parse_listen
 from kvstore.protocol.places import default_data_dir, default_socket
 from kvstore.units import exact_bytes, parse_bytes
 from tiers.constants import ROW_BYTES, SLOT_BYTES_MIN
@@ -128,6 +130,30 @@ def _endpoint(value: str) -> str:
     return value
 
 
+def _listen(value: str) -> str:
+    if value:
+        try:
+            parse_listen(value)
+        except ValueError as error:
+            raise ValueError(f'{error}, and "" (off)') from error
+    return value
+
+
+def _collector(value: str) -> str:
+    if not value:
+        return value
+    allowed = 'allowed are "" (off) and http:// or https://HOST[:PORT][/PATH], without a user and a query'
+    try:
+        url = urlsplit(value)
+        is_fine = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError as error:  # of a port, or of brackets
+        raise ValueError(allowed) from error
+    if not is_fine or "@" in url.netloc or url.query or url.fragment or not _PLAIN.fullmatch(value):
+        raise ValueError(allowed)
+    return value if url.path.strip("/") else f"{url.scheme}://{url.netloc}/v1/traces"
+
+
+_PLAIN = re.compile(r"[!-~]+")  # ASCII that can be seen
 Switch = Literal["auto", "on", "off"]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
@@ -245,6 +271,19 @@ class Events(Section):
     replay_bytes: Annotated[Size, size_between(limits.EVENTS_REPLAY_BYTES_MIN, limits.TIB)] = 64 * MIB
 
 
+class Web(Section):
+    """Metrics, health and the live page, by a process beside the daemon."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:9471"
+
+
+class Traces(Section):
+    """Spans of requests, for OpenTelemetry."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)] = ""
+    sample: Annotated[Number, between(0, 1)] = 0.0
+
+
 class Config(Section):
     """Every setting of `kvstore serve`."""
 
@@ -262,6 +301,8 @@ class Config(Section):
     retention: Retention = Retention()
     durable: Durable = Durable()
     events: Events = Events()
+    web: Web = Web()
+    traces: Traces = Traces()
 
 
 def sections() -> dict[str, type[Section]]:

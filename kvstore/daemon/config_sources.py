@@ -38,7 +38,7 @@ ENV_KUBERNETES = re.compile(
     r"KVSTORE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
-Source = Literal["default", "file", "env", "flag"]
+Source = Literal["default", "file", "env", "flag", "set"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,6 +91,11 @@ def load(
         given[key] = Given(value, "flag", flag)
     config = _validated(given, problems)
     return Loaded(config, given, path if text is not None else None)
+
+
+def parse_one(key: str, text: str) -> Any:
+    """The value of one known key, written as in `--set`. Raises ConfigError."""
+    return value_of(_validated({key: Given(text, "set", "kvstore set")}, [], alone=True), key)
 
 
 def chosen_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, bool]:
@@ -240,7 +245,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= CONFIG_SHOWN_CHARS_MAX else f"{text[:CONFIG_SHOWN_CHARS_MAX]}…"
 
 
-def _validated(given: Mapping[str, Given], problems: list[str]) -> Config:
+def _validated(given: Mapping[str, Given], problems: list[str], alone: bool = False) -> Config:
+    """alone: whether it fits other settings is for somebody else to say."""
     nested: dict[str, Any] = {}
     for key, entry in given.items():
         section, _, name = key.rpartition(".")
@@ -250,7 +256,7 @@ def _validated(given: Mapping[str, Given], problems: list[str]) -> Config:
     except ValidationError as error:
         problems.extend(_explained(error, given))
         raise ConfigError(problems) from error
-    for key, message in misfits(config):
+    for key, message in () if alone else misfits(config):
         where = given[key].where if key in given else "default"
         problems.append(f"{where}: {key} = {_shown(value_of(config, key))}: {message}")
     if problems:

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.constants import OBJECT_BATCH_RECORDS, OBJECT_JOBS_MAX
 from kvstore.daemon.config import Config, Durable
@@ -43,6 +43,22 @@ class Levels(NamedTuple):
     def close(self) -> bool:
         """Let go of all buckets; False if something hangs."""
         return all([self.home.close(), *(level.close() for level in self.far.values())])
+
+
+def small_status(levels: Levels, name: str) -> dict[str, object]:
+    """What a Live answer has of `Levels.status`: plain figures, of our own region (with this name) and of those that are
+    read through."""
+    status = levels.status()
+    far: Any = status["read_through"]
+    return {"name": name, **_plain(status), "read_through": [_plain(one) for one in far]}
+
+
+def _plain(status: Mapping[str, object]) -> dict[str, object]:
+    return {
+        field: value
+        for field, value in status.items()
+        if value is None or isinstance(value, str | int | float)
+    }
 
 
 def region_levels(config: Config, data_dir: DataDir, reply: Reply) -> Levels | None:

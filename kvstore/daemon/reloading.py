@@ -1,6 +1,6 @@
-"""SIGHUP: settings that are read again while serving.
+"""Settings that change while serving: read again (SIGHUP), or set by hand.
 
-    file, environment, flags ─▶ what differs? ─┬▶ can change: applied at once
+    file, environment, flags ─▶ what differs? ─┬▶ can change: applied at once ◀── kvstore set
                                                ╰▶ cannot: named in the log, in force after a restart
 
 A configuration that is wrong changes nothing.
@@ -8,14 +8,15 @@ A configuration that is wrong changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from kvstore import logs
 from kvstore.daemon.config import Config, keys, misfits, value_of
+from kvstore.daemon.config_sources import written
 from kvstore.daemon.regional import rule_of
+from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
 
 log = logging.getLogger("kvstore.daemon.reloading")
@@ -36,65 +37,97 @@ _RULE: Final = frozenset(
 )
 _LOG: Final = frozenset({"log.level", "log.format"})
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_CHANGEABLE: Final = (
+_DOOR: Final = frozenset({"door.connections_max", "door.leases_max", "door.lease_share_max"})
+CHANGEABLE: Final = (
     _RULE
     | _LOG
+    | _DOOR
     | {
         "stop_timeout_s",
         "nvme.write_bytes_per_day",
+        "engine.prefill_tokens_per_s",
         "report.gpu_hour_price",
         "report.currency",
+        "retention.pinned_share_max",
+        "events.interval_s",
+        "traces.sample",
     }
 )
 
 
-async def reload(load: Callable[[], Config], old: Config, engine: Engine) -> Config:
-    """Read all layers again, and change what can be changed: what is in force from now on. Never raises.
+class InForce(NamedTuple):
+    """What settings are applied to."""
 
-    load: blocks on the file; raises an Exception whose text says what is wrong.
-    """
+    engine: Engine
+    door: Door
+
+
+def apply(old: Config, wanted: Config, parts: InForce) -> Config:
+    """Change what can be changed: what is in force from now on. For the engine's thread."""
+    differing = {key for key in keys() if value_of(old, key) != value_of(wanted, key)}
+    values = {key: value_of(wanted, key) for key in differing & CHANGEABLE}
+    values = {key: value for key, value in values.items() if not _why_not(key, old, value, parts.engine)}
+
+    def say(new: Config) -> None:
+        for key in sorted(values):
+            log.info("%s is %s now", key, value_of(new, key))
+        for key in sorted(differing - values.keys()):
+            log.warning("%s is still %s: another value needs a restart", key, value_of(old, key))
+        if not differing:
+            log.info("no setting has changed")
+
     try:
-        wanted = await asyncio.to_thread(load)
-    except Exception as error:  # noqa: BLE001 a daemon that serves goes on with what it has
+        return carry_out(old, values, parts, say)
+    except ValueError as error:  # with what cannot change
         log.error("nothing was changed: %s", error)
         return old
-    return apply(old, wanted, engine)
 
 
-def apply(old: Config, wanted: Config, engine: Engine) -> Config:
-    """Change what can be changed. For the engine's thread."""
-    differing = {key for key in keys() if value_of(old, key) != value_of(wanted, key)}
-    changed = differing & _CHANGEABLE
-    if "nvme.write_bytes_per_day" in changed and not _may_change_budget(old, wanted):
-        changed.remove("nvme.write_bytes_per_day")
-    new = _with(old, {key: value_of(wanted, key) for key in changed})
-    for key, problem in misfits(new):  # with what cannot change
-        log.error("nothing was changed: %s = %s: %s", key, value_of(new, key), problem)
-        return old
+def carry_out(
+    old: Config, values: Mapping[str, Any], parts: InForce, say: Callable[[Config], None]
+) -> Config:
+    """Give these keys, all of them CHANGEABLE, these values: what is in force from now on. say: logs it.
+
+    Raises ValueError where something would not fit together, with nothing changed.
+    """
+    new = _with(old, values)
+    for key, value in values.items():
+        if problem := _why_not(key, old, value, parts.engine):
+            raise ValueError(f"{key} = {written(value)}: {problem}")
+    for key, problem in misfits(new):
+        raise ValueError(f"{key} = {written(value_of(new, key))}: {problem}")
+    engine, changed = parts.engine, values.keys()
     is_quieter = _LEVELS.index(new.log.level) > _LEVELS.index(old.log.level)
     if changed & _LOG and not is_quieter:
         logs.configure(new.log.level, new.log.format)
     if "nvme.write_bytes_per_day" in changed:
         engine.endurance.set_budget(new.nvme.write_bytes_per_day)
+    if "engine.prefill_tokens_per_s" in changed:
+        engine.lookups.break_even.configured = new.engine.prefill_tokens_per_s
+    if "retention.pinned_share_max" in changed:
+        engine.retention.set_share(new.retention.pinned_share_max)
     if engine.persister is not None and changed & (_RULE | {"report.gpu_hour_price"}):
         engine.persister.asks.rule = rule_of(new.durable, new.report.gpu_hour_price)
-    for key in sorted(changed):
-        log.info("%s is %s now", key, value_of(new, key))
-    for key in sorted(differing - changed):
-        log.warning("%s is still %s: another value needs a restart", key, value_of(old, key))
-    if not differing:
-        log.info("no setting has changed")
+    if changed & _DOOR:
+        parts.door.limit(new.door.connections_max, new.door.leases_max, new.door.lease_share_max)
+    if parts.door.api.tracing is not None:
+        parts.door.api.tracing.sample = new.traces.sample
+    say(new)
     if changed & _LOG and is_quieter:  # after what there is to say
         logs.configure(new.log.level, new.log.format)
     return new
 
 
-def _may_change_budget(old: Config, wanted: Config) -> bool:
-    """Whether there was a budget and is one: what was written without one was not counted."""
-    return bool(old.nvme.write_bytes_per_day and wanted.nvme.write_bytes_per_day)
+def _why_not(key: str, old: Config, value: Any, engine: Engine) -> str:
+    """Why a key that can change cannot take this value now; "" if it can."""
+    if key == "nvme.write_bytes_per_day" and bool(value) != bool(old.nvme.write_bytes_per_day):
+        return "from no limit to one, and back, needs a restart: what was written without one was not counted"
+    if key == "retention.pinned_share_max" and not engine.retention.allows_share(value):
+        return "pins hold more than that already: unpin some, or restart"
+    return ""
 
 
-def _with(config: Config, values: dict[str, Any]) -> Config:
+def _with(config: Config, values: Mapping[str, Any]) -> Config:
     """The same configuration, other values of some keys."""
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():

@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from kvstore import __version__
 from kvstore.constants import (
@@ -29,6 +30,7 @@ from kvstore.constants import (
     HEAP_INTERVAL_S,
     IO_CLOSE_S,
     JOIN_WAIT_S,
+    LOOP_DELAY_INTERVAL_S,
     PERSIST_PAUSE_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
@@ -39,25 +41,33 @@ from kvstore.constants import (
 )
 from kvstore.daemon import heap
 from kvstore.daemon.config import Config
+from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.eventing import publisher_of
-from kvstore.daemon.regional import persisting, region_levels, warmer_of
-from kvstore.daemon.reloading import reload
+from kvstore.daemon.exporting import Exporter
+from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
+from kvstore.daemon.reloading import InForce
+from kvstore.daemon.settings import Settings
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
+from kvstore.daemon.webbing import WebProcess
 from kvstore.door.unix import Door
 from kvstore.durable.demand_file import DemandFile
 from kvstore.durable.warmer import Warmer
 from kvstore.engine.engine import Engine
+from kvstore.engine.live import live_steps
 from kvstore.errors import SocketPathError, StartError
 from kvstore.events.journal import Change, Journal, held
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
+from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.totals import Totals
+from kvstore.ledger.tracing import Tracing
 from kvstore.policies.names import SELECTABLE
 from kvstore.protocol import places
 from kvstore.protocol.frames import Answer, Problems
 from kvstore.retention.rules import RuleFile
+from kvstore.steps import Steps
 from kvstore.units import format_bytes
 from tiers.arenas_left import held_bytes
 
@@ -72,10 +82,11 @@ class Service:
         config: Config,
         storage: Storage,
         notifier: Notifier | None = None,
-        reread: Callable[[], Config] | None = None,
+        reread: Callable[[], Loaded] | None = None,
+        loaded: Loaded | None = None,
     ) -> None:
-        """reread: the configuration as it is now, for SIGHUP."""
-        self.config = config
+        """reread: the configuration as it is now, for SIGHUP. loaded: `config`, with where its values come from."""
+        self.settings = Settings(loaded or Loaded(config, {}, None))
         self._reread = reread
         self.storage = storage
         self.failure: str | None = None  # why it stopped, when nobody asked it to
@@ -88,8 +99,16 @@ class Service:
         self._reloading: asyncio.Task[None] | None = None
         self._journal = Journal() if config.events.endpoint else None
         self._publisher = publisher_of(config, self._journal, self._held, time.time)
+        self._exporter: Exporter | None = None
+        self._loop_delay = Histogram()
+        self._web = WebProcess(config)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.settings.config
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
@@ -110,11 +129,20 @@ class Service:
                 self._announce()
                 background = [
                     self._in_background(work())
-                    for work in (self._drop, self._watch, self._persist, self._warm, self._publish)
+                    for work in (
+                        self._drop,
+                        self._watch,
+                        self._persist,
+                        self._warm,
+                        self._publish,
+                        self._look_at_loop,
+                        self._web.run,
+                    )
                 ]
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
+                self._web.end()
                 await self.door.stop()
             self._save_names()
             self._save_totals()
@@ -128,12 +156,17 @@ class Service:
             for task in background:
                 task.cancel()
         finally:
+            self._web.reap()
             if self._publisher is not None:
                 self._publisher.close()
+            if self._exporter is not None:
+                self._exporter.close()
             give_up_s = time.monotonic() + IO_CLOSE_S  # for all of them together
             closed = [pool.close(max(0.1, give_up_s - time.monotonic())) for pool in (io, *pools)]
             if self._region is not None:
                 closed.append(self._region.close())
+            if self._has_served:
+                self._save_what_waited()
             if all(closed):
                 # A start that failed is no clean stop: what an earlier daemon left stays, a new arena goes.
                 keep = self.config.dram.keep_on_stop if self._has_served else self.storage.arena.adopted
@@ -162,16 +195,8 @@ class Service:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""
         arena = self.storage.arena
         return {
-            "daemon": {
-                "version": __version__,
-                "pid": os.getpid(),
-                "instance": self.storage.data_dir.instance,
-                "uptime_s": round(time.monotonic() - self._started_s, 1),
-                "now_s": round(time.time(), 3),
-                "data_dir": str(self.config.data_dir),
-                "socket_path": str(self.config.socket_path),
-            },
-            "health": {"ok": not self._problems, "problems": self._problems},
+            "daemon": self._identity(),
+            "health": self._health(),
             "arena": {
                 "path": str(arena.path),
                 "pages": arena.page_kind,
@@ -182,6 +207,39 @@ class Service:
             },
             **self.engine.status(),
             "region": self._region.status() if self._region is not None else None,
+            "events": self._publisher.status() if self._publisher is not None else None,
+            "door": self.door.counters,
+        }
+
+    def _identity(self) -> dict[str, object]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "instance": self.storage.data_dir.instance,
+            "uptime_s": round(time.monotonic() - self._started_s, 1),
+            "now_s": round(time.time(), 3),
+            "data_dir": str(self.config.data_dir),
+            "socket_path": str(self.config.socket_path),
+        }
+
+    def _health(self) -> dict[str, object]:
+        left_alone = [
+            f"{member.name} is left alone until the next start: {member.left_alone}"
+            for member in self.engine.nvme.members
+            if member.left_alone
+        ]
+        problems = [*self._problems, *left_alone]
+        return {"ok": not problems, "problems": problems}
+
+    def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+        """What is going on, in steps; docs/cli.md says what each field means."""
+        told = yield from live_steps(self.engine, minutes_since_s, time.time())
+        told["latencies"] |= {"request": self.door.times, "loop_delay": {"": self._loop_delay.as_dict()}}
+        return {
+            **self._identity(),
+            "health": self._health(),
+            **told,
+            "region": small_status(self._region, self.config.region) if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,
             "door": self.door.counters,
         }
@@ -253,6 +311,13 @@ class Service:
         if snapshot is not None:
             self.engine.accounts.totals.save(snapshot)
 
+    def _save_what_waited(self) -> None:
+        """A pool that closes forgets what waits in it, and what it has just written may be older than what was saved here."""
+        self.engine.namespaces.changed = True
+        self._save_names()
+        self.engine.accounts.save_again()
+        self._save_totals()
+
     async def _open_door(self) -> None:
         limits, arena = self.config.door, self.storage.arena
         self._make_socket_directory()
@@ -263,11 +328,17 @@ class Service:
             instance=self.storage.data_dir.instance,
             report=self.report,
             totals=self.totals,
+            live=self.live_steps,
+            settings=self.settings,
             connections_max=limits.connections_max,
             leases_max=limits.leases_max,
             lease_share_max=limits.lease_share_max,
             on_failure=self._fail,
         )
+        if (traces := self.config.traces).endpoint:
+            self._exporter = Exporter(self.config, self.storage.data_dir.instance, time.time)
+            self.door.api.tracing = Tracing(traces.sample, self.door.api.clock, self._exporter.take)
+        self.settings.parts = InForce(self.engine, self.door)
         await self.door.start()
 
     def _make_socket_directory(self) -> None:
@@ -391,6 +462,13 @@ class Service:
             self._publisher.pass_on()
             await asyncio.sleep(self.config.events.interval_s)
 
+    async def _look_at_loop(self) -> None:
+        """How late the event loop is: so late may whoever asks for something be served."""
+        while True:
+            due_s = time.monotonic() + LOOP_DELAY_INTERVAL_S
+            await asyncio.sleep(LOOP_DELAY_INTERVAL_S)
+            self._loop_delay.add(max(0.0, time.monotonic() - due_s))
+
     def _held(self) -> Iterator[list[Change]]:
         return held(self.engine.namespaces)
 
@@ -411,10 +489,7 @@ class Service:
 
     def _asked_to_reload(self) -> None:
         if self._reread is not None and (self._reloading is None or self._reloading.done()):
-            self._reloading = self._in_background(self._reload(self._reread))
-
-    async def _reload(self, reread: Callable[[], Config]) -> None:
-        self.config = await reload(reread, self.config, self.engine)
+            self._reloading = self._in_background(self.settings.reload(self._reread))
 
     # -- stop --
 

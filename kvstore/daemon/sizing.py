@@ -109,7 +109,7 @@ def _new(
         log.warning("%s: the arena is smaller", _said(dram, tightest, most, headroom_bytes * is_memory))
         return Plan(path, Layout.plan(most, dram.slab_bytes, dram.slot_bytes_min))
     ever = min(limit.limit_bytes - headroom_bytes * is_memory for limit, _ in bounds)
-    line = _said(dram, tightest, most, headroom_bytes * is_memory) + _advice(most)
+    line = _said(dram, tightest, most, headroom_bytes * is_memory) + _advice(most, is_memory)
     if _fitting(dram, ever) < layout.capacity_bytes:
         raise StartSettingError(line)
     raise MemoryShort(line)
@@ -186,7 +186,8 @@ def _said(dram: Dram, limit: Limit, most: int, headroom_bytes: int) -> str:
     )
 
 
-def _advice(most: int) -> str:
-    if most:
-        return '; set that, or dram.when_short = "shrink"'
-    return "; make room, or set smaller dram.slab_bytes (a container's /dev/shm grows with --shm-size)"
+def _advice(most: int, is_memory: bool) -> str:
+    """is_memory: what is short is memory itself. Else it is a file system, in containers one of 64 MiB."""
+    what = 'set that, or dram.when_short = "shrink"' if most else "make room, or set smaller dram.slab_bytes"
+    larger = "docker run --shm-size=16g, in Kubernetes a volume of memory at /dev/shm"
+    return f"; {what}" if is_memory else f"; {what}, or make it larger (in a container: {larger})"

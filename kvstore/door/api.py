@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore import constants
 from kvstore.engine.engine import Engine
+from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
 from kvstore.engine.sessions import Session
 from kvstore.errors import (
     BadRequest,
@@ -34,10 +35,14 @@ from kvstore.errors import (
 )
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking
+from kvstore.ledger.latencies import Histogram
+from kvstore.ledger.recording import Recording
+from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
 from kvstore.steps import Steps
-from tiers.checksum import pack_columns
+from kvstore.units import format_bytes
+from tiers.checksum import column_sizes, pack_columns
 from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 from tiers.namespace_spec import NamespaceSpec
@@ -85,13 +90,40 @@ class Limits(NamedTuple):
 
 
 class Process:
-    """What all connections of one process hold together."""
+    """What all connections of one process hold together. An engine is one that registered a namespace: one line in
+    the log when it comes, and one when it leaves, however many connections and namespaces it has."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.connections = 0
         self.namespaces = 0
         self.lease_bytes = 0
+        self.requests = 0
+        self._engine = ""  # the caller that registered its first namespace
+        self._since_s = 0.0
+
+    def registered(self, name: str, spec: NamespaceSpec, now_s: float) -> None:
+        """A namespace of one of its callers, `name`, is known now."""
+        if self._engine:
+            return
+        self._engine, self._since_s = name, now_s
+        log.info(
+            "an engine is here",
+            extra={
+                "engine": name,
+                "model": spec.fields.get("model", ""),
+                "tenant": spec.fields.get("tenant", ""),
+                "record": format_bytes(spec.record_bytes),
+                "block_tokens": spec.block_tokens,
+                "columns": len(column_sizes(spec.columns, spec.record_bytes)),
+            },
+        )
+
+    def left(self, now_s: float) -> None:
+        """Its last connection is gone."""
+        if self._engine:
+            facts = {"requests": self.requests, "seconds": round(now_s - self._since_s, 1)}
+            log.info("an engine is gone", extra={"engine": self._engine, **facts})
 
 
 class Timer(Protocol):
@@ -101,10 +133,21 @@ class Timer(Protocol):
         """It is not needed any more."""
 
 
+class Settings(Protocol):
+    """The daemon's settings."""
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        """Of one key, of a section, or ("") of all. Raises BadRequest."""
+
+    def change(self, key: str, text: str) -> dict[str, Any]:
+        """Another value from now on. Raises BadRequest, with nothing changed."""
+
+
 class Api:
     """What all callers share: the engine, the limits, and who is here.
 
-    report: the answer to Status; totals: the answer to Report. clock: seconds, monotonic.
+    report: the answer to Status; totals: to Report; live: to Live. times: from the first piece of a
+    request to its answer, by kind. clock: seconds, monotonic.
     call_later: calls a function after so many seconds. run: does work that belongs to no caller,
     piece by piece.
     """
@@ -115,19 +158,26 @@ class Api:
         limits: Limits,
         report: Callable[[], dict[str, Any]],
         totals: Callable[[float, int], dict[str, Any]],
+        live: Callable[[float], Steps[dict[str, Any]]],
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], object]], Timer],
         run: Callable[[Steps[None]], None],
+        settings: Settings | None = None,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self.report = report
         self.totals = totals
+        self.live = live
+        self.settings = settings
         self.clock = clock
         self.call_later = call_later
         self.requests: Counter[str] = Counter()
+        self.times = {kind: Histogram() for kind in KINDS}
         self.refused: Counter[str] = Counter()
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
+        self.recordings: list[Recording] = []
+        self.tracing: Tracing | None = None
         self._run = run
         self._processes: dict[int, Process] = {}
         self._check: Later | None = None
@@ -147,6 +197,7 @@ class Api:
         process.connections -= 1
         if not process.connections:
             self._processes.pop(process.pid, None)
+            process.left(self.clock())
 
     def check(self) -> Later:
         """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
@@ -196,7 +247,11 @@ class Caller:
         self._lease_bytes = 0
         self._steps: Steps[frames.Answer] | None = None
         self._later: Later | None = None
+        self._begun_s = 0.0  # the request that is being served
+        self._times = Histogram()  # of its kind
         self._timer: Timer | None = None
+        self._recording: Recording | None = None
+        self._warming: tuple[tuple[str, bytes], PrefixWarming] | None = None
         self._has_complained = False
         self._has_ended = False
 
@@ -212,11 +267,14 @@ class Caller:
 
     def serve(self, request: frames.Request) -> None:
         """Begin a request. Its answer goes to `reply`: now, in a `step`, or by itself. Never raises."""
-        self._api.requests[type(request).__name__] += 1
+        kind, api = type(request), self._api
+        api.requests[kind.__name__] += 1
+        self._process.requests += 1
+        self._times, self._begun_s = api.times[kind], api.clock()
         try:
-            outcome = KINDS[type(request)].handler(self, request)
+            outcome = KINDS[kind].handler(self, request)
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
-            self._reply(self.refusal(error))
+            self._answer(self.refusal(error))
             return
         if isinstance(outcome, Later):
             self._later = outcome
@@ -225,7 +283,12 @@ class Caller:
             self._steps = outcome
             self.step()
         elif outcome is not None:
-            self._reply(outcome)
+            self._answer(outcome)
+
+    def _answer(self, answer: frames.Answer) -> None:
+        """Here it is, and so long it took."""
+        self._times.add(self._api.clock() - self._begun_s)
+        self._reply(answer)
 
     def step(self) -> None:
         """Do the next piece of the request that has steps. Never raises."""
@@ -239,7 +302,7 @@ class Caller:
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
             answer = self.refusal(error)
         self._steps = None
-        self._reply(answer)
+        self._answer(answer)
 
     def _told(self, answer: frames.Answer) -> None:
         """What was to be answered later. It may be at once, within `serve`."""
@@ -248,7 +311,7 @@ class Caller:
         self._later = None
         if isinstance(answer, frames.Error):
             self._complain(answer.code, answer.message)
-        self._reply(answer)
+        self._answer(answer)
         self._resume()
 
     def refusal(self, error: Exception) -> frames.Error:
@@ -280,6 +343,8 @@ class Caller:
         self._has_ended, self._steps, self._later = True, None, None
         self._reply, self._resume = lambda _: None, lambda: None  # no circle: nobody collects old garbage
         self._cancel_timer()
+        if self._recording is not None:
+            self._api.recordings.remove(self._recording)
         for namespace in self._namespaces.values():
             namespace.users -= 1
         self._process.namespaces -= len(self._namespaces)
@@ -287,6 +352,8 @@ class Caller:
         self._namespaces.clear()
         for lease in self._leases:
             self._api.lenders.pop(lease, None)
+            if self._api.tracing is not None:
+                self._api.tracing.closed(lease)
         self._leases.clear()
         session, self._session = self._session, None
         if session is not None:
@@ -310,6 +377,7 @@ class Caller:
             namespace = self._namespaces[number] = self._engine.namespaces.get(number)
             namespace.users += 1
             self._process.namespaces += 1
+            self._process.registered(self.name, spec, self._api.clock())
         return frames.Registered(number)
 
     def _unregister(self, request: frames.Unregister) -> frames.Answer:
@@ -345,16 +413,28 @@ class Caller:
             rate if rate >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = self._engine.find(request.namespaces, request.hashes, asking)
-        self._reply(frames.Count(found.usable, found.writing))
+        self._answer(frames.Count(found.usable, found.writing))
         try:
             self._engine.book(request.namespaces, request.hashes, found, asking)
+            for recording in self._api.recordings:
+                recording.asked(request, [self._namespaces[number] for number in request.namespaces])
+            if self._api.tracing is not None:
+                self._trace(self._api.tracing, request)
         except Exception:  # a bug of ours; the answer is out already
             log.exception("booking a lookup of %s failed", self.name)
+
+    def _trace(self, tracing: Tracing, request: frames.Lookup) -> None:
+        pieces = self._engine.accounts.pieces(request.ticket)
+        space = self._namespaces[request.namespaces[0]]
+        tracing.looked_up(request, space, pieces, self._begun_s, self._api.clock())
 
     def _settle(self, request: frames.Settle) -> frames.Answer:
         if request.hash and len(request.hash) != self._known(request.namespace).hash_bytes:
             raise BadRequest(f"hash of {len(request.hash)} bytes: one block hash is required")
         self._engine.settle(request.ticket, request.tokens, request.namespace, request.hash)
+        if self._api.tracing is not None:
+            pieces = self._engine.accounts.pieces(request.ticket)
+            self._api.tracing.settled(request.ticket, pieces, self._begun_s)
         return _DONE
 
     def _residency(self, request: frames.Residency) -> Steps[frames.Answer]:
@@ -403,12 +483,17 @@ class Caller:
             if not self.attached:
                 self._api.lenders[reserved.lease] = self
         reserved.full |= allowed < count
+        for recording in self._api.recordings:
+            recording.stored(request)
+        if self._api.tracing is not None:
+            granted = sum(reserved.granted)
+            self._api.tracing.reserved(request.ticket, reserved.lease, namespace, granted, self._begun_s)
         return reserved
 
     def _commit(self, request: frames.Commit) -> frames.Answer:
         session = self._session_for_lease(new=False)
         committed = self._engine.commit(session, request.lease, request.indexes, request.checksums)
-        self._closed(request.lease)
+        self._closed(request.lease, committed)
         return frames.Count(committed)
 
     def _fill(self, request: frames.Fill) -> Steps[frames.Answer]:
@@ -425,7 +510,7 @@ class Caller:
         session = self._session_for_lease(new=False)
         stored = self._engine.fill(session, lease, column, checksums)
         if lease not in session.leases:
-            self._closed(lease)
+            self._closed(lease, stored)
         return stored
 
     def _acquire(self, request: frames.Acquire) -> frames.Answer | Later:
@@ -444,6 +529,9 @@ class Caller:
             missed = acquired.tiers.count(0)
             if acquired.lease:
                 self._opened(acquired.lease, (allowed - missed) * namespace.record_bytes)
+            if self._api.tracing is not None:
+                tiers = bytes(acquired.tiers)
+                self._api.tracing.acquired(request.ticket, acquired.lease, namespace, tiers, self._begun_s)
             # What no limit allowed is worth asking for again, unless a miss before it makes it useless.
             acquired.pending |= beyond > 0 and not missed
             acquired.tiers += bytes(beyond)
@@ -472,8 +560,10 @@ class Caller:
         self._lease_bytes += size_bytes
         self._process.lease_bytes += size_bytes
 
-    def _closed(self, lease: int) -> None:
+    def _closed(self, lease: int, stored: int = 0) -> None:
         self._api.lenders.pop(lease, None)
+        if self._api.tracing is not None:
+            self._api.tracing.closed(lease, stored)
         size_bytes, _ = self._leases.pop(lease, (0, 0.0))
         self._lease_bytes -= size_bytes
         self._process.lease_bytes -= size_bytes
@@ -517,6 +607,27 @@ class Caller:
         )
         return later
 
+    def _warm(self, r: frames.WarmPrefix) -> Steps[frames.Answer]:
+        """Once for each prefix; asked again it goes on where it was."""
+        asked = r.namespace.lower(), r.hash
+        if self._warming is None or self._warming[0] != asked:
+            self._warming = asked, PrefixWarming(self._engine, *asked, self._api.clock)
+        return frames.StatusReport((yield from self._warming[1].go_on()))
+
+    def _chain(self, r: frames.Chain) -> Steps[frames.Answer]:
+        chains: list[tuple[bytes, bytes]] = []
+        left = frames.FRAME_BYTES_MAX // 2
+        found, _ = yield from known_steps(list(self._engine.namespaces), r.namespace.lower(), r.hash)
+        for block in found:
+            chain = yield from chain_steps(block)
+            joined = b"".join(one.hash for one in chain)
+            left -= len(joined)
+            if left < 0:
+                break
+            chains.append((block.namespace.digest, joined))
+            yield
+        return frames.StatusReport({"chains": chains})
+
     def _find_prefixes(self, r: frames.FindPrefixes) -> Steps[frames.Answer]:
         return frames.StatusReport(
             {"hashes": (yield from self._engine.prefixes_steps(r.namespace, r.beginning))}
@@ -529,6 +640,27 @@ class Caller:
 
     def _report(self, request: frames.Report) -> frames.Answer:
         return frames.StatusReport(self._api.totals(request.since_s, request.skip))
+
+    def _live(self, request: frames.Live) -> Steps[frames.Answer]:
+        return frames.StatusReport((yield from self._api.live(request.minutes_since_s)))
+
+    def _get(self, r: frames.GetSettings) -> frames.Answer:
+        settings = self._api.settings
+        return frames.StatusReport({"settings": settings.told(r.name) if settings is not None else []})
+
+    def _set(self, r: frames.SetSetting) -> frames.Answer:
+        settings = self._api.settings
+        if settings is None or self.attached:
+            raise BadRequest("set: only for a connection without the arena, to a daemon that has settings")
+        return frames.StatusReport(settings.change(r.key, r.text))
+
+    def _record(self, _: frames.Record) -> frames.Answer:
+        if self._recording is None:
+            if len(self._api.recordings) >= constants.RECORDINGS_MAX:
+                raise LimitExceeded(f"{constants.RECORDINGS_MAX} recordings at a time are allowed")
+            self._recording = Recording(self._api.clock)
+            self._api.recordings.append(self._recording)
+        return self._recording.take()
 
     def _check(self, _: frames.Check) -> Later:
         if self.attached:
@@ -605,6 +737,12 @@ KINDS: dict[type[Any], Kind] = {
     frames.Retention: Kind(Caller._retention, 2000),
     frames.Clear: Kind(Caller._clear, 3000),
     frames.FindPrefixes: Kind(Caller._find_prefixes, 1000),
+    frames.Live: Kind(Caller._live, 1000),
+    frames.Record: Kind(Caller._record, 1000),
+    frames.Chain: Kind(Caller._chain, 1000),
+    frames.WarmPrefix: Kind(Caller._warm, 1000),
+    frames.GetSettings: Kind(Caller._get, 1000),
+    frames.SetSetting: Kind(Caller._set, 2000),
 }
 _BY_TAG = {kind.__struct_config__.tag: KINDS[kind] for kind in KINDS}
 

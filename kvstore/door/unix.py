@@ -21,6 +21,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from typing import Any
 import msgspec
 
 from kvstore import constants
-from kvstore.door.api import Api, Limits, Process
+from kvstore.door.api import Api, Limits, Process, Settings
 from kvstore.door.connection import DoorConnection, Shared
 from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
+from kvstore.engine.live import live_steps
 from kvstore.errors import (
     BadFrame,
     ConnectionRefused,
@@ -44,6 +46,7 @@ from kvstore.errors import (
     WrongProtocol,
 )
 from kvstore.protocol import frames
+from kvstore.steps import Steps
 from tiers.arena import Arena
 from tiers.constants import LOCK_BASE
 from tiers.errors import TierError
@@ -65,6 +68,8 @@ class Door:
         instance: str = "",
         report: Callable[[], dict[str, Any]] | None = None,
         totals: Callable[[float, int], dict[str, Any]] | None = None,
+        live: Callable[[float], Steps[dict[str, Any]]] | None = None,
+        settings: Settings | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
         stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
@@ -75,26 +80,23 @@ class Door:
         """Opens nothing yet.
 
         instance: every client is told. report: what a Status request answers; by default the
-        engine's status with our counters under "door". totals: what a Report request answers.
+        engine's status with our counters under "door". totals: what a Report request answers; live: a Live one.
         lease_share_max: what one connection may hold of the arena. on_failure: called when the
         door cannot go on.
         """
         loop = asyncio.get_running_loop()
         self.engine = engine
-        self.turns = Turns(loop.call_soon, loop.time)
-        process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
+        self.turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
         self.api = Api(
             engine,
-            Limits(
-                leases_max,
-                int(arena.capacity_bytes * lease_share_max),
-                int(arena.capacity_bytes * process_share),
-            ),
+            _limits(arena, leases_max, lease_share_max),
             report or self._default_report,
             totals or engine.report,
-            loop.time,
+            live or self._default_live,
+            time.monotonic,
             loop.call_later,
             self.turns.run,
+            settings,
         )
         self.connections: set[DoorConnection] = set()
         self.shared = Shared(
@@ -116,6 +118,11 @@ class Door:
         self._greeting: set[asyncio.Task[None]] = set()
         self._listener: DoorSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    def limit(self, connections_max: int, leases_max: int, lease_share_max: float) -> None:
+        """Other limits from now on; what is held already stays."""
+        self._connections_max = connections_max
+        self.api.limits = _limits(self._arena, leases_max, lease_share_max)
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -274,6 +281,14 @@ class Door:
             for connection in list(self.connections):
                 connection.drop_if_stalled(loop.time())
 
+    @property
+    def times(self) -> dict[str, object]:
+        """How long requests took, by their name, of those that came since the start."""
+        return {kind.__name__.lower(): t.as_dict() for kind, t in self.api.times.items() if t.count}
+
+    def _default_live(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+        return live_steps(self.engine, minutes_since_s, minutes_since_s)
+
     def _default_report(self) -> dict[str, Any]:
         return {**self.engine.status(), "door": self.counters}
 
@@ -287,3 +302,12 @@ async def _read(peer: socket.socket, size: int) -> bytes:
             raise ConnectionResetError("closed by the peer")
         received += data
     return received
+
+
+def _limits(arena: Arena, leases_max: int, lease_share_max: float) -> Limits:
+    process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
+    return Limits(
+        leases_max,
+        int(arena.capacity_bytes * lease_share_max),
+        int(arena.capacity_bytes * process_share),
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
@@ -110,6 +110,19 @@ class RegionLevel(SharedLevel, Generic[Reader]):
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
         reader = self._reader
         return reader.held(namespace.spec, hashes, start) if reader is not None else start
+
+    def chains(
+        self,
+        namespaces: Sequence[bytes],
+        block_hash: bytes,
+        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
+    ) -> None:
+        reader = self._reader
+        none: Mapping[bytes, Sequence[bytes]] = {}
+        if reader is None:
+            self._reply(lambda: done(none))
+        else:
+            self._thread.post(lambda: reader.chains(namespaces, block_hash), done, none)
 
     def load_s(self, records: int, size_bytes: int) -> float:
         return 0.0  # what is measured says more

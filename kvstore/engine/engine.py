@@ -61,7 +61,8 @@ from kvstore.index.slots import Places
 from kvstore.io_pool import Io
 from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.ledger.counters import Counters
-from kvstore.ledger.totals import LOADED, STORED, Prefix, Total, Totals
+from kvstore.ledger.sums import LOADED, STORED
+from kvstore.ledger.totals import Prefix, Total, Totals
 from kvstore.movement.adoption import Adoption
 from kvstore.movement.loading import Loader
 from kvstore.movement.shared import SharedLevel
@@ -285,8 +286,12 @@ class Engine(Parts):
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
             "rows_left": max(0, len(rows) - skip - len(told)),
-            "prefixes": [self._prefix(p) for p in self.accounts.totals.heaviest(PREFIXES_TOLD, since_s)],
+            "prefixes": self.heaviest(PREFIXES_TOLD, since_s),
         }
+
+    def heaviest(self, count: int, since_s: float = 0.0) -> list[dict[str, object]]:
+        """The prefixes that saved most, of those hit since then."""
+        return [self._prefix(prefix) for prefix in self.accounts.totals.heaviest(count, since_s)]
 
     def residency_steps(self, number: int, hashes: bytes) -> Steps[bytes]:
         """One byte a hash: `blocks.IN_DRAM | IN_NVME | BROKEN_PREFIX`, 0 where absent."""
@@ -593,6 +598,11 @@ class Engine(Parts):
 
     def status(self) -> dict[str, object]:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
+        largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
+        return {**self.figures(), "namespaces": [namespace.as_dict() for namespace in largest]}
+
+    def figures(self) -> dict[str, object]:
+        """The same without the namespaces."""
         tiers = [_tier_status(self.arena.stats())]
         if self.nvme:
             tiers.append(_tier_status(self.nvme.stats()))
@@ -612,10 +622,6 @@ class Engine(Parts):
             "speeds": [source.speed_status() for source in sources],
             "queues": queues(self),
             "namespaces_total": len(self.namespaces),
-            "namespaces": [
-                n.as_dict()
-                for n in nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
-            ],
         }
 
     def list_namespaces(self, skip: int) -> dict[str, object]:

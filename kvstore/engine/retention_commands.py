@@ -73,16 +73,28 @@ class Retention:
         self._io = io
         self._clock = clock
         self._file = file or RuleFile()
-        self._share_max = pinned_share_max
         self._commands: deque[Command] = deque()
         self._saving = False
-        for bit, level in ((IN_DRAM, blocks.arena), (IN_NVME, blocks.nvme)):
-            blocks.guards.limits[bit] = int(level.stats().capacity_bytes * pinned_share_max)
+        self.set_share(pinned_share_max)
         self.book = self._file.read()
         self._boot_id = boot_id()
         blocks.expiry.start(self._begin_clock(wall_clock), self._known, self._expired)
         for rule in self.book.rules():
             self._apply(rule, True)
+
+    def set_share(self, pinned_share_max: float) -> None:
+        """What pins may hold of each tier from now on: not less than they do, see `allows_share`."""
+        self._share_max = pinned_share_max
+        self._blocks.guards.limits.update(self._limits(pinned_share_max))
+
+    def allows_share(self, pinned_share_max: float) -> bool:
+        """Whether what is pinned now fits such a share."""
+        held = self._blocks.guards.guarded_bytes
+        return all(held[bit] <= limit for bit, limit in self._limits(pinned_share_max).items())
+
+    def _limits(self, share: float) -> dict[int, int]:
+        tiers = ((IN_DRAM, self._blocks.arena), (IN_NVME, self._blocks.nvme))
+        return {bit: int(level.stats().capacity_bytes * share) for bit, level in tiers}
 
     def _begin_clock(self, wall_clock: Callable[[], float]) -> Clock:
         """Time goes on where the last daemon was in the same boot of the machine; see `kvstore.retention.clock`."""

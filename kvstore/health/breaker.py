@@ -32,6 +32,7 @@ from kvstore.constants import (
     BREAKER_PAUSE_S_MAX,
     BREAKER_PAUSE_S_MIN,
 )
+from kvstore.ledger.latencies import Histogram
 
 log = logging.getLogger("kvstore.health.breaker")
 
@@ -62,6 +63,7 @@ class Breaker:
         self.state = CLOSED
         self.trips = 0
         self.reason = ""  # of the last trip
+        self.times = Histogram()  # of every job that came back, from when it was submitted
         self._stall_s = stall_s
         self._clock = clock
         self._changed = changed
@@ -100,6 +102,7 @@ class Breaker:
     def end(self, job: Job, is_well: bool) -> bool:
         """It came back. is_well: the tier did what it was asked. True if it came back in time."""
         del self._jobs[job]
+        self.times.add(self._clock() - job.begun_s)
         in_time = self.state == CLOSED or job is self._probe
         if job is self._probe:
             self._probe = None

@@ -47,7 +47,7 @@ class BreakEven:
     """Chooses prefixes. Changes nothing but what it knows of prefill rates."""
 
     def __init__(self, prefill_tokens_per_s: float) -> None:
-        self._configured = prefill_tokens_per_s
+        self.configured = prefill_tokens_per_s  # a setting
         self._learned: dict[int, float] = {}  # by namespace; those not told for longest are forgotten
 
     def learn(self, namespace: Namespace, tokens_per_s: float) -> None:
@@ -59,7 +59,7 @@ class BreakEven:
 
     def rate(self, namespace: Namespace, asking: Asking) -> float:
         """Prompt tokens per second, 0 where nobody knows."""
-        return asking.prefill_tokens_per_s or self._learned.get(namespace.id) or self._configured
+        return asking.prefill_tokens_per_s or self._learned.get(namespace.id) or self.configured
 
     def usable(
         self,

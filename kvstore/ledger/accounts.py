@@ -17,7 +17,7 @@ the sum over all outcomes; no count is negative.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -33,14 +33,14 @@ from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.index.evicted import Departed
 from kvstore.io_pool import Io
-from kvstore.ledger.totals import Snapshot, Total, Totals
+from kvstore.ledger.totals import Rows, Snapshot, Totals
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.steps import Steps
 
 Piece = tuple[int, int]  # tokens, outcome
 _OWNED, _MISSED = 0, 5  # parts of a prompt, see `_bounds`
-_HIT_IN = [outcomes.hit_in(where) for where in range(IN_ANY + 1)]
+_HIT_IN = {where: outcomes.hit_in(where) for where in range(1, IN_ANY + 1)}  # in no tier: no hit
 
 
 class Asking(NamedTuple):
@@ -79,9 +79,9 @@ class Found(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One request's tokens, in prompt order, and the total they are part of."""
+    """One request's tokens, in prompt order, and the sums they are part of."""
 
-    total: Total
+    rows: Rows
     tokens: int
     pieces: list[Piece]
     prefill_tokens_per_s: float
@@ -92,13 +92,18 @@ class Account:
         return sum(tokens for tokens, outcome in self.pieces if outcome in outcomes.HITS)
 
     def book(self, sign: int) -> None:
-        """Add this account to its total, or take it out again."""
-        self.total.lookups += sign
-        self.total.tokens_asked += sign * self.tokens
-        for tokens, outcome in self.pieces:
-            self.total.tokens[outcome] += sign * tokens
-            if outcome in outcomes.HITS and self.prefill_tokens_per_s >= PREFILL_TOKENS_PER_S_MIN:
-                self.total.prefill_s_saved += sign * tokens / self.prefill_tokens_per_s
+        """Add this account to its sums, or take it out again."""
+        is_known = self.prefill_tokens_per_s >= PREFILL_TOKENS_PER_S_MIN
+        prefill_s = self.hit_tokens() / self.prefill_tokens_per_s if is_known else 0.0
+        tokens, pieces = sign * self.tokens, self.pieces
+        for sums in self.rows:  # not a method of theirs: this is done for every lookup
+            sums.lookups += sign
+            sums.tokens_asked += tokens
+            by_outcome = sums.tokens
+            for size, outcome in pieces:
+                by_outcome[outcome] += sign * size
+            if prefill_s:
+                sums.prefill_s_saved += sign * prefill_s
 
 
 class Accounts:
@@ -115,7 +120,7 @@ class Accounts:
         self._departed = departed
         self._wall_clock = wall_clock
         self._open: OrderedDict[int, Account] = OrderedDict()
-        self._saving = False
+        self._saving: Snapshot | None = None
         self._save_at_s = 0.0
 
     @property
@@ -133,10 +138,10 @@ class Accounts:
         before = self._open.pop(asking.ticket, None) if asking.ticket else None
         if before is not None:  # asked again: only the last answer counts
             before.book(-1)
-            self.totals.changed(before.total)
+            self.totals.changed(before.rows.hour)
         now_s = self._wall_clock()
-        total = self.totals.of(first, now_s)
-        account = Account(total, _tokens(first, hashes, asking), pieces, asking.prefill_tokens_per_s)
+        rows = self.totals.of(first, now_s)
+        account = Account(rows, _tokens(first, hashes, asking), pieces, asking.prefill_tokens_per_s)
         account.book(1)
         if before is not None:
             account.prefix, account.credited = before.prefix, before.credited
@@ -148,9 +153,15 @@ class Accounts:
             if len(self._open) > TICKETS_OPEN_MAX:
                 self._open.popitem(last=False)
 
+    def pieces(self, ticket: int) -> Sequence[Piece]:
+        """What became of a ticket's tokens until now, in prompt order; nothing of one that is forgotten."""
+        account = self._open.get(ticket)
+        return account.pieces if account is not None else ()
+
     def moved(self, namespace: Namespace, move: int, size_bytes: int) -> None:
-        """Bytes of a namespace went from one place to another; `move` is an index into `totals.MOVES`."""
-        self.totals.of(namespace, self._wall_clock()).bytes_moved[move] += size_bytes
+        """Bytes of a namespace went from one place to another; `move` is an index into `sums.MOVES`."""
+        for sums in self.totals.of(namespace, self._wall_clock()):
+            sums.bytes_moved[move] += size_bytes
 
     def settle(self, ticket: int, tokens: int, namespace: Namespace | None, block_hash: bytes) -> None:
         """Only the first `tokens` of the ticket's prompt could be used: not the block `block_hash`.
@@ -215,9 +226,25 @@ class Accounts:
         if part == _MISSED:
             return self._misses(namespaces, hashes, why)
         if part == _OWNED and not self._dram_only:
-            return _hits(namespaces, hashes)
+            return self._owned(namespaces, hashes)
         hits = (outcomes.HIT_DRAM, outcomes.HIT_SHARED, outcomes.READ_THROUGH)
         return [(*hits, found.why, outcomes.EXPIRED)[part]] * len(hashes)
+
+    def _owned(self, namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
+        """The outcomes of blocks that all namespaces hold: but of hashes that form no chain one may be missing
+        before one that is held, and between two steps one may have left."""
+        try:
+            return _hits(namespaces, hashes)
+        except KeyError:
+            judged = []
+            for block_hash in hashes:
+                missing = next((n for n in namespaces if not _held(n, block_hash)), None)
+                judged += (
+                    _hits(namespaces, [block_hash])
+                    if missing is None
+                    else [self.why_missing(missing, block_hash)]
+                )
+            return judged
 
     def _misses(self, namespaces: list[Namespace], hashes: list[bytes], why: int) -> list[int]:
         """The outcomes of blocks behind the first one that not all namespaces hold. why: of the one before."""
@@ -233,20 +260,25 @@ class Accounts:
 
     def save(self, io: Io, now_s: float) -> None:
         """Have the totals written, now and then; one write at a time, however long it takes."""
-        if self._saving or now_s < self._save_at_s:
+        if self._saving is not None or now_s < self._save_at_s:
             return
         snapshot = self.totals.snapshot(self._wall_clock())
         if snapshot is None:
             return
-        self._saving, self._save_at_s = True, now_s + TOTALS_SAVE_INTERVAL_S
+        self._saving, self._save_at_s = snapshot, now_s + TOTALS_SAVE_INTERVAL_S
         io.submit(
             lambda: self.totals.save(snapshot), lambda saved: self._saved(snapshot, saved), failed=False
         )
 
     def _saved(self, snapshot: Snapshot, saved: bool) -> None:
-        self._saving = False
+        self._saving = None
         if not saved:
             self.totals.unsaved(snapshot)
+
+    def save_again(self) -> None:
+        """What is being written may never be, at a stop: it is part of the next snapshot, too."""
+        if self._saving is not None:
+            self.totals.unsaved(self._saving)
 
     def check_slices(self) -> Iterator[list[str]]:
         """One line per violated invariant, in slices."""
@@ -314,7 +346,7 @@ class Accounts:
         account.pieces = changed
         account.book(1)
         self._credit_no_more(account)
-        self.totals.changed(account.total)
+        self.totals.changed(account.rows.hour)
 
 
 def _bounds(found: Found, count: int) -> list[int]:
@@ -335,7 +367,7 @@ def _tokens(namespace: Namespace, hashes: bytes, asking: Asking) -> int:
 
 
 def _hits(namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
-    """For each block the slowest tier that one of the namespaces needs. All hold it. In one sweep
+    """For each block the slowest tier that one of the namespaces needs. All hold it, else KeyError. In one sweep
     for each namespace: this is done for every block that was ever hit."""
     of_all = [
         [_HIT_IN[blocks[h].where & IN_ANY] for h in hashes] for blocks in (n.blocks for n in namespaces)

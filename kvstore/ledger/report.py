@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from kvstore.ledger.totals import MOVES, hour_of
+from kvstore.ledger.sums import MOVES
+from kvstore.ledger.totals import hour_of
 from kvstore.protocol import outcomes
 from kvstore.units import parse_duration
 
@@ -27,6 +28,7 @@ Document = dict[str, Any]
 Row = Mapping[str, Any]
 
 GROUPINGS = ("tier", "reason", "model", "tenant", "region", "hour")
+MINUTE = "minute"  # one more, of what the daemon still has in memory
 ENGINE = outcomes.NAMES[outcomes.ENGINE]
 TIERS = tuple(outcomes.NAMES[number] for number in outcomes.HITS)
 OWN_TIERS = TIERS[:2]  # told even where nothing was hit in them
@@ -60,12 +62,21 @@ def since(text: str, now_s: float) -> float:
     return max(0.0, at_s)
 
 
-def document(report: Mapping[str, Any], since_s: float, by: Sequence[str] = GROUPINGS) -> Document:
-    """What `kvstore report -o json` prints. report: the answer of `Client.report`. by: of GROUPINGS."""
+def document(
+    report: Mapping[str, Any],
+    since_s: float,
+    by: Sequence[str] = GROUPINGS,
+    minutes: Sequence[Row] | None = None,
+) -> Document:
+    """What `kvstore report -o json` prints. report: the answer of `Client.report`. by: of GROUPINGS. minutes: those of
+    `Client.live`; with them there is one more grouping."""
     rows: list[Row] = report["rows"]
     price, now_s = float(report["gpu_hour_price"]), float(report["now_s"])
     first_s = hour_of(since_s)
     total = figures(rows, price)
+    groups = {name: _grouped(name, rows, total, price) for name in GROUPINGS if name in by}
+    if minutes is not None:
+        groups[MINUTE] = [{"minute_s": minute["minute_s"], **figures([minute], price)} for minute in minutes]
     return {
         "region": report["region"],
         "since_s": first_s,
@@ -73,7 +84,7 @@ def document(report: Mapping[str, Any], since_s: float, by: Sequence[str] = GROU
         "gpu_hour_price": price,
         "currency": report["currency"],
         "totals": total,
-        "by": {name: _grouped(name, rows, total, price) for name in GROUPINGS if name in by},
+        "by": groups,
         "prefixes": [
             {**prefix, "age_s": _ago(prefix["first_s"], now_s), "idle_s": _ago(prefix["last_s"], now_s)}
             for prefix in report["prefixes"]

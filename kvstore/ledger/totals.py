@@ -18,7 +18,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
@@ -35,41 +35,26 @@ from kvstore.constants import (
     TOTALS_ROWS_MAX,
 )
 from kvstore.index.block import Namespace
+from kvstore.ledger.minutes import Minutes, minute_of
+from kvstore.ledger.since_start import SinceStart
+from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.protocol import outcomes
 
 log = logging.getLogger("kvstore.ledger.totals")
 
 HOUR_S = 3600
-MOVES = ("stored", "loaded", "promoted", "demoted")  # by clients, by clients, from NVMe, to NVMe
-STORED, LOADED, PROMOTED, DEMOTED = range(len(MOVES))
-EVERYBODY_ELSE = "(others)"  # model and tenant of rows beyond TOTALS_ROWS_MAX
 
 Key = tuple[int, str, str, str]  # hour (unix seconds of its start), region, model, tenant
 
 
 @dataclass(slots=True)
-class Total:
+class Total(Sums):
     """One row."""
 
     hour_s: int
     region: str
     model: str
     tenant: str
-    lookups: int = 0
-    tokens_asked: int = 0
-    tokens: list[int] = field(default_factory=lambda: [0] * outcomes.OUTCOMES)
-    bytes_moved: list[int] = field(default_factory=lambda: [0] * len(MOVES))
-    prefill_s_saved: float = 0.0
-
-    def add(self, other: Total) -> None:
-        """All that is in another row."""
-        self.lookups += other.lookups
-        self.tokens_asked += other.tokens_asked
-        self.tokens = [mine + more for mine, more in zip(self.tokens, other.tokens, strict=True)]
-        self.bytes_moved = [
-            mine + more for mine, more in zip(self.bytes_moved, other.bytes_moved, strict=True)
-        ]
-        self.prefill_s_saved += other.prefill_s_saved
 
     def as_dict(self) -> dict[str, object]:
         """As it is in answers; the fields are documented in docs/cli.md."""
@@ -78,12 +63,16 @@ class Total:
             "region": self.region,
             "model": self.model,
             "tenant": self.tenant,
-            "lookups": self.lookups,
-            "tokens_asked": self.tokens_asked,
-            "tokens": dict(zip(outcomes.NAMES, self.tokens, strict=True)),
-            "bytes": dict(zip(MOVES, self.bytes_moved, strict=True)),
-            "prefill_s_saved": round(self.prefill_s_saved, 3),
+            **self.sums_as_dict(),
         }
+
+
+class Rows(NamedTuple):
+    """All sums that one lookup, or one move of bytes, is part of."""
+
+    hour: Total
+    minute: Sums
+    start: Sums
 
 
 @dataclass(slots=True)
@@ -113,26 +102,30 @@ class Totals:
         self._changed: set[Key] = set()
         self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
         self._prefixes_changed = False
-        self._newest: dict[int, Total] = {}  # of the current hour, by namespace
-        self._newest_hour_s = 0
+        self.minutes = Minutes()
+        self.since_start = SinceStart()
+        self._newest: dict[int, Rows] = {}  # of the current minute, by namespace
+        self._newest_minute_s = 0
         if path is not None:
             self._read(path)
 
     # -- counting --
 
-    def of(self, namespace: Namespace, now_s: float) -> Total:
-        """The row that counts now for this namespace; the caller changes it."""
-        hour_s = hour_of(now_s)
-        if hour_s != self._newest_hour_s:
+    def of(self, namespace: Namespace, now_s: float) -> Rows:
+        """The rows that count now for this namespace; the caller changes them."""
+        minute_s = minute_of(now_s)
+        if minute_s != self._newest_minute_s:
             self._newest.clear()
-            self._newest_hour_s = hour_s
-        total = self._newest.get(namespace.id)
-        if total is None:
+            self._newest_minute_s = minute_s
+        rows = self._newest.get(namespace.id)
+        if rows is None:
             fields = namespace.spec.fields
             model, tenant = fields.get("model", ""), fields.get("tenant", "")
-            total = self._newest[namespace.id] = self._row((hour_s, self.region, model, tenant))
-        self.changed(total)
-        return total
+            hour = self._row((hour_of(now_s), self.region, model, tenant))
+            rows = Rows(hour, self.minutes.of(now_s), self.since_start.of(model, tenant))
+            self._newest[namespace.id] = rows
+        self.changed(rows.hour)
+        return rows
 
     def changed(self, total: Total) -> None:
         """A row was changed: it is written with the next save."""

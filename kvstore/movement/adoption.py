@@ -25,6 +25,7 @@ from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
 from tiers.base import NAMESPACE_BYTES
 from tiers.device_table import Row
+from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.movement.adoption")
 
@@ -64,16 +65,21 @@ class Adoption:
             self._read_next(member, None)
 
     def _read_next(self, member: Member, scan: Iterator[Rows] | None) -> None:
-        def work() -> tuple[Iterator[Rows], Rows | None]:
+        def work() -> tuple[Iterator[Rows], Rows | None] | None:
             rows = scan
             if rows is None:
-                member.device.open()
+                try:
+                    member.device.open()
+                except OpenError as error:
+                    member.left_alone = str(error)
+                    return None
                 rows = member.device.scan()
             return rows, next(rows, None)
 
         def done(read: tuple[Iterator[Rows], Rows | None] | None) -> None:
             if read is None:
-                log.error("%s cannot be read: it is left alone until the next start", member.name)
+                member.left_alone = member.left_alone or "cannot be read"
+                log.error("%s is left alone until the next start: %s", member.name, member.left_alone)
                 self._reading.discard(member.number)
                 self._adopted(self.done)
                 return

@@ -27,7 +27,7 @@ from kvstore.constants import SUSPECTS_MAX
 from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
-from kvstore.ledger.totals import PROMOTED
+from kvstore.ledger.sums import PROMOTED
 from kvstore.movement.sources import DeviceSource, Read, SharedSource, Slotted, Source
 from kvstore.movement.verification import Verifier
 from kvstore.movement.waiting import PREFETCH, Prefetch, Waiter, Waiting

@@ -11,7 +11,7 @@ miss, and one whose checksum does not match is never a hit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +65,16 @@ class SharedLevel(ABC):
     @abstractmethod
     def probe(self, done: Callable[[bool], None]) -> None:
         """Find out whether the level answers, with a request that nobody waits for; `done` is called as by `fetch`."""
+
+    def chains(
+        self,
+        namespaces: Sequence[bytes],
+        block_hash: bytes,
+        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
+    ) -> None:
+        """Call `done` once, on the engine's thread, with the hashes of the prefix that ends with this block, from the first
+        one on, by digest: of those of these namespaces of which this level has all of it. Never raises."""
+        done({})
 
     @abstractmethod
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:

@@ -31,7 +31,7 @@ from kvstore.constants import (
 from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
-from kvstore.ledger.totals import DEMOTED
+from kvstore.ledger.sums import DEMOTED
 from kvstore.protocol.residency_bits import IN_NVME
 from kvstore.residency.eviction import Eviction
 from kvstore.residency.levels import Member

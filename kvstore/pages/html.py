@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvstore.pages.style import STYLE
 
+CARD_COLUMNS = 3  # a table of more has cards on a narrow screen
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -84,7 +85,8 @@ def table(
 ) -> Html:
     """A table with a caption; columns of `Figure` cells go right. marked: first cell of the row that stands out.
 
-    The caption stands outside of what scrolls, so that it wraps where a table is wider than the page.
+    The caption stands outside of what scrolls, so that it wraps where a table is wider than the page. On a narrow
+    screen a row of many columns is a card, each cell with the name of its column.
     """
     listed = [list(row) for row in rows]
     right = [
@@ -96,11 +98,15 @@ def table(
     )
     body = "".join(
         ('<tr class="marked">' if row[0] == marked else "<tr>")
-        + "".join(f"<td{css}>{escape(cell)}</td>" for css, cell in zip(right, row, strict=True))
+        + "".join(
+            f'<td{css} data-column="{escape(column)}">{escape(cell)}</td>'
+            for css, column, cell in zip(right, columns, row, strict=True)
+        )
         + "</tr>"
         for row in listed
     )
-    scrolled = boxed("scroll", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    css = "scroll cards" if len(columns) > CARD_COLUMNS else "scroll"
+    scrolled = boxed(css, f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     return Html(f"<figure><figcaption>{escape(caption)}</figcaption>{scrolled}</figure>")
 
 

@@ -110,6 +110,21 @@ dt{font-weight:600}
 dd{margin:0;color:var(--soft)}
 footer{margin-top:44px;padding-top:12px;border-top:1px solid var(--line);color:var(--soft);font-size:13px}
 .bar,.bar i,.chip{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+/* a narrow screen sees the newest hours first */
+@media (max-width:640px){
+main{padding:24px 16px 20px}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(150px,1fr))}
+.figure{white-space:normal;overflow-wrap:anywhere;font-size:22px}
+.newest{direction:rtl}.newest>*{direction:ltr}
+.cards thead{display:none}
+.cards table,.cards tbody,.cards tr,.cards td{display:block;width:100%}
+.cards tr{border-bottom:1px solid var(--line);padding:8px 0}
+.cards tr.marked td:first-child{padding-left:10px}
+.cards td,.cards td:last-child{border:0;padding:2px 0;min-width:0;text-align:right;display:flex;justify-content:space-between;align-items:center;gap:16px;white-space:normal;overflow-wrap:anywhere}
+.cards td::before{content:attr(data-column);color:var(--soft);font-size:13px;text-align:left;white-space:nowrap}
+.cards td .bar{width:100%;margin:4px 0}
+.cards bdi{min-width:0}
+}
 @media print{
 body{background:none;font-size:13px}
 main{max-width:none;padding:0}

@@ -78,7 +78,7 @@ class Frame:
             for share, text in self.ticks
         )
         plot = boxed(
-            "scroll",
+            "scroll" if self.x else "scroll newest",
             f'<svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img"><title>{escape(self.title)}</title>'
             f"<desc>{escape(self.describes)}</desc>{grid}{''.join(shapes)}{ticks}</svg>",
         )

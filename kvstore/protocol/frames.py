@@ -48,6 +48,8 @@ LOOKUP_NAMESPACES_MAX = 64
 FILLS_MAX = 64
 WAIT_MS_MAX = 60_000
 LABEL_CHARS_MAX = 200
+TRACEPARENT_CHARS = 55  # of W3C Trace Context; what a later version of it has behind them is cut off
+SETTING_CHARS_MAX = 8192
 
 assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
@@ -86,7 +88,7 @@ class Register(msgspec.Struct, array_like=True, tag=2):
 
 class Lookup(msgspec.Struct, array_like=True, tag=3):
     """How many leading blocks do *all* these namespaces hold? The rest is for the accounts, see
-    kvstore.accounts.Asking. Answer: Count, with `writing`."""
+    kvstore.accounts.Asking. trace: the request's W3C traceparent; what is none is ignored. Answer: Count, with `writing`."""
 
     namespaces: Annotated[list[_Id], Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX)]
     hashes: bytes
@@ -95,6 +97,10 @@ class Lookup(msgspec.Struct, array_like=True, tag=3):
     tokens: _Tokens = 0
     local_tokens: _Tokens = 0
     prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    again: bool = (
+        False  # of a request that was asked for before with another ticket: preempted, or prefilled elsewhere
+    )
+    trace: Annotated[str, Meta(max_length=TRACEPARENT_CHARS)] = ""
 
 
 class Residency(msgspec.Struct, array_like=True, tag=4):
@@ -207,6 +213,11 @@ class Fill(msgspec.Struct, array_like=True, tag=18):
     fills: Annotated[list[tuple[_Id, _Id, bytes]], Meta(max_length=FILLS_MAX)]
 
 
+class Record(msgspec.Struct, array_like=True, tag=41):
+    """Record the requests that engines ask for; from the second one on: what came since the one before. Ends with
+    the connection. Answer: Recorded."""
+
+
 # Retention (tags 32 to 39): each is answered when the rule is on disk -------------------
 
 _Selector = Annotated[str, Meta(max_length=2 * DIGEST_BYTES, pattern="^[0-9a-fA-F]*$")]
@@ -265,6 +276,50 @@ class FindPrefixes(msgspec.Struct, array_like=True, tag=37):
 
     namespace: _Selector
     beginning: Annotated[str, Meta(pattern="^[0-9a-f]{4,128}$")]
+
+
+# Seeing it live -------------------------------------------------------------------------
+
+
+class Live(msgspec.Struct, array_like=True, tag=40):
+    """What is going on, in one small answer that may be asked for every second; minutes: those from this time on (unix
+    seconds). Answer: StatusReport; docs/cli.md names its fields."""
+
+    minutes_since_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+
+
+class Chain(msgspec.Struct, array_like=True, tag=46):
+    """The hashes of a prefix, named by its last block, as far as the index knows it. namespace: a beginning of a digest, ""
+    for all. Answer: StatusReport, `chains`: (digest, hashes joined) of each namespace that knows the block."""
+
+    namespace: _Selector
+    hash: _Hash
+
+
+class WarmPrefix(msgspec.Struct, array_like=True, tag=45):
+    """Begin to bring a prefix, named by its last block, into DRAM; asked again on the same connection: go on. namespace: a
+    beginning of a digest, "" for all. Answer: StatusReport; docs/cli.md names its fields."""
+
+    namespace: _Selector
+    hash: _Hash
+
+
+# Settings -------------------------------------------------------------------------------
+
+
+class GetSettings(msgspec.Struct, array_like=True, tag=43):
+    """The settings in force: of one key, of a section, or ("") all. Answer: StatusReport, `settings`; docs/cli.md names
+    their fields."""
+
+    name: _Text = ""
+
+
+class SetSetting(msgspec.Struct, array_like=True, tag=44):
+    """Give a key another value, written as in `--set`, until a restart or a reload; only for those who did not attach.
+    Answer: StatusReport; docs/cli.md names its fields."""
+
+    key: _Text
+    text: Annotated[str, Meta(max_length=SETTING_CHARS_MAX)]
 
 
 # Answers ----------------------------------------------------------------------------
@@ -363,6 +418,34 @@ class Explained(msgspec.Struct, array_like=True, tag=73):
     outcomes: bytes
 
 
+class Asked(msgspec.Struct, array_like=True, gc=False):
+    """A request of an engine. number: in its recording. at_s: by the daemon's clock. space: digest of the (first)
+    namespace; hashes: of the prompt's whole blocks, hash_bytes each; block_bytes: what a block takes in a tier. open: there may be news of
+    its output."""
+
+    number: int
+    open: bool
+    at_s: float
+    tokens: int
+    space: bytes
+    hash_bytes: int
+    block_tokens: int
+    block_bytes: int
+    hashes: bytes
+
+
+class Recorded(msgspec.Struct, array_like=True, tag=75):
+    """requests: the next ones; left: how many wait to be asked for. stored: (number, leading tokens of prompt and
+    output that were offered for storing), of those for which there is news. lost: requests so far that nobody
+    fetched in time. now_s: as at_s."""
+
+    now_s: float
+    requests: list[Asked]
+    left: int
+    stored: list[tuple[int, int]]
+    lost: int
+
+
 class Error(msgspec.Struct, array_like=True, tag=127):
     """A refusal; code is one of those in kvstore.errors."""
 
@@ -394,6 +477,12 @@ Request = (
     | Retention
     | Clear
     | FindPrefixes
+    | Record
+    | Live
+    | Chain
+    | WarmPrefix
+    | GetSettings
+    | SetSetting
 )
 Answer = (
     Registered
@@ -406,6 +495,7 @@ Answer = (
     | StatusReport
     | Problems
     | Explained
+    | Recorded
     | Error
 )
 

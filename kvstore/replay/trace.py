@@ -2,6 +2,7 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
+Blocks have 512 tokens there; lines of `kvstore record` have `block_tokens`, and `block_bytes` of a tier.
 `timestamp` is in milliseconds. A hash id stands for a block and everything before it, so it follows the
 same id wherever it is named. Recorders that cut prompts, or made-up traces, may name one behind several
 others: each of these is a block of its own here, as it would be for an engine, and a message says so.
@@ -18,13 +19,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LINE_BYTES_MAX
 from kvstore.errors import ReplayError
 
 GZIP_MAGIC = b"\x1f\x8b"
+
+
+_Size = Annotated[int, Meta(ge=1)]
 
 
 class Line(msgspec.Struct):
@@ -33,6 +39,8 @@ class Line(msgspec.Struct):
     timestamp: float
     hash_ids: list[int]
     input_length: int | None = None  # not every recorder has it
+    block_tokens: _Size = REPLAY_BLOCK_TOKENS
+    block_bytes: _Size | None = None
 
 
 @dataclass(slots=True)
@@ -44,6 +52,13 @@ class Trace:
     block_refs: int = 0
     unique_blocks: int = 0
     unchained_ids: int = 0  # ids that follow several others, or begin some prompts and not all
+    sized_blocks: int = 0  # of the unique ones: those of which the lines say what they take …
+    sized_bytes: int = 0  # … and that
+
+    @property
+    def block_bytes(self) -> float | None:
+        """What a block takes in a tier, on average; None where not all lines say it."""
+        return self.sized_bytes / self.sized_blocks if self.sized_blocks == self.unique_blocks else None
 
 
 def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
@@ -58,10 +73,14 @@ def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
             if not ids:
                 continue
             hashes: list[bytes] = []
+            known = trace.unique_blocks
             name = b""  # of the block before
             for hash_id in ids:
                 name = names.get((name, hash_id)) or _name(names, (name, hash_id), trace)
                 hashes.append(name)
+            if line.block_bytes is not None:
+                trace.sized_blocks += trace.unique_blocks - known
+                trace.sized_bytes += (trace.unique_blocks - known) * line.block_bytes
             now_s = line.timestamp / 1000
             trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
             trace.prompts.append(b"".join(hashes))
@@ -82,7 +101,7 @@ def _name(names: dict[tuple[bytes, int], bytes], block: tuple[bytes, int], trace
 
 def _is_partial(line: Line) -> bool:
     tokens = line.input_length
-    return tokens is not None and tokens < len(line.hash_ids) * REPLAY_BLOCK_TOKENS
+    return tokens is not None and tokens < len(line.hash_ids) * line.block_tokens
 
 
 def _lines(path: Path) -> Iterator[Line]:

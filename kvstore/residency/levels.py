@@ -86,6 +86,7 @@ class Member:
         self.speed = TierSpeed(clock)
         self.policies: dict[int, Policy] = {}  # by slot size
         self.store_jobs = 0  # writes under way
+        self.left_alone = ""  # why, where it could not be opened or read at the start
         self._clearing: Sequence[int] | None = None  # by the job under way
         self._to_clear = array("Q")
         self._given_early: list[int] = []

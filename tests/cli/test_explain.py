@@ -242,8 +242,8 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "give a PROMPT or --tokens"),
-        (["hello", "--tokens", "1"], 2, "give a PROMPT or --tokens"),
+        ([], 2, "give a PROMPT, --tokens, --chat or --prefix"),
+        (["hello", "--tokens", "1"], 2, "give a PROMPT, --tokens, --chat or --prefix"),
         (["hello"], 2, "a text needs --tokenizer"),
         (["hello", "--tokenizer", "/none"], 3, "no such file"),
         (["--tokens", "1,two"], 2, "'two' is none"),

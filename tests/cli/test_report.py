@@ -14,7 +14,8 @@ import pytest
 from kvstore import units
 from kvstore.index.block import Namespace
 from kvstore.ledger import report
-from kvstore.ledger.totals import HOUR_S, LOADED, Totals
+from kvstore.ledger.sums import LOADED
+from kvstore.ledger.totals import HOUR_S, Totals
 from kvstore.pages import html
 from kvstore.pages.hours import Bars
 from kvstore.pages.report import KINDS, report_page
@@ -315,7 +316,7 @@ def fill(place: Place) -> None:
             number, NamespaceSpec(bytes([number]) * 16, 100, 32, 16, {"model": "m", "tenant": tenant})
         )
         for hour in range(3):
-            total = totals.of(namespace, now_s - hour * HOUR_S)
+            total = totals.of(namespace, now_s - hour * HOUR_S).hour
             total.lookups += 2
             total.tokens = [100 * (n + 1) for n in range(outcomes.OUTCOMES)]
             total.bytes_moved[LOADED] += 1 << 20
@@ -388,7 +389,10 @@ def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
 def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
     """A wrong time, a directory, a directory that is not there: what, where, exit code, nothing written."""
     for words, says in (
-        (["--by", "tier,moon"], "report: --by moon: known are tier, reason, model, tenant, region, hour"),
+        (
+            ["--by", "tier,moon"],
+            "report: --by moon: known are tier, reason, model, tenant, region, hour, minute",
+        ),
         (["--by", ""], "report: --by (nothing): known are tier,"),
         (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
         (["--html", tmp_path], "not a file"),
@@ -403,3 +407,11 @@ def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
 def test_without_a_daemon_it_is_exit_code_4(tmp_path: Path) -> None:
     """Nobody answers: the same as for status."""
     assert kvstore("report", "--socket", tmp_path / "s").returncode == 4
+
+
+def test_a_narrow_screen_loses_nothing() -> None:
+    """Each cell names its column, for tables that become cards there, and plots over time begin at their newest end."""
+    content = report_page(report.document(made_up(4, 30), NOW_S - 30 * HOUR_S))
+    assert content.count("<td") == content.count(' data-column="') > 0
+    assert content.count('class="scroll newest"') == content.count("<svg") > 0
+    assert ".newest{direction:rtl}" in STYLE and "content:attr(data-column)" in STYLE

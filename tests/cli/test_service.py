@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client, Namespace
-from kvstore.ledger.totals import DEMOTED, Totals
+from kvstore.ledger.sums import DEMOTED
+from kvstore.ledger.totals import Totals
 from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
 
 Serve = Callable[..., Daemon]

@@ -27,7 +27,8 @@ from kvstore.health.write_budget import Endurance
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger import accounts, totals
 from kvstore.ledger.accounts import Asking
-from kvstore.ledger.totals import DEMOTED, Totals
+from kvstore.ledger.sums import DEMOTED
+from kvstore.ledger.totals import Totals
 from kvstore.movement import adoption, loading, waiting, writing
 from kvstore.policies.learned import Learned
 from kvstore.protocol.frames import Acquired, Reserved

@@ -17,6 +17,8 @@ from kvstore.durable.traffic import Traffic
 from kvstore.durable.warmer import Brought, Warmer
 from kvstore.durable.warming import Warming
 from kvstore.engine.engine import Engine
+from kvstore.errors import NamespaceConflict
+from kvstore.index import namespaces as namespaces_module
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import SharedLimits
@@ -131,6 +133,20 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     yield made
     for node in nodes:
         node.close()
+
+
+def test_a_namespace_stays_known_while_it_is_warmed(
+    make: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no blocks yet makes no room for another namespace before its run is over."""
+    node = make(40)
+    monkeypatch.setattr(namespaces_module, "NAMESPACES_MAX", len(node.engine.namespaces))
+    node.bring(0, 40)
+    with pytest.raises(NamespaceConflict, match="too many namespaces"):
+        node.engine.register(NamespaceSpec(b"x" * 16, SIZE, 8, 16, {}))
+    node.go_on()
+    assert node.answers == [Brought(loaded=40)] and node.where(0, 40) == [IN_DRAM] * 40
+    assert node.namespace.users == 0
 
 
 def test_a_prefix_is_there_before_it_is_asked_for(make: Callable[..., Node]) -> None:

@@ -73,3 +73,27 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
     run = kvstore("erase", "--tenant", "a", "--regions", file)
     assert run.returncode == 1 and "kvstore region init" in run.stdout
     assert not list((tmp_path / "na").iterdir())
+
+
+def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Path, serve: Serve) -> None:
+    """The daemon of this node completes it; without one, and without a whole hash, nothing is erased and the line says so."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    place = Place(tmp_path)
+    serve(place, *arguments(place, file, "na"))
+    with Client(str(place.socket), timeout_s=5.0) as client:
+        hashes, space = chain("prompt", 3), space_of(client, "acme")
+        store(client, space, hashes)
+    words: list[str | Path] = ["erase", "--namespace", space.digest.hex(), "--regions", file, "-o", "json"]
+    done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", place.socket)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["prefix"] == hashes[2].hex()
+    done = kvstore(*words, "--prefix", "abcd0123", "--socket", place.socket)
+    assert (done.returncode, done.stdout) == (
+        3,
+        "",
+    ) and "no prefix that is known here begins so" in done.stderr
+    done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", tmp_path / "nobody")
+    assert (done.returncode, done.stdout) == (2, "") and "give the whole hash" in done.stderr
+    done = kvstore(*words, "--prefix", hashes[2].hex(), "--socket", tmp_path / "nobody")
+    assert done.returncode == 0 and json.loads(done.stdout)["prefix"] == hashes[2].hex()

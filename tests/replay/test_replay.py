@@ -218,7 +218,7 @@ def test_json_is_what_programs_expect(tmp_path: Path, capsys: pytest.CaptureFixt
     path = write(tmp_path / "a.jsonl", *((n * 100, [n % 7, 10 + n % 35]) for n in range(60)))
     assert main(["replay", str(path), "--capacity", "50%,25%", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 42}
+    assert document["trace"] == {"requests": 60, "block_refs": 120, "unique_blocks": 42, "block_bytes": None}
     cells = {(r["policy"], r["capacity_fraction"]): r for r in document["results"]}
     assert len(cells) == 2 * (len(POLICIES) + 1) + 1
     assert cells["lru", 0.5]["capacity_blocks"] == 21

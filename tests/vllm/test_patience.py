@@ -191,6 +191,21 @@ def test_what_came_while_waiting_counts_as_gained() -> None:
         assert patience.holds_back(tracked, hit) == waits, at_s
 
 
+@pytest.mark.parametrize("every_s", [0.4, 0.9])
+def test_blocks_that_keep_coming_are_waited_for(every_s: float) -> None:
+    """A prompt longer than one wait is waited for while more of it comes in time, but not for ever."""
+    now_s, tracked = [100.0], Tracked(None, [])
+    patience = Patience(0.5, PrefillSpeed(), Tally(), lambda: now_s[0])
+    begun_s, held = now_s[0], 0
+    while patience.holds_back(
+        tracked, Hit(local_tokens=0, tokens=held, prompt_tokens=100_000, stale_s=1e9, writing=16)
+    ):
+        now_s[0] += 0.1
+        held = int((now_s[0] - begun_s + 1e-6) / every_s) * 16
+    waited_s = now_s[0] - begun_s
+    assert waited_s == pytest.approx(limits.WAITS_MAX * 0.5 if every_s < 0.5 else 0.5, abs=0.11)
+
+
 def test_the_last_window_is_waited_for(worlds: Callable[..., World], store: FakeStore) -> None:
     """A hit is not shortened because the blocks of its window come a moment after those of full attention."""
     keys = stored_by_another(worlds, store, window=40)

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks.servers import PROXY, Server, api_server, proxy
-from tests.running import Daemon
+from kvstore.client import Client
+from tests.running import ROOT, Daemon
 from tests.vllm.conftest import prompt, totals
 from tests.vllm.engines import BLOCK_TOKENS, PATIENT, EngineHost
 
@@ -58,21 +59,34 @@ def started(model: Path, tmp_path: Path, daemon: Daemon) -> Iterator[Callable[..
         server.stop()
 
 
+def example_proxy(scratch: Path, prefill: Server, decode: Server) -> Server:
+    """The proxy of examples/vllm_pd before the two servers, ready."""
+    urls = [f"http://127.0.0.1:{server.port}" for server in (prefill, decode)]
+    words = [str(ROOT / "examples/vllm_pd/proxy.py"), "--prefill", urls[0], "--decode", urls[1]]
+    made = Server("example-proxy", scratch, words, "/healthcheck")
+    made.wait()
+    return made
+
+
 def asked_at_once(server: Server) -> list[list[int]]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda tokens: server.ask(tokens, ANSWER_TOKENS).tokens, PROMPTS))
 
 
 def test_the_decode_worker_finds_what_the_prefill_worker_is_storing(
-    host: EngineHost, daemon: Daemon, started: Callable[..., tuple[Server, ...]]
+    host: EngineHost, daemon: Daemon, started: Callable[..., tuple[Server, ...]], tmp_path: Path
 ) -> None:
     """Of 40 prompts the decode worker loads 99 % of the tokens of whole blocks, with asynchronous saves, and says what an
-    engine alone says."""
+    engine alone says; behind the proxy of examples/ it does the same."""
     host.start(None)
     alone = host.generate(PROMPTS, ANSWER_TOKENS).tokens
     host.stop()
     prefill, decode, front = started({}, {"still_writing_wait_s": 30})
-    assert asked_at_once(front) == alone
+    with Client(daemon.socket, timeout_s=10, attach=False) as recorder:
+        recorder.record()
+        assert asked_at_once(front) == alone
+        recorded = [asked.tokens for asked in recorder.record().requests]
+    assert sorted(recorded) == sorted(map(len, PROMPTS)), "both halves of a request are one"
     found = decode.counters("vllm:kvstore_")
     print({name: found[name] for name in ("hit_tokens", "lookups", "waits", "wait_seconds")}, f"of {WHOLE}")
     assert found["hit_tokens"] >= 0.99 * WHOLE
@@ -84,4 +98,14 @@ def test_the_decode_worker_finds_what_the_prefill_worker_is_storing(
         "the decode worker saw the prefill's"
     )
     assert prefill.transfer_params(PROMPTS[0], kv_transfer_params={"kvstore": 7})["kvstore"] == told
+    example = example_proxy(tmp_path, prefill, decode)
+    try:
+        fresh = prompt(999, 400)
+        loaded = decode.counters("vllm:kvstore_")["hit_tokens"]
+        answered = example.ask(fresh, ANSWER_TOKENS).tokens
+        loaded = decode.counters("vllm:kvstore_")["hit_tokens"] - loaded
+        assert loaded == len(fresh) // BLOCK_TOKENS * BLOCK_TOKENS
+        assert answered == prefill.ask(fresh, ANSWER_TOKENS).tokens
+    finally:
+        example.stop()
     assert totals(daemon)["dram"] >= found["hit_tokens"]

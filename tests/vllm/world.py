@@ -188,7 +188,14 @@ class World:
 
     # ---- asking ----
 
-    def ask(self, name: str, tokens: Sequence[int], max_tokens: int = 4, salt: str | None = None) -> Request:
+    def ask(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        max_tokens: int = 4,
+        salt: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Request:
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, VOCABULARY + 1)
         request = Request(
@@ -197,6 +204,7 @@ class World:
             sampling_params=sampling,
             pooling_params=None,
             cache_salt=salt,
+            trace_headers=headers,
             block_hasher=get_request_block_hasher(self.shape.hash_tokens, sha256),
         )
         self.requests[name] = request

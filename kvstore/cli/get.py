@@ -1,0 +1,48 @@
+"""The settings that a running daemon works with, where each comes from, and which may change while it serves.
+
+  kvstore get                     all of them
+  kvstore get log                 those of a section
+  kvstore get log.level           one
+  kvstore get -o json             for programs
+
+`kvstore config show` tells what a daemon would start with; this asks the one that runs.
+Exit code 0, 2 for a key that there is not, 4 when no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kvstore.cli import OK
+from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.output import print_json, print_table
+from kvstore.cli.prefixes import ask
+
+WHEN = {True: "at once", False: "restart"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a section of them")
+    add_config_arguments(parser)
+    add_output_argument(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    settings: list[dict[str, Any]] = ask(args, "get", lambda client: client.settings(args.key))
+    if args.output == "json":
+        print_json({"settings": settings})
+        return OK
+    rows = [(s["key"], as_written(s["key"], s["value"]), WHEN[s["changeable"]], s["where"]) for s in settings]
+    print_table("settings in force", ["key", "value", "changes", "from"], rows, ("from",))
+    return OK
+
+
+def as_written(key: str, value: Any) -> str:
+    """A value as it would stand in the file."""
+    from kvstore.daemon.config_sources import written
+    from kvstore.units import exact_bytes
+
+    name = key.rpartition(".")[2]
+    is_size = type(value) is int and (name.endswith("_bytes") or "_bytes_" in name)
+    return written(exact_bytes(value) if is_size else value)

@@ -1,0 +1,277 @@
+"""Write down the requests that engines ask this daemon for, so that `kvstore replay` judges your own traffic.
+
+  kvstore record trace.jsonl                    until Ctrl-C
+  kvstore record trace.jsonl --for 1h           for an hour (90, 15min, 36h, 2d)
+  kvstore record trace.jsonl --requests 10000   until so many came; with --for, whichever is first
+  kvstore record trace.jsonl -o json            the summary for programs; docs/cli.md lists the fields
+
+Each line is a request in the form of the Mooncake release: when it came (milliseconds from the start), how long
+prompt and output were, and numbers for the prompt's blocks, so that one sees which prompts begin alike. There is
+nothing else in the file: no text, no token, no hash, no name of a model or tenant. It is made with mode 0600, grows line by line,
+and an existing one is not written over without --force. Engines notice nothing. Exit code 4 when no daemon answers
+at the start; one that goes away later is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.output import print_json, printable
+from kvstore.cli.prefixes import ask
+from kvstore.constants import RECORD_POLL_S
+from kvstore.units import count, format_bytes, format_duration, percent, plural, short_count
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
+    from kvstore.replay.recorder import Recorder
+
+PROGRESS_S = 1.0
+CLEAR_LINE = "\r\x1b[K"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+    add_output_argument(parser, "text", "json")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a new file; one JSON object a line")
+    parser.add_argument("--for", dest="for_s", type=_duration, metavar="TIME", help="how long, e.g. 15min")
+    parser.add_argument("--requests", type=_requests, metavar="N", help="end after so many requests")
+    parser.add_argument("--force", action="store_true", help="write over FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    _require_free(args.file, args.force)
+    stop = _Stop()
+    with stop:
+        facts = ask(args, "record", lambda client: _record(client, args, stop))
+    if args.output == "json":
+        print_json(facts)
+    else:
+        _print(facts)
+    return OK
+
+
+class _Stop:
+    """Set by the first Ctrl-C (SIGTERM, SIGHUP): record what there is, and end well. A second one interrupts."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                self._before[number] = signal.signal(number, self._set)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _set(self, number: int, _: object) -> None:
+        self.asked.set()
+        signal.signal(number, self._before[number])
+
+
+def _record(client: Client, args: argparse.Namespace, stop: _Stop) -> dict[str, Any]:
+    """Record until the end; the document of `-o json`. Raises CliError, and Unavailable where nobody answers at first."""
+    from kvstore.replay.recorder import Recorder, TraceFile
+
+    first = client.record()
+    begun_s = time.monotonic()
+    try:
+        if args.force:
+            args.file.unlink(missing_ok=True)
+        file = TraceFile(args.file)
+    except OSError as error:
+        raise _cannot(args.file, error) from error
+    recorder = Recorder(file, begun_s, args.requests)
+    try:
+        recorder.take(first, begun_s)
+        try:
+            ended, interruptions = _until_end(client, recorder, args.for_s, begun_s, stop)
+        finally:  # also what another daemon has refused to go on with
+            recorder.write(time.monotonic(), all_of_it=True)
+    except OSError as error:
+        raise _cannot(args.file, error) from error
+    finally:
+        file.close()
+    refs, unique = recorder.block_refs, recorder.unique_blocks
+    return {
+        "file": str(args.file),
+        "bytes": file.size_bytes,
+        "duration_s": round(time.monotonic() - begun_s, 3),
+        "ended": ended,
+        "requests": recorder.requests,
+        "input_tokens": recorder.input_tokens,
+        "output_tokens": recorder.output_tokens,
+        "block_refs": refs,
+        "unique_blocks": unique,
+        "reusable_ratio": round((refs - unique) / refs, 5) if refs else None,
+        "lost_requests": recorder.lost_requests,
+        "interruptions": interruptions,
+    }
+
+
+def _until_end(
+    client: Client, recorder: Recorder, for_s: float | None, begun_s: float, stop: _Stop
+) -> tuple[str, int]:
+    """Why it ended, and how often the daemon went away. Raises OSError of the file, CliError."""
+    from kvstore.client import Refused, Unavailable
+
+    interruptions, is_away, left, ended = 0, False, 0, ""
+    with _Progress() as progress:
+        while True:
+            now_s = time.monotonic()
+            if not ended:
+                ended = _end(recorder, None if for_s is None else begun_s + for_s - now_s, stop)
+            if ended and (is_away or recorder.is_full):
+                return ended, interruptions
+            is_last = bool(ended)
+            if not left and not is_last:
+                wait_s = RECORD_POLL_S if for_s is None else min(RECORD_POLL_S, begun_s + for_s - now_s)
+                stop.asked.wait(max(0.0, wait_s))
+            try:
+                recorded = client.record()
+            except Unavailable as error:
+                if not is_away:
+                    interruptions += 1
+                    progress.clear()
+                    _say(f"{printable(str(error))}; waiting for it (what is asked meanwhile is missing)")
+                    recorder.disconnected()
+                is_away, left = True, 0
+                recorder.write(time.monotonic())
+                continue
+            except Refused as error:
+                raise CliError(f"record: {error.message}") from error
+            if is_away:
+                progress.clear()
+                _say("the daemon is back")
+                is_away = False
+            recorder.take(recorded, time.monotonic())
+            left = recorded.left
+            if is_last and not left:
+                return ended, interruptions
+            progress.show(recorder, begun_s, for_s)
+
+
+def _end(recorder: Recorder, left_s: float | None, stop: _Stop) -> str:
+    """Why it is over, "" while it is not."""
+    if stop.asked.is_set():
+        return "interrupted"
+    if recorder.is_full:
+        return "requests"
+    return "time" if left_s is not None and left_s <= 0 else ""
+
+
+class _Progress:
+    """One line on stderr that is written over, where that is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown_s = 0.0
+        self._is_on = sys.stderr.isatty()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Before something else is printed."""
+        if self._is_on and self._shown_s:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+    def show(self, recorder: Recorder, begun_s: float, for_s: float | None) -> None:
+        now_s = time.monotonic()
+        if not self._is_on or now_s - self._shown_s < PROGRESS_S:
+            return
+        self._shown_s = now_s
+        rate = recorder.requests / max(1e-3, now_s - begun_s)
+        words = [plural(recorder.requests, "request"), f"{short_count(rate)}/s"]
+        words.append(format_bytes(recorder.file.size_bytes))
+        if for_s is not None:
+            words.append(f"{format_duration(max(0.0, begun_s + for_s - now_s))} left")
+        line = f"record: {', '.join(words)} (Ctrl-C ends it)"
+        print(
+            f"{CLEAR_LINE}{line[: shutil.get_terminal_size().columns - 1]}",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _print(facts: dict[str, Any]) -> None:
+    name = printable(facts["file"])
+    size = format_bytes(facts["bytes"])
+    print(
+        f"{plural(facts['requests'], 'request')} in {format_duration(facts['duration_s'])}: {name} ({size})"
+    )
+    if facts["lost_requests"]:
+        _say(
+            f"{plural(facts['lost_requests'], 'request')} came faster than they were read, and are not in the file"
+        )
+    if not facts["requests"]:
+        _say("no engine asked for anything; `kvstore status` lists those that are connected")
+        return
+    print(
+        f"{count(facts['input_tokens'])} prompt tokens; of {plural(facts['block_refs'], 'block')} "
+        f"{percent(facts['reusable_ratio'])} came again: what a cache without limits hits"
+    )
+    print(f"next: kvstore replay {name}")
+
+
+def _require_free(path: Path, force: bool) -> None:
+    """Raises CliError where FILE cannot be made, before a daemon is asked."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if not path.absolute().parent.is_dir():
+            raise CliError(
+                f"record: {printable(str(path))}: no directory {printable(str(path.absolute().parent))}",
+                exit_code=NOT_FOUND,
+            ) from None
+        return
+    except OSError as error:
+        raise _cannot(path, error) from error
+    if not stat.S_ISREG(mode):
+        raise CliError(f"record: {printable(str(path))}: is there already, and is no regular file")
+    if not force:
+        raise CliError(
+            f"record: {printable(str(path))}: is there already; --force writes over it, another name keeps it"
+        )
+
+
+def _cannot(path: Path, error: OSError) -> CliError:
+    code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
+    return CliError(f"record: {printable(str(path))}: {error.strerror}", exit_code=code)
+
+
+def _duration(text: str) -> float:
+    from kvstore.units import parse_duration
+
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be more than 0")
+    return seconds
+
+
+def _requests(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 on")
+    return int(text)
+
+
+def _say(line: str) -> None:
+    print(f"kvstore: record: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""What a running daemon does, live: rates, hits and why not, tiers, latencies, and who asks.
+
+  kvstore top                    on the whole terminal, every second; q or Control-C ends it
+  kvstore top --interval 5s      every five seconds
+  kvstore top --once             once, over one interval; also where stdout is no terminal
+  kvstore top -o json            for programs: one document over one interval; docs/cli.md lists the fields
+
+Figures under "now" are of the last interval; 1, 5 and 15 minutes are whole minutes by the clock and the one under way. A
+share is of the tokens that engines asked for, those in their own caches aside. A daemon that goes away is waited for.
+Exit code 0, 4 when no daemon answers from the start, or while the interval of --once goes by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.output import is_terminal, print_json
+from kvstore.cli.prefixes import ask
+from kvstore.constants import STATUS_TIMEOUT_S, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
+from kvstore.units import exact_duration, parse_duration
+
+if TYPE_CHECKING:
+    from kvstore.cli.full_screen import FullScreen
+    from kvstore.client import Client
+
+MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
+NO_MINUTES = 1e12  # seconds: none began so late
+COLUMNS_PLAIN = 100  # where there is no terminal to fit
+ROWS_PLAIN = 1000
+ENDS = ("q", "Q", "\x03", "\x04")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--interval", default="1s", metavar="TIME", help="between two looks (default 1s)")
+    parser.add_argument("--once", action="store_true", help="two looks, one interval apart, and no more")
+    add_config_arguments(parser)
+    add_output_argument(parser, "screen", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    interval_s = _interval(args.interval)
+    if args.once or args.output == "json" or not is_terminal() or os.environ.get("TERM") in (None, "dumb"):
+        return _once(args, interval_s)
+    from kvstore.cli.full_screen import full_screen
+    from kvstore.client import Client
+
+    path = socket_path(args)
+    ask(args, "top", _look)  # no daemon, or one that knows no such request
+    with Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False) as client, full_screen() as screen:
+        _watch(client, screen, str(path), interval_s)
+    return OK
+
+
+def _interval(text: str) -> float:
+    try:
+        interval_s = parse_duration(text)
+    except ValueError as error:
+        raise CliError(f"top: --interval {text}: {error}", exit_code=USAGE) from error
+    if not WATCH_INTERVAL_S_MIN <= interval_s <= WATCH_INTERVAL_S_MAX:
+        allowed = f"{exact_duration(WATCH_INTERVAL_S_MIN)} to {exact_duration(WATCH_INTERVAL_S_MAX)}"
+        raise CliError(f"top: --interval {text}: allowed are {allowed}", exit_code=USAGE)
+    return interval_s
+
+
+def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
+    return client.live(before["now_s"] - MINUTES_BACK_S if before is not None else NO_MINUTES)
+
+
+def _once(args: argparse.Namespace, interval_s: float) -> int:
+    from kvstore.cli.top_figures import figures, is_same_life
+    from kvstore.cli.top_screen import screen
+
+    first = ask(args, "top", _look)
+    time.sleep(interval_s)
+    second = ask(args, "top", lambda client: _look(client, first))
+    if not is_same_life(first, second):
+        raise CliError("top: the daemon was restarted between the two looks", exit_code=FAILED)
+    document = figures(first, second)
+    if args.output == "json":
+        print_json(document)
+        return OK
+    columns = os.get_terminal_size().columns if is_terminal() else COLUMNS_PLAIN
+    print("\n".join(screen(document, columns, ROWS_PLAIN, styled=False)))
+    return OK
+
+
+def _watch(client: Client, terminal: FullScreen, path: str, interval_s: float) -> None:
+    """Until somebody ends it. What cannot be asked is told, and asked again."""
+    from kvstore.cli.top_figures import figures, is_same_life
+    from kvstore.cli.top_screen import connecting, rows_of, screen
+    from kvstore.client import ClientError
+
+    old: dict[str, Any] | None = None
+    document: dict[str, Any] | None = None
+    next_s, away = 0.0, ""
+    while True:
+        now_s = time.monotonic()
+        if now_s >= next_s:
+            try:
+                new, away = _look(client, old), ""
+            except ClientError as error:
+                new, away = None, str(error)
+            if new is not None:
+                if old is not None and is_same_life(old, new):
+                    document = figures(old, new)
+                old = new
+            next_s = time.monotonic() + (
+                interval_s if document is not None or new is None else min(interval_s, 1.0)
+            )
+        columns, rows = terminal.size
+        if document is None:
+            lines = connecting(path, away, columns)
+        else:
+            lines = screen(document, columns, rows, away=away)
+        terminal.draw(rows_of(lines))
+        if any(key in ENDS for key in terminal.wait(next_s - time.monotonic())):
+            return

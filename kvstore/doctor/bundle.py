@@ -1,0 +1,164 @@
+"""A file for somebody who is to help: what the doctor found, what the daemon says, the system below. Without secrets.
+
+    doctor.json  status.json  report.json  retention.json  settings.json  regions.json  environment.json
+    versions.json  log.txt  meminfo.txt  cgroup.txt  mounts.txt  limits.txt
+
+Everything goes through one scrubber (kvstore/doctor/scrub.py). No prompt, no KV bytes and no file of a model is ever in
+one: the daemon itself does not know them. Mode 0600; what is there is not written over.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvstore.constants import (
+    BUNDLE_COMMAND_S,
+    BUNDLE_LOG_LINES,
+    BUNDLE_MEMBER_BYTES_MAX,
+    CONFIG_FILE_BYTES_MAX,
+)
+from kvstore.daemon.config import keys, value_of
+from kvstore.doctor.findings import Case, read_text
+from kvstore.doctor.scrub import Scrubber, names_in, secrets_in, secrets_of
+from tiers import memory_limits
+
+_UNITS = ("kvstore", "kvstore-mirror")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What else the daemon was asked; None where none answered."""
+
+    report: dict[str, Any] | None = None
+    retention: dict[str, Any] | None = None
+
+
+def pack(
+    path: Path, case: Case, answer: Mapping[str, Any], asked: Asked, *, with_names: bool = False
+) -> dict[str, int]:
+    """Write it; the members with their bytes. Raises OSError."""
+    documents = _documents(case, answer, asked)
+    environment = {**_environment_of(case), **os.environ}
+    secrets = {*secrets_of(environment), *secrets_of(_environment_of(case))}
+    for document in (*documents.values(), _toml(case.config_file) if case.config_file is not None else None):
+        secrets.update(secrets_in(document))
+    said = [] if with_names else [pair for each in documents.values() for pair in names_in(each)]
+    scrubber = Scrubber(secrets, said)
+    members = {
+        f"{name}.json": json.dumps(scrubber.document(document), indent=1, ensure_ascii=False)
+        for name, document in documents.items()
+    }
+    members["environment.json"] = json.dumps(scrubber.environment(environment), indent=1)
+    members |= {f"{name}.txt": scrubber.text(text) for name, text in _texts(case).items()}
+    return _write(path, members, case.clock())
+
+
+def _write(path: Path, members: Mapping[str, str], now_s: float) -> dict[str, int]:
+    packed = io.BytesIO()
+    sizes = {}
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in members.items():
+            content = text.encode(errors="backslashreplace")[-BUNDLE_MEMBER_BYTES_MAX:]
+            entry = tarfile.TarInfo(f"kvstore-doctor/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), int(now_s), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+            sizes[entry.name] = len(content)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(packed.getbuffer())
+    except OSError:
+        path.unlink()
+        raise
+    return sizes
+
+
+def _documents(case: Case, answer: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """What is JSON in it, as it is."""
+    found: dict[str, Any] = {"doctor": answer, "versions": _versions()}
+    told = {"status": case.status, "report": asked.report, "retention": asked.retention}
+    found |= {name: document for name, document in told.items() if document is not None}
+    if case.config is not None:
+        found["settings"] = {key: _plain(value_of(case.config, key)) for key in keys()}
+        if case.config.regions_file:
+            found["regions"] = _toml(Path(case.config.regions_file))
+    return found
+
+
+def _toml(path: Path) -> Any:
+    try:
+        if not path.is_file() or path.stat().st_size > CONFIG_FILE_BYTES_MAX:
+            return {"could not be read": "no file of settings"}
+        return tomllib.loads(path.read_text(errors="replace"))
+    except (OSError, ValueError, RecursionError) as error:
+        return {"could not be read": type(error).__name__}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _versions() -> dict[str, Any]:
+    from kvstore import __version__
+
+    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    uname = os.uname()
+    return {
+        "kvstore": __version__,
+        "system": f"{uname.sysname} {uname.release} {uname.machine}",
+        "distribution": read_text(Path("/etc/os-release")).splitlines()[:2],
+        "packages": dict(sorted(packages.items())),
+    }
+
+
+def _environment_of(case: Case) -> dict[str, str]:
+    """Of the daemon's process, where we may read it."""
+    if case.pid is None:
+        return {}
+    pairs = (line.partition("=") for line in read_text(case.proc / str(case.pid) / "environ").split("\0"))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _texts(case: Case) -> dict[str, str]:
+    process = case.proc / (str(case.pid) if case.pid is not None else "self")
+    limits = "\n".join(map(str, memory_limits.limits(case.proc, process.name)))
+    texts = {
+        "log": _log(),
+        "meminfo": read_text(case.proc / "meminfo"),
+        "cgroup": f"{read_text(process / 'cgroup')}\n{limits}",
+        "mounts": read_text(process / "mounts"),
+        "limits": read_text(process / "limits"),
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def _log() -> str:
+    """The last lines of our units, where systemd keeps them for us."""
+    units = [f"--unit={unit}" for unit in _UNITS]
+    words = [
+        "journalctl",
+        *units,
+        f"--lines={BUNDLE_LOG_LINES}",
+        "--no-pager",
+        "--quiet",
+        "--output=short-iso",
+    ]
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=BUNDLE_COMMAND_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,87 @@
+"""The region: is its bucket there and ours, does the daemon read its feed, do its mirrors keep up?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from kvstore.constants import DOCTOR_BUCKET_S
+from kvstore.daemon.regions_file import Deployment, RegionsFileError, load_regions
+from kvstore.doctor.findings import Case, Finding, Level, Status
+from kvstore.units import format_duration, plural
+from replication.constants import HEARTBEAT_LATE_S, IN_TIME_S
+from replication.errors import ReplicationError
+from replication.mirror_state import MirrorState, read_mirrors
+from replication.region import open_region
+from replication.rules import sources_for
+from tiers.errors import TierError
+
+
+def region(case: Case) -> Iterator[Finding]:
+    """With regions_file only."""
+    if case.status is not None and case.status["region"] is not None:
+        yield from _as_the_daemon_says(case.status["region"])
+    if case.config is None or not case.config.regions_file:
+        return
+    try:
+        deployment = load_regions(case.config.regions_file)
+        deployment.place(case.config.region, "region")
+    except RegionsFileError as error:
+        for problem in error.problems:
+            yield Finding("regions file", "problem", problem, "deploy/regions.toml explains each key")
+        return
+    yield from asyncio.run(_bucket(deployment, case.config.region, case.clock()))
+
+
+def _as_the_daemon_says(region: Status) -> Iterator[Finding]:
+    if not region["open"]:
+        found = f"not joined: {region['problem'] or 'joining'}"
+        yield Finding("region", "problem", found, "credentials? network? kvstore region ls asks by itself")
+    elif region["feed_failures"]:
+        found = (
+            f"its feed could not be read {plural(region['feed_failures'], 'time')}: {region['feed_failure']}"
+        )
+        yield Finding("region", "warning", found, "it is tried again; what is new there is a miss until then")
+    for far in region["read_through"]:
+        if not far["open"]:
+            found = f"{far['name']} is not joined: {far['problem'] or 'joining'}"
+            yield Finding("read through", "warning", found, "what only that region has is a miss until then")
+
+
+async def _bucket(deployment: Deployment, name: str, now_s: float) -> list[Finding]:
+    action = "credentials? network? a bucket of that name? kvstore region init makes it one"
+    try:
+        async with asyncio.timeout(DOCTOR_BUCKET_S):
+            objects = deployment.regions[name].open()
+            await open_region(objects, deployment.deployment, name)
+            sources = sources_for(deployment.copy_rules(), name, deployment.regions)
+            states = await read_mirrors(objects, sources)
+    except TimeoutError:
+        return [Finding("bucket", "problem", f"{name}: no answer in {DOCTOR_BUCKET_S:g} s", action)]
+    except (ReplicationError, TierError) as error:
+        return [Finding("bucket", "problem", str(error), action)]
+    found = [Finding("bucket", "ok", f"{deployment.regions[name].url} is region {name}")]
+    return found + [_mirror(state, now_s) for state in states if state.source in sources]
+
+
+def _mirror(state: MirrorState, now_s: float) -> Finding:
+    check = f"mirror of {state.source}"
+    level: Level = "warning"
+    age_s = state.oldest_age_now_s(now_s)
+    silent_s = now_s - state.at_s
+    if not state.at_s:
+        return Finding(
+            check, level, state.problem or "never ran", "kvstore mirror --region, beside the bucket"
+        )
+    if silent_s > HEARTBEAT_LATE_S:
+        return Finding(
+            check, level, f"silent for {format_duration(silent_s)}", "start it again: kvstore mirror"
+        )
+    if state.problem or state.failed:
+        found = state.problem or f"{plural(state.failed, 'pack')} could not be copied"
+        return Finding(check, level, found, "kvstore region status says which and why")
+    if age_s is not None and age_s > IN_TIME_S:
+        return Finding(
+            check, level, f"{format_duration(age_s)} behind", "its network, or bytes_per_s of the rules"
+        )
+    return Finding(check, "ok", "keeps up" if age_s is not None else "copies what was there before")

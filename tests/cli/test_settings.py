@@ -1,0 +1,144 @@
+"""kvstore get and set: what is in force, where it comes from, and changing it while serving."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client, Refused
+from kvstore.daemon.config import keys
+from tests.cli.test_service import namespace, put
+from tests.running import TIMEOUT_S, Daemon, Place, kvstore
+
+Serve = Callable[..., Daemon]
+
+
+def got(place: Place, *name: str) -> dict[str, dict[str, Any]]:
+    done = kvstore("get", *name, "-o", "json", "--socket", place.socket)
+    assert done.returncode == 0, done.stderr
+    return {row.pop("key"): row for row in json.loads(done.stdout)["settings"]}
+
+
+def changed(place: Place, key: str, value: str) -> dict[str, Any]:
+    done = kvstore("set", key, value, "-o", "json", "--socket", place.socket)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_every_setting_is_told_with_its_source(place: Place, serve: Serve) -> None:
+    """All keys, each with the layer that it comes from; of a section, and of one key."""
+    file = place.path / "kvstore.toml"
+    file.write_text("[engine]\nio_threads = 3\n")
+    serve(place, *place.arguments, f"--config={file}", KVSTORE_REPORT__CURRENCY="EUR")
+    rows = got(place)
+    assert list(rows) == list(keys())
+    assert rows["engine.io_threads"] == {
+        "value": 3,
+        "source": "file",
+        "where": f"{file}:2",
+        "changeable": False,
+    }
+    assert rows["report.currency"] == {
+        "value": "EUR",
+        "source": "env",
+        "where": "KVSTORE_REPORT__CURRENCY",
+        "changeable": True,
+    }
+    assert (rows["data_dir"]["value"], rows["data_dir"]["source"]) == (str(place.data_dir), "flag")
+    assert (rows["log.level"]["value"], rows["log.level"]["source"]) == ("info", "default")
+    assert list(got(place, "log")) == ["log.level", "log.format"]
+    assert list(got(place, "log.level")) == ["log.level"]
+    table = kvstore("get", "engine", "--socket", place.socket).stdout
+    assert f"engine.io_threads            3          restart  {file}:2" in table
+
+
+def test_a_setting_is_in_force_until_a_reload(place: Place, serve: Serve) -> None:
+    """What is set is told, logged and effective at once; SIGHUP puts back what the layers say."""
+    daemon = serve(place, *place.arguments, KVSTORE_REPORT__GPU_HOUR_PRICE="2")
+    told = changed(place, "report.gpu_hour_price", "3.5")
+    assert told == {
+        "key": "report.gpu_hour_price",
+        "before": 2.0,
+        "value": 3.5,
+        "source": "set",
+        "where": "kvstore set",
+        "file": "/etc/kvstore/kvstore.toml",
+        "variable": "KVSTORE_REPORT__GPU_HOUR_PRICE",
+        "source_before": "env",
+        "where_before": "KVSTORE_REPORT__GPU_HOUR_PRICE",
+    }
+    assert got(place, "report.gpu_hour_price")["report.gpu_hour_price"]["source"] == "set"
+    report = json.loads(kvstore("report", "-o", "json", "--socket", place.socket).stdout)
+    assert report["gpu_hour_price"] == 3.5
+    said = kvstore("set", "log.level", "warning", "--socket", place.socket)
+    assert 'log.level is "warning" now (was "info"), until a restart' in said.stdout
+    assert '/etc/kvstore/kvstore.toml: [log] level = "warning"' in said.stdout and not said.stderr
+    assert "log.level is warning now: kvstore set" in daemon.log(), "what it says less of is said before"
+    daemon.process.send_signal(signal.SIGHUP)
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while got(place, "log.level")["log.level"]["source"] != "default":
+        assert time.monotonic() < give_up_s
+    row = got(place, "report.gpu_hour_price")["report.gpu_hour_price"]
+    assert (row["value"], row["source"]) == (2.0, "env")
+    assert daemon.stop() == 0
+
+
+def test_limits_of_the_door_change_while_serving(place: Place, serve: Serve) -> None:
+    """Fewer leases on a connection that is open; a prefill rate that break-even uses; a share of pins that they fit."""
+    serve(place)
+    put(place.socket)
+    with Client(place.socket, timeout_s=10) as client:
+        space = namespace(client)
+        with client.acquire(space, [bytes([1]) * 32]):
+            changed(place, "door.leases_max", "1")
+            with pytest.raises(Refused, match="1 open leases on one connection are allowed"):
+                client.acquire(space, [bytes([2]) * 32])
+            changed(place, "door.leases_max", "2")
+            client.acquire(space, [bytes([2]) * 32]).release()
+    assert kvstore("pin", "01" * 32, "--socket", place.socket).returncode == 0
+    done = kvstore("set", "retention.pinned_share_max", "0.001", "--socket", place.socket)
+    assert done.returncode == 2 and "pins hold more than that already" in done.stderr
+    assert changed(place, "retention.pinned_share_max", "0.6")["value"] == 0.6
+    assert changed(place, "engine.prefill_tokens_per_s", "100")["value"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["set", "log.level", "loud"], "set: log.level = \"loud\": should be 'debug', 'info'"),
+        (["set", "log.levle", "info"], "set: unknown key log.levle: did you mean log.level?"),
+        (["set", "log", "info"], "set: unknown key log: known are "),
+        (["set", "engine.io_threads", "5"], "set: engine.io_threads: another value needs a restart"),
+        (["set", "nvme.write_bytes_per_day", "3GiB"], "from no limit to one, and back, needs a restart"),
+        (["set", "report.gpu_hour_price", "nan"], 'set: report.gpu_hour_price = "nan": allowed are 0 to'),
+        (["set", "report.currency", "x" * 9000], "set: 9000 characters: at most 8192 are allowed"),
+        (["set", "report.currency", "\x1b[2J\n" * 5], "set: report.currency = "),
+        (["get", "logg"], "get: unknown key logg: "),
+        (["set", "log.level"], "set: the following arguments are required: VALUE"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_changes_nothing(one: Place, words: list[str], says: str) -> None:
+    """Exit code 2, one line that names key, value and what is allowed."""
+    before = got(one)
+    done = kvstore(*words, "--socket", one.socket)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr and done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
+    assert got(one) == before
+
+
+@pytest.fixture
+def one(place: Place, serve: Serve) -> Place:
+    serve(place)
+    return place
+
+
+def test_an_engine_cannot_change_settings(one: Place) -> None:
+    """Only a connection without the arena, as that of the command, is heard."""
+    with Client(one.socket, timeout_s=10) as client, pytest.raises(Refused, match="without the arena"):
+        client.change_setting("log.level", "debug")

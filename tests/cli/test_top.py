@@ -1,0 +1,301 @@
+"""kvstore top: figures between two answers, lines that fit, and a terminal that is as it was at the end."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from kvstore.cli.top_figures import attention, figures, is_same_life
+from kvstore.cli.top_screen import ATTENTION_MAX, screen
+from kvstore.client import Client
+from kvstore.ledger.latencies import BOUNDS_S
+from kvstore.ledger.sums import Sums
+from tests.cli.test_service import HASHES, namespace, put
+from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+
+Serve = Callable[..., Daemon]
+NOW_S = 1_800_000_030.0
+HOSTILE = "m\x1b[2J\x1b]0;owned\x07\n<script>"
+OURS = re.compile(r"\x1b(\[(\?1049[hl]|\?25[hl]|2J|H|K|J|0?m|1m|2m|1;31m))")
+
+
+def histogram(**counts: int) -> dict[str, Any]:
+    """counts: how many in the bucket with that number, as b10=3."""
+    buckets = [0] * (len(BOUNDS_S) + 1)
+    for name, count in counts.items():
+        buckets[int(name[1:])] = count
+    return {"count": sum(buckets), "sum_s": 1.0, "buckets": buckets}
+
+
+def row(model: str, tenant: str, **tokens: int) -> dict[str, Any]:
+    sums = Sums().sums_as_dict()
+    return {
+        "model": model,
+        "tenant": tenant,
+        "region": "",
+        "lookups": 10,
+        "prefill_s_saved": 0.0,
+        "tokens_asked": sum(tokens.values()),
+        "tokens": {**dict.fromkeys(sums["tokens"], 0), **tokens},  # type: ignore[call-overload]
+        "bytes": dict.fromkeys(("stored", "loaded", "promoted", "demoted"), 0),
+    }
+
+
+def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
+    """An answer to Live, small."""
+    return {
+        "now_s": NOW_S + uptime_s - 100.0, "uptime_s": uptime_s, "version": "1", "instance": "i" * 32, "pid": 7,
+        "health": {"ok": True, "problems": []}, "adopting": False, "sessions_total": 2, "namespaces_total": 3,
+        "tokens": [row("llama", "acme", dram=600, never_seen=300, engine=100)], "breakers": [], "queues": [],
+        "tiers": [{"name": "dram", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29, "records": 5}],
+        "latencies": {"request": {"lookup": histogram(b8=10)}, "load": {}, "store": {}, "loop_delay": {}},
+        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [],
+        **other,
+    }  # fmt: skip
+
+
+def test_rates_are_those_of_the_interval() -> None:
+    """Differences of two answers by the seconds between them; shares are of what engines asked for, their own caches aside."""
+    old = live()
+    grown = row("llama", "acme", dram=600 + 60, nvme=20, never_seen=300 + 20, engine=100 + 50)
+    grown.update(lookups=14, prefill_s_saved=5.0, bytes={**grown["bytes"], "loaded": 2048})
+    new = live(102.0, tokens=[row("quiet", "", dram=5), grown])
+    new["latencies"]["request"] = {"lookup": histogram(b8=12, b10=2), "acquire": histogram(b12=1)}
+    found = figures(old, new)
+    assert (found["lookups_per_s"], found["tokens_per_s"]) == (7.0, 77.5), (
+        "a row that is new counts from nothing"
+    )
+    assert found["loaded_bytes_per_s"] == 1024 and found["prefill_s_saved_per_s"] == 2.5
+    now = {hit["tier"]: hit["now"] for hit in found["hits"]}
+    assert now == {"all": round(85 / 105, 4), "dram": round(65 / 105, 4), "nvme": round(20 / 105, 4)}
+    assert [(miss["reason"], miss["now"]) for miss in found["misses"]] == [("never_seen", round(20 / 105, 4))]
+    assert [(one["what"], one["per_s"]) for one in found["latencies"]] == [("lookup", 2.0), ("acquire", 0.5)]
+    assert found["latencies"][0]["p99_s"] <= BOUNDS_S[10]
+    models = [(one["model"], one["tokens_per_s"], one["hit_ratio"]) for one in found["models"]]
+    assert models == [("llama", 75.0, 0.8), ("quiet", 2.5, 1.0)]
+
+
+def test_minutes_are_those_that_were_asked_for() -> None:
+    """1, 5 and 15 minutes: whole ones by the clock and the one under way, and nothing older."""
+    start_s = NOW_S // 60 * 60
+    minutes = [
+        {"minute_s": start_s - 60 * ago, "tokens": {"dram": hits, "never_seen": 100 - hits}}
+        for ago, hits in ((16, 100), (15, 0), (5, 40), (1, 60), (0, 100))
+    ]
+    (total, _) = figures(live(98.0), live(minutes=minutes))["hits"]
+    assert (total["now"], total["1_min"], total["5_min"], total["15_min"]) == (None, 0.8, 0.6667, 0.5)
+
+
+def test_a_restart_is_no_difference() -> None:
+    """Another life, the same answer twice, or a clock that went back is nothing to subtract."""
+    assert is_same_life(live(1), live(2))
+    for other in (live(1), live(5, pid=8), live(5, instance="x"), live(5, now_s=1.0)):
+        assert not is_same_life(live(1), other)
+
+
+def test_an_account_that_was_mended_is_no_negative_rate() -> None:
+    """Hits that became misses after they were told: no rate below 0, no share above 1."""
+    new = live(101.0, tokens=[row("llama", "acme", dram=500, never_seen=405, engine=100)])
+    found = figures(live(), new)
+    assert found["hits"][0]["now"] == 0.0 and found["models"][0]["hit_ratio"] == 0.0
+    assert all(0 <= miss["now"] <= 1 for miss in found["misses"])
+
+
+def test_what_needs_attention_is_told() -> None:
+    """Problems, open breakers, queues above half of their limit; memories that are full by design are no news."""
+    assert attention(live()) == []
+    queues = [("loads", 51), ("demoting", 50), ("tickets", 100)]
+    told = attention(
+        live(
+            health={"ok": False, "problems": ["the index is wrong"]},
+            adopting=True,
+            breakers=[
+                {"name": "nvme0 loads", "state": "open", "retry_in_s": 3.2, "reason": "4 timeouts"},
+                {"name": "nvme0 stores", "state": "closed", "retry_in_s": 0, "reason": ""},
+            ],
+            queues=[{"name": name, "length": length, "limit": 100} for name, length in queues],
+            region={"name": "eu", "open": False, "problem": "no bucket"},
+            events={"problem": "address in use"},
+        )
+    )
+    assert [line.partition(":")[0] for line in told] == [
+        "books", "start", "nvme0 loads", "queue loads", "region eu", "events"
+    ]  # fmt: skip
+    assert "open, tried again in 3 s: 4 timeouts" in told[2]
+
+
+@pytest.mark.parametrize("columns", [1, 7, 20, 40, 59, 60, 80, 120, 300])
+@pytest.mark.parametrize("rows", [1, 3, 10, 24, 100])
+def test_lines_fit_any_terminal(columns: int, rows: int) -> None:
+    """Never more lines than rows nor wider ones than columns, with wide characters, hostile and endless names."""
+    tokens = [row(name, HOSTILE * 9, dram=5) for name in ("模型" * 40, HOSTILE, "x" * 400, "", "b")]
+    found = figures(live(), live(101.0, tokens=tokens))
+    found["attention"] = [f"{HOSTILE} {n}" for n in range(9)]
+    for styled in (False, True):
+        lines = screen(found, columns, rows, styled, away=HOSTILE)
+        assert 1 <= len(lines) <= rows
+        plain = [OURS.sub("", line) for line in lines]
+        assert all(cell_len(line) <= columns for line in plain), plain
+        assert not any(char in line for line in plain for char in "\x1b\x07\n\r")
+
+
+def test_what_a_terminal_of_80_by_24_shows() -> None:
+    """Who it is, rates, hits beside reasons, tiers beside latencies, attention, and models as far as there is room."""
+    tokens = [row(f"model {n}", "acme", dram=100 + n) for n in range(30)]
+    found = figures(live(), live(101.0, tokens=tokens))
+    found["attention"] = [f"line {n}" for n in range(ATTENTION_MAX + 2)]
+    lines = screen(found, 80, 24, styled=False)
+    assert len(lines) == 24 and lines[0].startswith("kvstore iiiiiiii  ok  up ") and lines[0].endswith(" UTC")
+    page = "\n".join(lines)
+    assert re.search(r"^hit rate +now +1 min +5 min +15 min$", page, re.MULTILINE)
+    assert "! and 2 more: kvstore status" in page
+    assert re.search(r"^model +tenant +hits +tokens/s +lookups/s +loaded +stored$", page, re.MULTILINE)
+    assert lines[-1].startswith("… and ")
+    narrow = "\n".join(screen(found, 50, 60, styled=False))
+    assert re.search(r"^hit rate +now +1 min +15 min$", narrow, re.MULTILINE) and "lookups/s   " not in narrow
+
+
+# -- with a daemon --
+
+
+def test_once_is_for_programs_and_pipes(place: Place, serve: Serve) -> None:
+    """Two looks, one interval apart: a document with the documented fields, or the same as text without a single style."""
+    serve(place)
+    put(place.socket)
+    with Client(place.socket, timeout_s=10) as client:
+        client.lookup([namespace(client)], HASHES, ticket=1)
+    done = kvstore("top", "--once", "-o", "json", "--interval", "0.2s", "--socket", place.socket)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {
+        "now_s", "instance", "version", "uptime_s", "health", "adopting", "span_s", "sessions_total", "namespaces_total",
+        "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s", "loaded_bytes_per_s", "stored_bytes_per_s",
+        "promoted_bytes_per_s", "demoted_bytes_per_s", "hits", "misses", "tiers", "latencies", "attention", "models",
+    }  # fmt: skip
+    assert document["hits"][0] == {"tier": "all", "now": None, "1_min": 1.0, "5_min": 1.0, "15_min": 1.0}
+    (model,) = document["models"]
+    assert (model["model"], model["tokens_per_s"], model["hit_ratio_since_start"]) == ("test", 0.0, 1.0)
+    assert 0.2 <= document["span_s"] < TIMEOUT_S
+    done = kvstore("top", "--interval", "0.2s", "--socket", place.socket)
+    assert done.returncode == 0 and "hit rate" in done.stdout and "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--interval", "0"], 2, "top: --interval 0: allowed are 0.1 s to 1 h"),
+        (["--interval", "soon"], 2, "top: --interval soon: not a time"),
+        ([], 4, "No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(place: Place, words: list[str], code: int, says: str) -> None:
+    """Wrong intervals are 2, no daemon is 4."""
+    done = kvstore("top", "--socket", place.socket, *words)
+    assert (
+        (done.returncode, done.stdout) == (code, "") and says in done.stderr and done.stderr.count("\n") == 1
+    )
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.resize(80, 24)
+        self.before = termios.tcgetattr(self.theirs)
+        environ = environment(TERM="xterm")
+        environ.pop("COLUMNS", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvstore", *words],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env=environ,
+        )
+        self.shown = ""
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def until(self, pattern: str) -> str:
+        """Read on until it is shown, from here on."""
+        start, give_up_s = len(self.shown), time.monotonic() + TIMEOUT_S
+        while not re.search(pattern, self.shown[start:]):
+            assert time.monotonic() < give_up_s, self.shown[-2000:]
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.shown += os.read(self.ours, 65536).decode(errors="replace")
+        return self.shown[start:]
+
+
+@contextmanager
+def terminal(*words: str) -> Iterator[Terminal]:
+    opened = Terminal(*words)
+    try:
+        yield opened
+    finally:
+        if opened.process.poll() is None:
+            opened.process.kill()
+        opened.process.wait(TIMEOUT_S)
+        os.close(opened.ours)
+        os.close(opened.theirs)
+
+
+@pytest.mark.parametrize(("end", "code"), [("q", 0), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_the_terminal_is_as_it_was(place: Place, serve: Serve, end: str | signal.Signals, code: int) -> None:
+    """However it ends: the screen is left, the cursor is back, keys are echoed again; a hostile name never got through."""
+    serve(place)
+    with Client(place.socket, timeout_s=10, label=HOSTILE) as client:
+        client.lookup([client.namespace(b"h" * 16, 4096, 32, 16, {"model": HOSTILE})], HASHES, ticket=1)
+    with terminal("top", "--interval", "0.2s", "--socket", str(place.socket)) as top:
+        top.until("owned")
+        assert termios.tcgetattr(top.theirs) != top.before, "keys are read as they are typed"
+        top.resize(40, 30)
+        top.process.send_signal(signal.SIGWINCH)
+        top.until(r"hits +tokens/s(\x1b\[0m)?\x1b\[K")
+        if isinstance(end, str):
+            os.write(top.ours, end.encode())
+        else:
+            top.process.send_signal(end)
+        top.until(re.escape("\x1b[?1049l"))
+        assert top.process.wait(TIMEOUT_S) == code
+        assert termios.tcgetattr(top.theirs) == top.before
+        assert "\x1b" not in OURS.sub("", top.shown) and "\x07" not in top.shown
+
+
+def test_a_daemon_that_goes_away_is_waited_for(place: Place, serve: Serve) -> None:
+    """After kill -9 the old figures are shown as old; the next daemon is found without a key being touched."""
+    daemon = serve(place)
+    with terminal("top", "--interval", "0.2s", "--socket", str(place.socket)) as top:
+        top.until("  ok  ")
+        daemon.stop(signal.SIGKILL)
+        top.until("AWAY")
+        assert "the figures are old" in top.until("the figures are old")
+        serve(place)
+        top.until("  ok  ")
+        os.write(top.ours, b"q")
+        assert top.process.wait(TIMEOUT_S) == 0
+
+
+def test_looking_changes_nothing() -> None:
+    """Neither answer is touched by being looked at."""
+    old, new = live(), live(101.0)
+    before = copy.deepcopy((old, new))
+    screen(figures(old, new), 80, 24)
+    assert (old, new) == before

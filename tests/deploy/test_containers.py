@@ -1,0 +1,207 @@
+"""A daemon and an engine in containers of their own: what they must share, and what not."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+
+UNSHARE = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["--map-root-user"]),
+    *("--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"),
+]
+OWN_MEMORY = 'mount -t tmpfs -o size="$1" shm /dev/shm && shift && exec "$@"'
+
+# What an engine's container runs: it sees its own /dev/shm, which is empty, and has pid 1 or close to it.
+CLIENT = """
+import json, os, sys
+from kvstore.client import Client
+hashes = [bytes([n]) * 32 for n in range(1, 9)]
+records = [bytes([n]) * 100_000 for n in range(8)]
+with Client(sys.argv[1], timeout_s=10, label="engine") as client:
+    space = client.namespace(b"n" * 16, 100_000, 32, 16, {"model": "test"})
+    put = client.put(space, hashes, b"", records)
+    into = [bytearray(100_000) for _ in hashes]
+    got = client.get(space, hashes, into, wait_s=5)
+    json.dump({"put": put, "got": got, "equal": into == records, "pid": os.getpid(), "shm": os.listdir("/dev/shm")}, sys.stdout)
+"""
+
+
+def can_unshare() -> bool:
+    """Whether this machine lets us make namespaces; some containers do not."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = [*UNSHARE, "sh", "-c", OWN_MEMORY, "sh", "1m", "true"]
+    return subprocess.run(tried, capture_output=True, timeout=TIMEOUT_S).returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(not can_unshare(), reason="no namespaces can be made here")
+
+
+def contained(shm: str, *words: str) -> list[str]:
+    """A command in its own mount, pid and IPC namespaces, with a /dev/shm of its own."""
+    return [*UNSHARE, "sh", "-c", OWN_MEMORY, "sh", shm, *words]
+
+
+@needs_namespaces
+def test_only_the_directory_of_the_socket_is_shared(place: Place) -> None:
+    """Daemon and engine in namespaces of their own: blocks are put and got, and the engine never sees the arena's file."""
+    arguments = [word for word in place.arguments if "dram.directory" not in word]
+    command = [
+        sys.executable,
+        "-m",
+        "kvstore",
+        "serve",
+        *arguments,
+        "--set=dram.huge_pages=off",
+        "--set=web.listen=",
+    ]
+    process = subprocess.Popen(
+        contained("128m", *command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        line = process.stdout.readline() if readable else ""
+        assert line.startswith("ready ") and "arena=/dev/shm/" in line, line
+        arena = Path(line.partition("arena=")[2].split()[0])
+        assert not arena.exists()  # here: it is in the daemon's /dev/shm only
+        done = subprocess.run(
+            contained("1m", sys.executable, "-c", CLIENT, str(place.socket)),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=environment(),
+        )
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert (said["put"], said["got"], said["equal"]) == (8, 8, True)
+        assert said["pid"] <= 2 and said["shm"] == []
+        assert json.loads(kvstore("ping", "-o", "json", "--socket", place.socket).stdout)["pid"] == 1
+    finally:
+        process.kill()  # and with it, by --kill-child, whatever is in there
+        process.communicate(timeout=TIMEOUT_S)
+
+
+@needs_namespaces
+def test_as_the_first_process_of_a_container_it_stops_when_told(place: Place) -> None:
+    """Pid 1 gets no signal that it does not handle: SIGTERM, as of `docker stop`, is handled, and the exit code is 0."""
+    arguments = [word for word in place.arguments if "dram.directory" not in word]
+    serve = [
+        sys.executable,
+        "-m",
+        "kvstore",
+        "serve",
+        *arguments,
+        "--set=dram.huge_pages=off",
+        "--set=web.listen=",
+    ]
+    # The shell in front is pid 1 only until it is replaced; a second one outside tells it to stop.
+    process = subprocess.Popen(
+        contained("128m", *serve),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None
+        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        assert readable and process.stdout.readline().startswith("ready ")
+        (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), 15)
+        assert process.wait(TIMEOUT_S) == 0
+        assert not place.socket.exists()
+    finally:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+@needs_namespaces
+def test_the_64_mib_of_a_container_are_refused_with_what_to_pass(place: Place) -> None:
+    """Where /dev/shm has what Docker gives it, the start ends with one line that names --shm-size, and is not tried again."""
+    serve = [
+        sys.executable,
+        "-m",
+        "kvstore",
+        "serve",
+        f"--data-dir={place.data_dir}",
+        f"--socket={place.socket}",
+    ]
+    done = subprocess.run(
+        contained("64m", *serve, "--set=dram.huge_pages=off", "--set=web.listen="),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "64 MiB of /dev/shm" in line and "--shm-size" in line and "volume of memory at /dev/shm" in line
+
+
+# As under ProtectSystem=strict, without a word about the directory in ReadWritePaths.
+READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+
+
+def read_only(directory: Path, *words: str) -> list[str]:
+    """A command that may only read a directory."""
+    return [*UNSHARE, "sh", "-c", READ_ONLY, "sh", str(directory), *words]
+
+
+@needs_namespaces
+def test_a_new_directory_that_may_only_be_read_is_refused(place: Place) -> None:
+    """NVMe in a place that the unit or the container has not opened for writing is a wrong setting: one line, exit code 2."""
+    disk = place.path / "nvme0"
+    disk.mkdir(mode=0o700)
+    serve = [sys.executable, "-m", "kvstore", "serve", *place.arguments, f"--set=nvme.directories={disk}"]
+    done = subprocess.run(
+        read_only(disk, *serve, "--set=web.listen="),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+    )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, str(disk) in line, "read-only" in line) == (2, True, True), line
+
+
+@needs_namespaces
+def test_a_disk_of_ours_that_became_read_only_is_told(place: Place, serve: Callable[..., Daemon]) -> None:
+    """The daemon serves without it, as without a disk that has failed, and its health says which one and why: no traceback."""
+    disk = place.path / "nvme0"
+    words = [*place.arguments, f"--set=nvme.directories={disk}", "--set=web.listen="]
+    assert serve(place, *words).stop() == 0
+    process = subprocess.Popen(
+        read_only(disk, sys.executable, "-m", "kvstore", "serve", *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("ready ")
+        log = next(line for line in process.stderr if "left alone" in line)
+        assert "Read-only file system" in log and "Traceback" not in log
+        health = json.loads(kvstore("status", "-o", "json", "--socket", place.socket).stdout)["health"]
+        assert not health["ok"]
+        (problem,) = health["problems"]
+        assert problem.startswith("nvme is left alone") and "Read-only file system" in problem
+    finally:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)

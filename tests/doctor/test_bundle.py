@@ -1,0 +1,182 @@
+"""What leaves the machine in a bundle: enough to help with, and not one secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.doctor.scrub import GONE, Scrubber
+from tests.region.regions import init, regions_file
+from tests.running import Daemon, Place, kvstore
+
+Serve = Callable[..., Daemon]
+
+# Each is planted somewhere; the words around them say where.
+PLANTED = {
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIK7MDENGbPxRfiCYSECRETKEY001",
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7PLANTED",
+    "AWS_SESSION_TOKEN": "FwoGZXIvYXdzPLANTEDSESSION",
+    "HF_TOKEN": "hf_plantedplantedplanted",
+    "MY_DB_PASSWORD": "correct-horse-battery",
+    "SOME_API_KEY": "planted-api-key-77",
+    "HTTPS_PROXY": "http://proxyuser:proxysecret9@proxy.example:3128",
+}
+_LOG = """\
+2026-11-23T10:00:00 node kvstore[1]: joined s3 with AWS4-HMAC-SHA256 Credential=PLANTED1/20261123
+2026-11-23T10:00:01 node kvstore[1]: GET https://u:plantedpw2@bucket.example/x?X-Amz-Signature=planted3 failed
+2026-11-23T10:00:02 node kvstore[1]: {"api_key": "planted4", "password" : "planted five", "event": "it serves"}
+2026-11-23T10:00:03 node kvstore[1]: Authorization: Bearer planted6.planted6
+2026-11-23T10:00:04 node kvstore[1]: client_secret=planted7; access_token: planted8
+2026-11-23T10:00:05 node kvstore[1]: an engine is here: model secret-model-x, tenant acme-bank
+2026-11-23T10:00:06 node kvstore[1]: it said correct-horse-battery and ASIAIOSFODNN7PLANTED
+-----BEGIN PRIVATE KEY-----
+planted9planted9
+-----END PRIVATE KEY-----
+"""
+GONE_FROM_ALL = [
+    *(value for name, value in PLANTED.items() if name != "HTTPS_PROXY"),
+    "proxyuser", "proxysecret9", "PLANTED1", "plantedpw2", "planted3", "planted4", "planted five", "planted6", "planted7",
+    "planted8", "planted9", "ASIAIOSFODNN7PLANTED", "tomlsecret10", "tomlsecret11", "urlsecret12",
+]  # fmt: skip
+
+
+def members(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        found = {}
+        for entry in archive:
+            assert entry.isfile() and entry.name.startswith("kvstore-doctor/") and entry.mode == 0o600
+            file = archive.extractfile(entry)
+            assert file is not None
+            found[entry.name.removeprefix("kvstore-doctor/")] = file.read().decode()
+        return found
+
+
+def journal(path: Path) -> str:
+    """A PATH whose journalctl has our log lines."""
+    path.mkdir()
+    (path / "log").write_text(_LOG)
+    (path / "journalctl").write_text(f'#!/bin/sh\ncat "{path}/log"\n')
+    (path / "journalctl").chmod(0o755)
+    return f"{path}:/usr/bin:/bin"
+
+
+@pytest.fixture
+def with_secrets(place: Place, serve: Serve, tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """Arguments and variables of a daemon beside which secrets stand wherever one could; a bank uses it."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    file.write_text(
+        file.read_text() + '[[rules]]\ntenants = ["acme-bank"]\n# planted in a comment: tomlsecret10\n'
+    )
+    config = tmp_path / "kvstore.toml"
+    config.write_text(
+        f'region = "na"\nregions_file = "{file}"\n[events]\ntopic = "t"\n# password = "tomlsecret11"\n'
+    )
+    daemon_arguments = [f"--config={config}", *place.arguments]
+    serve(place, *daemon_arguments, KVSTORE_EVENTS__TOPIC="", **PLANTED)
+    with Client(place.socket, timeout_s=10, label="acme-bank rank 0") as client:
+        fields = {
+            "model": "secret-model-x",
+            "tenant": "acme-bank",
+            "revision": "https://me:urlsecret12@hub.example/r",
+        }
+        space = client.namespace(b"b" * 16, 4096, 32, 16, fields)
+        assert client.put(space, [b"h" * 32], b"", [b"x" * 4096]) == 1
+        client.lookup([space], [b"h" * 32], ticket=1, tokens=16)
+    (place.path / "bin").exists()
+    variables = {**PLANTED, "PATH": journal(tmp_path / "bin"), "KVSTORE_LOG__LEVEL": "info"}
+    return daemon_arguments, variables
+
+
+def test_no_secret_is_in_it(with_secrets: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
+    """Secrets in variables, settings, files, URLs and log lines are in no member; what helps is. Mode 0600."""
+    arguments, variables = with_secrets
+    out = tmp_path / "bundle.tar.gz"
+    done = kvstore("doctor", *arguments, f"--bundle={out}", "-o", "json", **variables)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    found = members(out)
+    for secret in GONE_FROM_ALL:
+        assert not [name for name, text in found.items() if secret in text], secret
+    assert {"doctor.json", "status.json", "report.json", "retention.json", "settings.json", "regions.json", "environment.json",
+            "versions.json", "log.txt", "meminfo.txt", "mounts.txt", "limits.txt", "cgroup.txt"} == set(found)  # fmt: skip
+    assert "it serves" in found["log.txt"] and "MemAvailable" in found["meminfo.txt"]
+    assert json.loads(found["environment.json"])["HF_TOKEN"] == GONE
+    assert json.loads(found["environment.json"])["KVSTORE_LOG__LEVEL"] == "info"
+    assert json.loads(found["status.json"])["tiers"][0]["records"] == 1
+    for name, text in found.items():
+        assert f"kvstore-doctor/{name} ({len(text.encode()):,} bytes)" in done.stderr
+
+
+def test_names_are_replaced_and_can_be_kept(
+    with_secrets: tuple[list[str], dict[str, str]], tmp_path: Path
+) -> None:
+    """Models and tenants have one other name in all members, another one in the next bundle, their own with --names."""
+    arguments, variables = with_secrets
+    bundles = []
+    for number in range(2):
+        out = tmp_path / f"bundle{number}.tar.gz"
+        assert kvstore("doctor", *arguments, f"--bundle={out}", **variables).returncode == 0
+        bundles.append(members(out))
+    for name in ("secret-model-x", "acme-bank"):
+        assert not [file for file, text in bundles[0].items() if name in text], name
+    told = [json.loads(bundle["status.json"])["namespaces"][0]["fields"]["tenant"] for bundle in bundles]
+    assert told[0].startswith("tenant-") and told[0] != told[1]
+    for file in ("log.txt", "regions.json", "report.json"):
+        assert told[0] in bundles[0][file], file
+    kept = tmp_path / "kept.tar.gz"
+    assert kvstore("doctor", *arguments, f"--bundle={kept}", "--names", **variables).returncode == 0
+    found = members(kept)
+    assert "acme-bank" in found["log.txt"] and "secret-model-x" in found["status.json"]
+    assert not [file for file, text in found.items() if PLANTED["MY_DB_PASSWORD"] in text]
+
+
+def test_a_bundle_without_a_daemon(place: Place, tmp_path: Path) -> None:
+    """With nobody to ask, and settings that are wrong, there is a bundle all the same: for that it is."""
+    out = tmp_path / "bundle.tar.gz"
+    done = kvstore("doctor", "--set=dram.slab_bytes=3", f"--socket={place.socket}", f"--bundle={out}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    found = members(out)
+    assert "status.json" not in found and "settings.json" not in found
+    assert "dram.slab_bytes" in found["doctor.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("tokens: 512, hash seed", "tokens: 512, hash seed"),
+        ("hit_tokens=512 lookups", "hit_tokens=512 lookups"),
+        ("tokens=abc", f"tokens={GONE}"),
+        ("https://u:p/w@h/x", f"https://{GONE}@h/x"),
+        ("https://example.com/a/b", "https://example.com/a/b"),
+        ("s3://bucket/prefix?versionId=abc", f"s3://bucket/prefix?{GONE}"),
+        ("postgres://u:p@h/db", f"postgres://{GONE}@h/db"),
+        ("redis://:p@ss@h:1/0", f"redis://{GONE}@h:1/0"),
+    ],
+)
+def test_forms(text: str, left: str) -> None:
+    """What has the form of a secret goes, what has not stays."""
+    assert Scrubber(()).text(text) == left
+
+
+def test_a_short_name_takes_nothing_else_along() -> None:
+    """A tenant called "a" is replaced as a word, not inside of other words; longer names go first."""
+    scrubber = Scrubber((), [("tenant", "a"), ("tenant", "a-b")])
+    said = scrubber.text("tenant a has data, a-b too")
+    assert said.endswith(" too") and " has data, " in said and " a" not in said.replace(" has", "")
+
+
+def test_hostile_settings_hang_nothing(place: Place, tmp_path: Path) -> None:
+    """A configuration that is a FIFO, and names of regions with markup, end in a bundle."""
+    os.mkfifo(tmp_path / "fifo")
+    out = tmp_path / "bundle.tar.gz"
+    done = kvstore("doctor", f"--config={tmp_path / 'fifo'}", f"--socket={place.socket}", f"--bundle={out}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "not a file" in members(out)["doctor.json"]

@@ -1,0 +1,105 @@
+"""Checks of what the daemon says of itself, with a real answer in which one thing is bad."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.doctor import service, software
+from kvstore.doctor.examine import Check
+from tests.doctor.looked import case
+from tests.running import Daemon, Place
+
+Status = dict[str, Any]
+
+
+@pytest.fixture
+def status(place: Place, serve: Callable[..., Daemon]) -> Status:
+    """Of a daemon that is well, with two disks."""
+    serve(place, *place.with_nvme())
+    with Client(place.socket, 10, label="test", attach=False) as client:
+        return client.status()
+
+
+def bad_health(s: Status) -> None:
+    s["health"] = {"ok": False, "problems": ["used + free is not capacity"]}
+
+
+def open_breaker(s: Status) -> None:
+    s["breakers"][1] |= {"state": "open", "trips": 2, "reason": "EIO"}
+
+
+def tripped_breaker(s: Status) -> None:
+    s["breakers"][1] |= {"trips": 1, "reason": "EIO"}
+
+
+def corrupt(s: Status) -> None:
+    s["counters"]["corrupt_nvme"] = 3
+
+
+def full_queue(s: Status) -> None:
+    loads = next(queue for queue in s["queues"] if queue["name"] == "loads")
+    loads["length"] = loads["limit"]
+
+
+def full_memory(s: Status) -> None:
+    tickets = next(queue for queue in s["queues"] if queue["name"] == "tickets")
+    tickets["length"] = tickets["limit"]
+
+
+def wrong_peer(s: Status) -> None:
+    s["door"]["refused"] = {"wrong_peer": 4}
+
+
+def old_daemon(s: Status) -> None:
+    s["daemon"]["version"] = "0.0.9"
+
+
+def small_arena(s: Status) -> None:
+    s["arena"]["backed_bytes"] //= 2
+    s["daemon"]["uptime_s"] = 600.0
+
+
+def old_engine(s: Status) -> None:
+    s["namespaces"] = [{"fields": {"model": "m", "vllm": "0.9", "hash": "sha256"}}]
+
+
+def two_formats(s: Status) -> None:
+    s["namespaces"] = [{"fields": {"model": "m", "hash": "sha256", "format": n}} for n in "12"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check", "level", "says"),
+    [
+        (bad_health, service.health, "problem", "used + free is not capacity"),
+        (open_breaker, service.breakers, "problem", "open: EIO"),
+        (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
+        (corrupt, service.breakers, "warning", "3 blocks of nvme came back with other bytes"),
+        (full_queue, service.queues, "warning", "loads is full: 65,536"),
+        (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
+        (old_daemon, software.versions, "warning", "the daemon is 0.0.9"),
+        (small_arena, service.health, "note", "50 % of the arena"),
+        (old_engine, service.engines, "warning", "an engine is vLLM 0.9"),
+        (two_formats, service.engines, "warning", "differ in format of the connector only"),
+    ],
+)
+def test_what_is_bad_is_found(
+    status: Status, tmp_path: Path, spoil: Callable[[Status], None], check: Check, level: str, says: str
+) -> None:
+    """A daemon that is well has no such finding; one thing bad has exactly one, on the level that fits."""
+    assert not [f for f in check(case(tmp_path, status=status)) if says in f.found]
+    bad = copy.deepcopy(status)
+    spoil(bad)
+    (found,) = [f for f in check(case(tmp_path, status=bad)) if says in f.found]
+    assert found.level == level and found.action
+
+
+def test_a_memory_may_be_full(status: Status, tmp_path: Path) -> None:
+    """Queues that remember the latest requests are always full, and no warning."""
+    full_memory(status)
+    assert [f.level for f in service.queues(case(tmp_path, status=status))] == ["ok"]

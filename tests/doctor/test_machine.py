@@ -1,0 +1,224 @@
+"""Checks of the machine, each with its bad case really made: small cgroups and file systems, other users, sick disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstore.doctor import disk_speed, disks, memory, places, regions, software
+from kvstore.retention.clock import boot_id
+from tests.doctor.looked import NOW_S, Findings, case, findings, levels, of, only
+from tests.region.regions import init, regions_file
+from tests.running import environment
+from tests.start.machine import NOBODY, Machine
+
+MIB = 1 << 20
+
+
+def looked(machine: Machine, *arguments: str, code: int, uid: int = 0, group: Path | None = None) -> Findings:
+    done = machine.run("doctor", "-o", "json", *arguments, uid=uid, group=group)
+    assert (done.code, done.err) == (code, ""), (done.out, done.err)
+    return findings(done.out)
+
+
+def test_a_cgroup_that_is_too_small(group: Callable[[int], Path], machine: Machine) -> None:
+    """An arena that is larger than the memory limit is a problem that names both; a smaller one fits."""
+    directory = group(400 * MIB)
+    large = ["--set=dram.capacity_bytes=1GiB", "--set=dram.huge_pages=off"]
+    (said,) = of(looked(machine, *large, code=1, group=directory), "memory", "problem")
+    assert said.startswith("dram.capacity_bytes = 1 GiB, and cgroup /") and said.endswith(
+        "has 400 MiB in all"
+    )
+    small = ["--set=dram.capacity_bytes=64MiB", "--set=dram.huge_pages=off"]
+    (said,) = of(looked(machine, *small, code=0, group=directory), "memory", "ok")
+    assert said.endswith("the arena fits")
+
+
+def test_a_daemon_is_measured_by_its_own_cgroup(group: Callable[[int], Path], machine: Machine) -> None:
+    """Where the daemon's cgroup is nearly full that is a warning, from a shell that is in none."""
+    directory = group(300 * MIB)
+    machine.serve(
+        "--set=dram.capacity_bytes=64MiB", "--set=dram.prefault=false", "--set=web.listen=", group=directory
+    )
+    (said,) = of(looked(machine, "--set=web.listen=", code=0), "memory")
+    assert directory.name in said
+
+
+def test_the_shared_memory_of_a_container(machine: Machine) -> None:
+    """64 MiB at /dev/shm are too little for the arena that is asked for, and worth a warning in any case."""
+    machine.shell("mount -o remount,size=64m /dev/shm")
+    off = "--set=dram.huge_pages=off"
+    found = looked(machine, off, "--set=dram.capacity_bytes=128MiB", code=1)
+    assert of(found, "shared memory", "problem") == [
+        "/dev/shm has 64 MiB of 64 MiB free; 128 MiB are asked for"
+    ]
+    assert of(looked(machine, off, "--set=dram.capacity_bytes=32MiB", "--set=dram.slab_bytes=8MiB", code=0),
+              "shared memory", "warning")  # fmt: skip
+
+
+def test_a_daemon_of_another_user(machine: Machine) -> None:
+    """As nobody beside a daemon of root: whose the socket is, whose the data directory, and exit code 1."""
+    machine.shell("mkdir -m 755 /run/k /var/lib/k")
+    its = ["--socket=/run/k/s", "--data-dir=/var/lib/k/d", "--set=web.listen="]
+    machine.serve(*its, "--set=dram.capacity_bytes=64MiB", "--set=dram.huge_pages=off")
+    found = looked(machine, *its, code=1, uid=NOBODY)
+    assert of(found, "socket", "problem") == ["/run/k/s belongs to root, and you are nobody"]
+    assert of(found, "data directory") == ["/var/lib/k/d belongs to root, and you are nobody"]
+    assert of(looked(machine, *its, code=0), "socket", "ok")
+
+
+def test_disks_that_are_none(machine: Machine) -> None:
+    """A directory in memory, one that others may write into, one that holds other files, and one that nobody may make."""
+    machine.shell(
+        "mkdir -m 777 /mnt/open; mkdir -m 700 /mnt/full; touch /mnt/full/thesis; mkdir -m 755 /mnt/closed"
+    )
+    words = "--set=nvme.directories=/mnt/open,/mnt/full,/mnt/closed/n"
+    found = looked(machine, words, code=1)
+    assert of(found, "disk /mnt/open", "warning")[0] == "file system tmpfs: this is memory"
+    assert of(found, "disk /mnt/open", "problem") == ["others may write into it: no daemon takes it"]
+    assert "holds 'thesis'" in of(found, "disk /mnt/full", "problem")[0]
+    assert "is not there, and nobody may not make it in /mnt/closed" in of(
+        looked(machine, words, code=1, uid=NOBODY), "disk /mnt/closed/n", "problem"
+    )
+    assert of(found, "disk /mnt/full", "note") == [
+        "on the same file system as /mnt/open: they share its speed, and its failures"
+    ]
+
+
+def test_a_disk_without_room(machine: Machine) -> None:
+    """A capacity that the file system cannot hold is a warning that says what it can."""
+    machine.shell("mkdir /mnt/n && mount -t tmpfs -o size=256m,mode=700 none /mnt/n")
+    found = looked(machine, "--set=nvme.directories=/mnt/n", "--set=nvme.capacity_bytes=1GiB", code=0)
+    assert (
+        of(found, "disk /mnt/n", "warning")[1]
+        == "256 MiB free, 0 B are ours: nvme.capacity_bytes = 1 GiB does not fit"
+    )
+
+
+def test_few_descriptors(tmp_path: Path) -> None:
+    """A limit of 128 open files is less than the connections that may come: a warning; 65,536 are enough."""
+    for limit, level in ((128, "warning"), (65_536, "ok")):
+        script = f'ulimit -n {limit}; exec "{sys.executable}" -m kvstore doctor -o json --data-dir={tmp_path}'
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment())
+        assert len(of(findings(done.stdout), "open files", level)) == 1, (done.stdout, done.stderr)
+
+
+def test_a_process_that_was_killed_for_memory(tmp_path: Path) -> None:
+    """The kernel's count of OOM kills has grown since the daemon began: a warning; the same count: ok."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "vmstat").write_text("oom_kill 5\n")
+    serving = {"boot_id": boot_id(), "oom_kills": 5, "headroom_bytes": 1}
+    (tmp_path / "serving.json").write_text(json.dumps(serving))
+    assert levels(memory.killed, case(tmp_path, proc=proc)) == ["ok"]
+    (proc / "vmstat").write_text("oom_kill 6\n")
+    found = only(memory.killed, case(tmp_path, proc=proc))
+    assert (found.level, found.found) == (
+        "warning",
+        "the kernel killed a process while the last daemon served",
+    )
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "level"), [(0, 0, "ok"), (4096, 4096, "note"), (4096, 2048, "warning")]
+)
+def test_swap(tmp_path: Path, total: int, free: int, level: str) -> None:
+    """None is ok, some is a note, some in use is a warning."""
+    (tmp_path / "meminfo").write_text(f"SwapTotal: {total << 10} kB\nSwapFree: {free << 10} kB\n")
+    assert levels(memory.swap, case(tmp_path, proc=tmp_path)) == [level]
+
+
+def test_huge_pages_that_must_be(tmp_path: Path) -> None:
+    """huge_pages = "on" in a directory without any is a problem, "off" a note."""
+    settings = {"dram": {"directory": str(tmp_path), "huge_pages": "on"}}
+    assert levels(memory.huge_pages, case(tmp_path, settings=settings))[-1] == "problem"
+    settings["dram"]["huge_pages"] = "off"
+    assert levels(memory.huge_pages, case(tmp_path, settings=settings))[-1] == "note"
+
+
+def test_a_clock_that_went_back(tmp_path: Path) -> None:
+    """A file of the data directory that is newer than now is a warning."""
+    (tmp_path / "kvstore-data.json").write_text("{}")
+    os.utime(tmp_path / "kvstore-data.json", (NOW_S, NOW_S))
+    tmp_path.chmod(0o700)
+    assert only(places.data_directory, case(tmp_path)).level == "ok"
+    os.utime(tmp_path / "kvstore-data.json", (NOW_S + 3600, NOW_S + 3600))
+    assert "the clock went back" in only(places.data_directory, case(tmp_path)).found
+
+
+def test_a_clock_that_nobody_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not synchronised is a note, and a warning where regions believe it; the kernel can be asked."""
+    software.synchronised()  # no assertion: of this machine nothing is known, but it must not raise
+    monkeypatch.setattr(software, "synchronised", lambda: False)
+    assert only(software.clock, case(tmp_path)).level == "note"
+    with_region = {"regions_file": str(tmp_path / "r"), "region": "na"}
+    assert only(software.clock, case(tmp_path, settings=with_region)).level == "warning"
+    monkeypatch.setattr(software, "synchronised", lambda: True)
+    assert only(software.clock, case(tmp_path)).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "holds"),
+    [
+        ("0.32.0", ">=0.32,<0.34", True), ("0.33.9+cpu", ">=0.32,<0.34", True), ("0.34.0", ">=0.32,<0.34", False),
+        ("0.9", ">=0.20", False), ("14", ">=14.0", True), ("1", "", True),
+    ],
+)  # fmt: skip
+def test_bounds_of_versions(version: str, bounds: str, holds: bool) -> None:
+    """A version is compared with its bounds number by number."""
+    assert software.within(version, bounds) is holds
+
+
+def test_a_package_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package below its bound, and one that is missing, are one problem with both names."""
+    versions = {"msgspec": "0.19.1", "xxhash": None}
+    monkeypatch.setattr(
+        software,
+        "_requirements",
+        lambda: {"msgspec": ">=0.20", "xxhash": ">=3.5", "vllm": ">=0.32; extra == 'vllm'"},
+    )
+    monkeypatch.setattr(software, "installed", versions.get)
+    said = {f.check: (f.level, f.found) for f in software.versions(case(tmp_path))}
+    assert said["packages"] == ("problem", "msgspec 0.19.1, tested with >=0.20; xxhash is missing")
+
+
+def test_a_disk_is_not_measured_where_there_is_no_room(machine: Machine) -> None:
+    """--disks writes nothing where less than four times as much is free."""
+    machine.shell("mkdir /mnt/n && mount -t tmpfs -o size=256m,mode=700 none /mnt/n")
+    found = looked(machine, "--set=nvme.directories=/mnt/n", "--disks", code=0)
+    assert of(found, "disk /mnt/n", "note") == ["not measured: less than 1 GiB free"]
+
+
+def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads slower than those of any local NVMe are a warning."""
+    slow = disk_speed.Speed(90e6, 80e6, 0.004, 0.02, True)
+    monkeypatch.setattr(disks, "measure", lambda _: slow)
+    looked_at = case(tmp_path, settings={"nvme": {"directories": [str(tmp_path / "n")]}}, disks=True)
+    found = list(disks.disks(looked_at))[-1]
+    assert found.level == "warning" and found.found.startswith(
+        "reads 90 MB/s, writes 80 MB/s; 4 KiB in 4,000 µs"
+    )
+
+
+def test_a_region(tmp_path: Path) -> None:
+    """A bucket that is no region yet is a problem, then ok; a mirror that never ran is a warning, a file that is wrong a problem."""
+    file = regions_file(tmp_path, "na", "eu", rules='[[rules]]\nfrom = ["na"]\nto = ["eu"]')
+    looked_at = case(tmp_path, settings={"regions_file": str(file), "region": "eu"})
+    found = only(regions.region, looked_at)
+    assert found.level == "problem" and "no region yet" in found.found
+    init(file, "eu")
+    bucket, mirror = regions.region(looked_at)
+    assert (bucket.level, mirror.check, mirror.level, mirror.found) == (
+        "ok",
+        "mirror of na",
+        "warning",
+        "never ran",
+    )
+    file.write_text("deployment = 3")
+    assert set(levels(regions.region, looked_at)) == {"problem"}

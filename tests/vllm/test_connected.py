@@ -1,0 +1,35 @@
+"""What an engine's log says of its daemon when all is well."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.vllm.conftest import prompt
+from tests.vllm.world import World
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("shape", [{}, {"window": 40, "ranks": 2}], ids=["one group", "two groups and ranks"])
+def test_one_line_says_that_the_engine_is_connected(
+    worlds: Callable[..., World], caplog: pytest.LogCaptureFixture, shape: dict[str, int]
+) -> None:
+    """However many requests, groups, ranks and resets: socket, instance, model and sizes are said once."""
+    caplog.set_level(logging.INFO, logger="vllm.kvstore")
+    world = worlds(**shape)
+    for number in range(3):
+        world.ask(f"r{number}", prompt(number, 200))
+        world.run()
+        world.scheduler.reset_prefix_cache(reset_connector=True)
+    (line,) = [line for line in caplog.messages if line.startswith("kvstore: connected")]
+    assert (
+        "instance fake" in line
+        and "model tiny-llama" in line
+        and line.endswith(f"ranks {shape.get('ranks', 1)}")
+    )
+    assert line.count("tokens") == 1 + ("window" in shape)

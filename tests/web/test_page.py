@@ -1,0 +1,460 @@
+"""The live page in a real browser: what it shows, at which widths, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvstore import units
+from kvstore.client import Client
+from kvstore.pages.style import _SURFACE, COLOURS
+from tests.browser import Browser, Page, find_browser
+from tests.kill import load
+from tests.running import Place
+from tests.web import told
+from tests.web.asked import Serve, Watching, url_of, with_web
+from tests.web.told import Told, breaker, served
+
+WIDTHS = (1300, 420)
+EVIL = '<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>'
+in_a_browser = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+)
+
+# Elements that reach beyond the window, or whose text is cut off although it must be read whole.
+OUTSIDE = """[...document.querySelectorAll("body *")].filter((one) => {
+  const box = one.getBoundingClientRect();
+  return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5);
+}).map((one) => `${one.tagName}.${one.className?.baseVal ?? one.className}: ${one.textContent.slice(0, 40)}`)"""
+CUT = """[...document.querySelectorAll(".figure, .means, .pill, button, .legend b, td.right, td.short, h2, .unit")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth).map((one) => one.textContent)"""
+
+
+@pytest.fixture(scope="module")
+def one_browser() -> Iterator[Browser]:
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture
+def browser(one_browser: Browser) -> Iterator[Browser]:
+    """Without pages of other tests, which would go on asking."""
+    yield one_browser
+    one_browser.close_pages()
+
+
+def opened(browser: Browser, url: str, width: int = 1300, dark: bool = False) -> Page:
+    """The page, once it has shown what it was told."""
+    page = browser.page(width, 900, dark)
+    page.go(url)
+    page.wait(
+        "document.body?.dataset.state === 'live' && document.querySelector('#chart-tokens .legend li') !== null"
+    )
+    return page
+
+
+def text(page: Page, selector: str) -> str:
+    return str(page.value(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+# -- its files --
+
+
+def page_files() -> dict[str, str]:
+    return {path.name: path.read_text() for path in told.PAGE.iterdir()}
+
+
+def test_its_files_name_nothing_outside_and_never_make_html_of_text() -> None:
+    """No address of another server, no inline script or style, and no way from a string to markup."""
+    files = page_files()
+    assert {"index.html", "page.css", "page.js", "icon.svg"} <= set(files)
+    for name, content in files.items():
+        outside = re.sub(r"http://www\.w3\.org/2000/svg", "", content)
+        assert not re.search(r"(https?|wss?)://|[\"'(]//|@import|url\(", outside), name
+        forbidden = (
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc"
+        )
+        assert not re.search(forbidden, content), name
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! type=\"module\" src)", files["index.html"])
+
+
+def test_its_colours_are_those_of_the_reports() -> None:
+    """A colour stands for one thing on every page of ours, in light and in dark."""
+    light, dark = page_files()["page.css"].split("@media (prefers-color-scheme: dark)", 1)
+    dark = dark.partition("* { box-sizing")[0]
+    for at, sheet in enumerate((light, dark)):
+        said = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", sheet))
+        known = {name: both[at] for name, both in {**COLOURS, **_SURFACE}.items()}
+        same = {name: colour for name, colour in said.items() if name in known}
+        assert len(same) > 15
+        assert same == {name: known[name] for name in same}
+
+
+# -- in a browser --
+
+
+@in_a_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_everything_is_inside_the_window_and_nothing_is_asked_elsewhere(
+    browser: Browser, width: int, dark: bool
+) -> None:
+    """With a sick disk, full tiers, a region, and hours of samples: no complaint, no request to others, nothing off-screen."""
+    said = Told(
+        told.live(region=REGION, events=EVENTS, breakers=SICK, queues=FULL), told.samples(gap=(600, 420))
+    )
+    with served(said) as url:
+        page = opened(browser, url, width, dark)
+        assert page.value(OUTSIDE) == []
+        assert page.value(CUT) == []
+        assert page.value("document.documentElement.scrollWidth") <= width
+        for span in ("3600", "21600"):
+            page.value(f"document.querySelector('[data-span=\"{span}\"]').click()")
+            page.wait(
+                f"document.querySelector('[data-span=\"{span}\"]').getAttribute('aria-pressed') === 'true'"
+            )
+            assert page.value(OUTSIDE) == []
+        paper = page.value("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(20, 24, 27)" if dark else "rgb(251, 251, 249)")
+        assert page.heard() == []
+        assert page.requests and all(address.startswith(url) for address in page.requests)
+
+
+REGION = {
+    "open": True, "problem": "", "name": "eu-west", "bucket": "s3://a-bucket-with-a-long-name-of-a-company/kv/eu-west",
+    "packs": 12_034, "blocks": 903_211, "feed_age_s": 1.2, "feed_failures": 0,
+}  # fmt: skip
+EVENTS = {
+    "endpoint": "tcp://*:5557", "problem": "", "batches": 1200, "stored_blocks": 9, "removed_blocks": 3,
+    "waiting_blocks": 0, "lost_blocks": 4,
+}  # fmt: skip
+SICK = [breaker("nvme0 loads", "open", 3, "a read took longer than 2 s", 11.2), breaker("nvme0 stores"), breaker("nvme1 loads", "probing", 1, "I/O error")]  # fmt: skip
+FULL = [
+    {"name": "loads", "length": 65_536, "limit": 65_536},
+    {"name": "tickets", "length": 4096, "limit": 4096},
+]
+
+
+@in_a_browser
+def test_what_is_sick_and_full_is_said_first(browser: Browser) -> None:
+    """An open breaker and a queue at its limit stand above all figures, with why; what is always full does not."""
+    with served(Told(told.live(breakers=SICK, queues=FULL), told.samples(900))) as url:
+        page = opened(browser, url)
+        lines = text(page, "#attention").splitlines()
+        assert lines == [
+            "nvme0 loads switched off: a read took longer than 2 s; tried again in 12 s",
+            "nvme1 loads on probation: I/O error; being tried with one job now",
+            "Queue full: loads: 65536 of 65536",
+        ]
+        assert text(page, "#health") == "▲ 3 problems"
+        assert "problems" in page.value("document.title")
+        assert "■ off" in text(page, "#table-levels") and "▲ trying" in text(page, "#table-levels")
+
+
+@in_a_browser
+def test_tiles_say_what_the_samples_come_to(browser: Browser) -> None:
+    """The hit rate, the tokens a second and the fill are those that anybody would compute from what was told."""
+    said = Told(told.live(), told.samples(900))
+    with served(said) as url:
+        page = opened(browser, url)
+        tiles = page.value("[...document.querySelectorAll('.figure')].map((one) => one.textContent)")
+        tokens: dict[str, int] = {}
+        for sample in said.samples[-12:]:
+            for name, n in sample["tokens"].items():
+                tokens[name] = tokens.get(name, 0) + n
+        asked = sum(tokens.values()) - tokens["engine"]
+        hits = tokens["dram"] + tokens["nvme"] + tokens["shared"]
+        assert abs(float(tiles[0].split()[0]) - 100 * hits / asked) < 0.3
+        assert abs(float(tiles[1].split()[0]) - sum(tokens.values()) / 60e3) < 1
+        assert tiles[4:] == ["99.6 %", "66.2 %"]
+        assert "Llama-3.1-70B" in text(page, "#table-models")
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_newest_values_are_at_the_right_edge_and_in_the_legend(browser: Browser, width: int) -> None:
+    """Plots end within two columns of their right edge, inside the window, and legends name the newest values."""
+    with served(Told(told.live(), told.samples(3600))) as url:
+        page = opened(browser, url, width)
+        edges = page.value("""[...document.querySelectorAll('.plot svg')].map((svg) => {
+            const ends = [...svg.querySelectorAll('.layer, .line')].map((one) => one.getBoundingClientRect().right);
+            return [Math.max(...ends), svg.getBoundingClientRect().right];
+        })""")
+        assert len(edges) == 7
+        for drawn, edge in edges:
+            assert edge <= width
+            assert edge - 20 < drawn <= edge
+        assert "–" not in text(page, "#chart-tokens .legend")
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_are_text_whatever_they_say(browser: Browser, width: int) -> None:
+    """Markup, controls of direction and a thousand letters in every name: shown, never run, never wider than the window."""
+    nasty = [EVIL, "\u202etxet\u2066 \x00\x1b[31m", "long" * 250, ""]
+    live = told.live(
+        region={**REGION, "name": EVIL, "bucket": "b" * 900, "problem": EVIL},
+        events={**EVENTS, "problem": EVIL, "endpoint": EVIL},
+        breakers=[breaker(f"{EVIL} loads", "open", 1, EVIL * 9, 2.0)],
+        speeds=[told.speed(EVIL, 0.1, 1.0)],
+        health={"ok": False, "problems": [EVIL]},
+        sessions=[{"label": name, "leases": 1} for name in nasty * 16],
+        sessions_total=10_000,
+        instance=EVIL,
+    )
+    for row, name in zip(live["tokens"] + live["prefixes"], nasty * 4, strict=False):
+        row["model"], row["tenant"] = name, name[::-1]
+    with served(Told(live, told.samples(900))) as url:
+        page = opened(browser, url, width)
+        assert EVIL in text(page, "#table-sessions")
+        assert EVIL[:40] in text(page, "#attention")
+        assert "\u202e" not in page.value("document.body.textContent")
+        page.value("document.querySelector('#table-sessions .more').click()")
+        assert page.value("document.querySelectorAll('#table-sessions tbody tr').length") == 64
+        assert "9,936 are not listed" in text(page, "#table-sessions .note")
+        assert page.value("document.querySelectorAll('main img, main script').length") == 0
+        assert page.value("window.hurt ?? 0") == 0
+        assert page.value(OUTSIDE) == []
+        assert page.heard() == []
+        assert all(address.startswith(url) for address in page.requests)
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_node_with_many_disks_and_tenants_fits(browser: Browser, width: int) -> None:
+    """Sixteen disks, 64 models and tenants: the six slowest disks are drawn, and tables begin with ten rows."""
+    live = told.live(
+        breakers=[breaker(f"nvme{n} {way}") for n in range(16) for way in ("loads", "stores")],
+        speeds=[told.speed(f"nvme{n}", 0.0003, 5.0) for n in range(16)],
+    )
+    live["tokens"] = [{**live["tokens"][0], "model": f"model-{n}", "tenant": f"t{n}"} for n in range(64)]
+    samples = told.samples()
+    for sample in samples:
+        sample["loads"] = {f"nvme{n}": [9, 0.001, 0.01 * (1 + n * 7 % 16)] for n in range(16)}
+    with served(Told(live, samples)) as url:
+        page = opened(browser, url, width)
+        names = text(page, "#chart-loads .legend").split()
+        assert [name for name in names if name.startswith("nvme")] == [
+            f"nvme{n}" for n in range(16) if n * 7 % 16 >= 10 for _ in range(2)
+        ]
+        assert page.value("document.querySelectorAll('#table-models tbody tr').length") == 10
+        assert page.value(OUTSIDE) == [] and page.value(CUT) == []
+        page.value("document.querySelector('[data-span=\"21600\"]').click()")
+        page.wait(
+            "document.querySelector('#chart-tokens .layer').getBoundingClientRect().width > innerWidth / 2"
+        )
+
+
+@in_a_browser
+def test_a_fresh_daemon_is_said_in_words(browser: Browser) -> None:
+    """Without one lookup the page says what there is nothing of, instead of drawing nothing."""
+    live = told.live(
+        tokens=[], prefixes=[], sessions=[], sessions_total=0, speeds=[], breakers=[], uptime_s=2.0
+    )
+    with served(Told(live, [])) as url:
+        page = opened(browser, url)
+        assert "No engine is connected. Nobody asked for anything" in text(page, "#attention")
+        assert "No engine has asked for anything" in text(page, "#chart-tokens")
+        assert "There is no level below DRAM" in text(page, "#table-levels")
+        assert "No prefix was hit" in text(page, "#table-prefixes")
+        assert not re.search(r"NaN|undefined|null|Infinity", text(page, "body"))
+        assert page.heard() == []
+
+
+@in_a_browser
+def test_a_daemon_that_never_answered_is_said_in_words(browser: Browser) -> None:
+    """A page that is opened before its daemon runs says that and why, and shows no figures that nobody gave."""
+    said = Told(None, [])
+    said.problem = "no daemon at /run/kvstore/kvstore.sock"
+    with served(said) as url:
+        page = browser.page()
+        page.go(url)
+        page.wait("document.body?.dataset.state === 'down'", 5.0)
+        assert "no daemon at /run/kvstore/kvstore.sock. It may not be running" in text(page, "#attention")
+        assert set(page.value("[...document.querySelectorAll('.figure')].map((one) => one.textContent)")) == {
+            "–"
+        }
+        assert page.heard() == []
+        said.live, said.up = told.live(), True
+        page.wait("document.querySelector('#health').textContent === '● healthy'", 10.0)
+
+
+@in_a_browser
+def test_one_sample_can_be_seen(browser: Browser) -> None:
+    """Five seconds after the start there is a column in each layer, and each line can be seen."""
+    with served(Told(told.live(), told.samples(5))) as url:
+        page = opened(browser, url)
+        assert page.value("document.querySelectorAll('#chart-tokens .layer').length") >= 3
+        width = page.value("document.querySelector('#chart-tokens .layer').getBoundingClientRect().width")
+        assert 1 < width < 20
+        marks = page.value("""[...document.querySelectorAll('#chart-calls .line:not(.key .line), #chart-calls circle')]
+            .map((one) => one.getBoundingClientRect().width)""")
+        assert len(marks) == 4 and min(marks) > 1
+
+
+@in_a_browser
+def test_a_time_without_a_daemon_is_a_gap(browser: Browser) -> None:
+    """Where nobody counted there is a box that says so, and no line runs across; an idle time is no gap."""
+    with served(Told(told.live(), told.samples(gap=(600, 420)))) as url:
+        page = opened(browser, url)
+        box, words = page.value("""(() => { const svg = document.querySelector('#chart-bytes svg');
+            return [svg.querySelectorAll('.gap').length, svg.textContent.includes('no answer')]; })()""")
+        assert (box, words) == (1, True)
+        assert (
+            page.value("document.querySelector('#chart-bytes .line').getAttribute('d').match(/M/g).length")
+            == 2
+        )
+    idle = [{**sample, "tokens": {}, "lookups": 0, "bytes": {}} for sample in told.samples(900)]
+    with served(Told(told.live(), idle)) as url:
+        page = opened(browser, url)
+        assert page.value("document.querySelectorAll('.gap').length") == 0
+
+
+@in_a_browser
+def test_every_plot_can_be_read_with_the_keyboard(browser: Browser) -> None:
+    """Tab reaches the plots, arrow keys go through the columns, and all legends show the same moment."""
+    with served(Told(told.live(), told.samples(900))) as url:
+        page = opened(browser, url)
+        page.value("document.querySelector('#pause').focus()")
+        page.press("Tab")
+        assert page.value("document.activeElement.closest('figure')?.id") == "chart-tokens"
+        page.press("Home")
+        for _ in range(5):
+            page.press("ArrowRight")
+        moments = page.value("[...document.querySelectorAll('.at')].map((one) => one.textContent)")
+        assert len(set(moments)) == 1 and re.fullmatch(r"\d\d:\d\d:\d\d UTC", moments[0])
+        label = page.value("document.activeElement.getAttribute('aria-label')")
+        assert moments[0] in label and "DRAM" in label
+        page.press("Escape")
+        assert text(page, "#chart-bytes .at") == "now"
+
+
+@in_a_browser
+def test_it_asks_nothing_while_paused_or_hidden(browser: Browser) -> None:
+    """Pause and a hidden tab stop the polling; both go on at once afterwards."""
+    said = Told(told.live(), told.samples(900))
+    with served(said) as url:
+        page = opened(browser, url)
+        page.value("document.querySelector('#pause').click()")
+        assert "paused at" in text(page, "#facts")
+        assert is_silent(page, said)
+        page.value("document.querySelector('#pause').click()")
+        page.until(lambda: len(said.asked) > 0, "asked after the pause")
+        page.value("""(() => { Object.defineProperty(document, 'hidden', {value: true, configurable: true});
+            document.dispatchEvent(new Event('visibilitychange')); })()""")
+        assert is_silent(page, said)
+        page.value(
+            "(() => { delete document.hidden; document.dispatchEvent(new Event('visibilitychange')); })()"
+        )
+        page.until(lambda: len(said.asked) > 0, "asked when it is seen again")
+
+
+def is_silent(page: Page, said: Told) -> bool:
+    """Whether nothing is asked for as long as three polls take, by the page's own clock."""
+    page.value("new Promise((done) => setTimeout(done, 300))")  # what was under way
+    said.asked.clear()
+    page.value("new Promise((done) => setTimeout(done, 6500))")
+    return not said.asked
+
+
+@in_a_browser
+def test_nothing_moves_when_figures_change(browser: Browser) -> None:
+    """Polls with other figures shift no element of the page; without wish for motion nothing is animated."""
+    said = Told(told.live(), told.samples(900))
+    with served(said) as url:
+        page = opened(browser, url)
+        page.value("""new PerformanceObserver((list) => {
+            window.shift = (window.shift ?? 0) + list.getEntries().reduce((sum, one) => sum + one.value, 0);
+        }).observe({type: 'layout-shift'})""")
+        said.live = told.live(uptime_s=123_456.0)
+        assert said.live is not None
+        said.live["tiers"][0]["used_bytes"] = 3
+        said.live["tokens"][0]["tokens"]["dram"] *= 1000
+        page.wait("document.querySelector('#facts').textContent.includes('34.3 h')")
+        page.value("new Promise((done) => setTimeout(done, 300))")
+        assert page.value("window.shift ?? 0") < 0.001
+        page.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}]
+        )
+        moving = "[...document.querySelectorAll('*')].filter((one) => getComputedStyle(one).transitionDuration !== '0s').length"
+        assert page.value(moving) == 0
+
+
+@in_a_browser
+def test_figures_read_as_everywhere(browser: Browser) -> None:
+    """units.js says every quantity in the words of kvstore/units.py."""
+    numbers = [
+        *(0, 1, 9, 12.4, 99.4, 99.6, 999, 999.6, 1000, 1023),
+        *(1024, 1536, 12_345, 99_950, 1 << 20, 5e9, 1.5e12, 3e14),
+    ]
+    pairs: dict[str, Any] = {
+        "bytes": units.format_bytes, "count": units.count, "shortCount": units.short_count, "duration": units.format_duration,
+    }  # fmt: skip
+    with served(Told(told.live(), told.samples(5))) as url:
+        page = opened(browser, url)
+        for name, ours in pairs.items():
+            for number in numbers:
+                if name == "duration" and number > 1e9:
+                    continue
+                theirs = page.value(f"import('/units.js').then((units) => units.{name}({number}))")
+                assert theirs == ours(number), (name, number)
+        for ratio in (0, 0.0001, 0.1234, 0.5, 0.9996, 1):
+            theirs = page.value(f"import('/units.js').then((units) => units.percent({ratio}))")
+            assert theirs == units.percent(ratio)
+
+
+# -- before a real daemon --
+
+
+@in_a_browser
+def test_a_real_daemon_is_shown(browser: Browser, place: Place, serve: Serve) -> None:
+    """What an engine stored and loaded a moment ago is on the page of its daemon, and its names with it."""
+    daemon = serve(place, *with_web(place))
+    with Client(daemon.socket, label="an engine") as client:
+        space = load.namespace(client)
+        hashes = load.chain(1)
+        client.put(space, hashes, b"", [load.content(one) for one in hashes])
+        page = opened(browser, url_of(daemon))
+        client.lookup([space], hashes, ticket=1, tokens=32 * len(hashes))
+        page.until(lambda: "kill loop" in text(page, "#table-prefixes"), "the prefix is listed")
+        assert "an engine" in text(page, "#table-sessions")
+        assert "100.0 %" in text(page, "#table-models")
+        page.wait("document.querySelectorAll('#chart-tokens .layer.c-dram').length === 1")
+        assert page.value(OUTSIDE) == []
+        assert page.heard() == []
+
+
+@in_a_browser
+def test_a_daemon_that_was_killed_is_said_within_five_seconds(
+    browser: Browser, place: Place, serve: Serve
+) -> None:
+    """After kill -9 the page says since when there is no answer and keeps the last figures; it comes back by itself."""
+    daemon = serve(place, *place.arguments)
+    with Watching(daemon.socket) as watching:
+        page = opened(browser, watching.url)
+        daemon.stop(signal.SIGKILL)
+        page.wait("document.querySelector('#health').textContent === '■ no answer'", 5.0)
+        assert re.search(r"The daemon does not answer: since \d\d:\d\d:\d\d UTC", text(page, "#attention"))
+        assert "of 16 MiB" in text(page, "#tiles").replace("\u00a0", " ")
+        assert page.value("document.body.dataset.state") == "down"
+        serve(place, *place.arguments)
+        page.wait("document.querySelector('#health').textContent === '● healthy'", 15.0)
+
+
+@in_a_browser
+def test_a_web_process_that_went_with_its_daemon_is_said_too(
+    browser: Browser, place: Place, serve: Serve
+) -> None:
+    """Nothing listens any more: the page says so within five seconds, and finds the next daemon on the same port."""
+    daemon = serve(place, *with_web(place))
+    url = url_of(daemon)
+    page = opened(browser, url)
+    daemon.stop(signal.SIGKILL)
+    page.wait("document.querySelector('#health').textContent === '■ no answer'", 5.0)
+    serve(place, *with_web(place, listen=url.split("/")[2]))
+    page.wait("document.querySelector('#health').textContent === '● healthy'", 60.0)
