@@ -42,11 +42,11 @@ demo-regions: venv
 	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")
 
 # Tests without engines wait for timers half of their time, so one more than the cores run at a time. Tests that start engines want
-# the cores for themselves: they run after the others, one at a time.
+# the cores for themselves: they run after the others, a file on each core.
 test: venv vllm-source lint
 	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
 	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
-	$(VENV)/python -m pytest -q -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
+	$(VENV)/python -m pytest -q -n $(WORKERS) --dist loadfile -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
 	@$(MAKE) --no-print-directory test-033
 
 # The connector under vLLM's newest scheduler: the tests that need no model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,9 @@ from hypothesis import settings
 
 from tests.objects import S3Server
 from tests.running import TIMEOUT_S, Daemon, Place, environment
+
+# Where a shell starts the tests in the background, they and all that they start would ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time limits of tests are pytest's: a slow machine proves nothing.
 settings.register_profile("any machine", deadline=None)

@@ -213,7 +213,8 @@ class Clearing:
         members = self._residency.nvme.members
         for member in members:
             member.tend(RETENTION_DELETE_ROWS)
-        return not any(member.dropped for member in members) or self._clock() >= until_s
+        is_gone = self._namespaces.is_saved and not any(member.dropped for member in members)
+        return is_gone or self._clock() >= until_s
 
 
 def cleared_spaces(

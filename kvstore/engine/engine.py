@@ -159,7 +159,6 @@ class Engine(Parts):
         self.clearing = self._clearing()
         self._lease_number = 0
         self._endurance_file = endurance_file
-        self._saving_names = False
 
     def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
         rate = self.lookups.break_even.rate
@@ -582,15 +581,9 @@ class Engine(Parts):
 
     def _save_names(self) -> None:
         """One write at a time: all go through the same temporary file."""
-        names = self.namespaces.snapshot() if not self._saving_names else None
-        if names is None:
-            return
-
-        def saved(_: None) -> None:
-            self._saving_names = False
-
-        self._saving_names = True
-        self.io.submit(lambda: self.namespaces.save(names), saved, failed=None)
+        names = None if self.namespaces.saving else self.namespaces.snapshot()
+        if names is not None:
+            self.io.submit(lambda: self.namespaces.save(names), self.namespaces.saved, failed=False)
 
     def adopt(self) -> None:
         """Start from what the levels hold, once, before the first session. Devices are read in the background."""

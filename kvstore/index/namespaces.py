@@ -46,6 +46,7 @@ class NamespaceRegistry:
         self._next_id = 0
         self._ended: deque[Namespace] = deque()
         self.changed = False  # `save` has something to do
+        self.saving = False
         for spec in self._read()[-NAMESPACES_MAX:]:
             self._add(spec)
 
@@ -163,21 +164,32 @@ class NamespaceRegistry:
             log.warning("namespace names are lost, bytes are not: %s: %s", self._path, error)
             return []
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a restart finds the namespaces of now, and no others; not so for long after a change."""
+        return self._path is None or not (self.changed or self.saving)
+
     def snapshot(self) -> bytes | None:
         """What is to be saved, if anything changed since the last time; for `save`."""
         if self._path is None or not self.changed:
             return None
-        self.changed = False
+        self.changed, self.saving = False, True
         return msgspec.json.encode([n.spec for n in self._by_id.values() if not n.is_ended])
 
-    def save(self, content: bytes) -> None:
-        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises."""
+    def save(self, content: bytes) -> bool:
+        """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises. True, for `saved`."""
         if self._path is None:
-            return
+            return True
         try:
             replace_file(self._path, content)
         except OSError as error:
             log.warning("namespace names are not saved: %s: %s", self._path, error)
+        return True
+
+    def saved(self, has_run: bool) -> None:
+        """`save` is over, or nobody could run it."""
+        self.saving = False
+        self.changed |= not has_run
 
 
 def _shape(spec: NamespaceSpec) -> str:

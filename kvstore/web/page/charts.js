@@ -10,7 +10,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const TOP = 8,
   RIGHT = 6,
   BOTTOM = 22,
-  LEFT = 62;
+  LEFT = 76;
 const TICKS_S = [60, 120, 300, 600, 900, 1800, 3600, 7200];
 
 /** An element of HTML or SVG. Text is only ever text: names come from clients. */
