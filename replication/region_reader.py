@@ -102,13 +102,20 @@ class RegionReader(ABC):
                 end = erased.end(spec, hashes, start, end)
         return end
 
-    async def chains(self, namespaces: Sequence[bytes], block_hash: bytes) -> dict[bytes, Sequence[bytes]]:
-        """By namespace, the hashes of the prefix that ends with this block, the first one first, where all of it is known."""
+    async def chains(
+        self, namespaces: Sequence[bytes], block_hash: bytes, most: int
+    ) -> dict[bytes, Sequence[bytes]]:
+        """By namespace, the hashes of the prefix that ends with this block, the first one first, where all of it is known;
+        of so many namespaces at most."""
         found: dict[bytes, Sequence[bytes]] = {}
         for namespace in namespaces:
             if self.catalogue.may_have(namespace + block_hash):
-                found[namespace] = await self._chain(namespace, block_hash)
-        return {namespace: hashes for namespace, hashes in found.items() if hashes}
+                hashes = await self._chain(namespace, block_hash)
+                if hashes:
+                    found[namespace] = hashes
+                if len(found) == most:
+                    break
+        return found
 
     async def _chain(self, namespace: bytes, block_hash: bytes) -> list[bytes]:
         found: list[bytes] = []

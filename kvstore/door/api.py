@@ -624,7 +624,8 @@ class Caller:
             left -= len(joined)
             if left < 0:
                 break
-            chains.append((block.namespace.digest, joined))
+            if joined:
+                chains.append((block.namespace.digest, joined))
             yield
         return frames.StatusReport({"chains": chains})
 

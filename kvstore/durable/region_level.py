@@ -115,6 +115,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         self,
         namespaces: Sequence[bytes],
         block_hash: bytes,
+        most: int,
         done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
     ) -> None:
         reader = self._reader
@@ -122,7 +123,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         if reader is None:
             self._reply(lambda: done(none))
         else:
-            self._thread.post(lambda: reader.chains(namespaces, block_hash), done, none)
+            self._thread.post(lambda: reader.chains(namespaces, block_hash, most), done, none)
 
     def load_s(self, records: int, size_bytes: int) -> float:
         return 0.0  # what is measured says more

@@ -32,7 +32,6 @@ from kvstore.engine.rule_names import one_namespace
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
-from kvstore.movement.loading import Loader
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
@@ -106,7 +105,6 @@ class Clearing:
         self,
         residency: Residency,
         namespaces: NamespaceRegistry,
-        loader: Loader,
         is_adopting: Callable[[], bool],
         is_behind: Callable[[], bool],
         clock: Callable[[], float],
@@ -114,7 +112,6 @@ class Clearing:
         """is_behind: whether so many rows wait to be cleared that nothing more is to be dropped for now."""
         self._residency = residency
         self._namespaces = namespaces
-        self._loader = loader
         self._is_adopting = is_adopting
         self._is_behind = is_behind
         self._clock = clock
@@ -201,10 +198,7 @@ class Clearing:
             task.begin_pass()
             task.next_s = now_s + CLEAR_PAUSE_S
             return False
-        fetching = self._loader.fetching()
-        for namespace in task.spaces:
-            if namespace.id not in fetching:
-                task.forgotten += self._namespaces.forget(namespace)
+        task.forgotten += sum(map(self._namespaces.forget, task.spaces))
         task.rows_until_s = now_s + CLEAR_ROWS_S
         return self._has_cleared_rows(task.rows_until_s)
 

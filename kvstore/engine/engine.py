@@ -176,7 +176,6 @@ class Engine(Parts):
         return Clearing(
             self.blocks,
             self.namespaces,
-            self.loader,
             lambda: not self.adoption.done,
             lambda: self.retention.is_behind,
             self._clock,

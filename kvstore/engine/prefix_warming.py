@@ -65,13 +65,16 @@ class _Run:
 
 
 def chain_steps(block: Block | None) -> Steps[list[Block]]:
-    """All before a block, and itself, the first one first."""
+    """All before a block, and itself, the first one first; nothing where one of them leaves meanwhile."""
     above: list[Block] = []
     while block is not None:
+        if len(above) % STEP_BLOCKS == 0:
+            if above:
+                yield
+            if block.namespace.blocks.get(block.hash) is not block:
+                return []
         above.append(block)
         block = block.parent
-        if len(above) % STEP_BLOCKS == 0:
-            yield
     above.reverse()
     return above
 
@@ -152,11 +155,13 @@ class PrefixWarming:
         levels = [source.level for source in self._engine.loader.shared if not source.level.is_far]
         if others and levels:
             self._is_asking = True
-            levels[0].chains([space.digest for space in others], self._hash, self._bucket_said)
+            digests = [space.digest for space in others]
+            levels[0].chains(digests, self._hash, WARM_NAMESPACES_MAX + 1, self._bucket_said)
         for block in blocks[: WARM_NAMESPACES_MAX + 1]:
             above = yield from chain_steps(block)
-            self._runs.append(_Run(block.namespace, [one.hash for one in above]))
-            yield from self._touch(above)
+            if above:
+                self._runs.append(_Run(block.namespace, [one.hash for one in above]))
+                yield from self._touch(above)
 
     def _bucket_said(self, chains: Mapping[bytes, Sequence[bytes]]) -> None:
         self._is_asking = False
@@ -185,6 +190,10 @@ class PrefixWarming:
 
     def _begin(self, run: _Run) -> None:
         hashes, loader, namespace = run.hashes, self._engine.loader, run.namespace
+        if self._engine.namespaces.of_key(namespace.digest) is not namespace or namespace.is_ended:
+            run.gone += run.left
+            run.next = len(hashes)
+            return
         block_hash = hashes[run.next]
         block = namespace.blocks.get(block_hash)
         if block is not None and loader.is_ready(block):

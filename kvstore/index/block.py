@@ -195,6 +195,7 @@ class Namespace:
         "digest",
         "hash_bytes",
         "id",
+        "incoming",
         "is_ended",
         "record_bytes",
         "registered",
@@ -220,6 +221,12 @@ class Namespace:
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks = BlockTable[Block]()
         self.writing: set[bytes] = set()  # reserved and not yet committed
+        self.incoming = 0  # blocks that are not here, and on their way from a shared level
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is here, and nothing comes that somebody has asked for."""
+        return not (self.blocks or self.writing or self.incoming)
 
     def names_of(self, hashes: Iterable[bytes]) -> list[int]:
         """Short names of these blocks' keys, for tables of this process that may be wrong once in 2**56 times.

@@ -94,7 +94,7 @@ class NamespaceRegistry:
 
     def forget(self, namespace: Namespace) -> bool:
         """One that holds nothing is not known any more. False for one that somebody uses, or that holds something."""
-        if namespace.blocks or namespace.writing or namespace.users or namespace.is_ended:
+        if not namespace.is_empty or namespace.users or namespace.is_ended:
             return False
         if self._by_id.pop(namespace.id, None) is None:
             return False
@@ -103,10 +103,10 @@ class NamespaceRegistry:
         return True
 
     def ended(self) -> Namespace | None:
-        """One that is to be dropped, and still has blocks, or is being written to."""
+        """One that is to be dropped, and still has blocks, or to which some are coming."""
         while self._ended:
             namespace = self._ended[0]
-            if namespace.blocks or namespace.writing:
+            if not namespace.is_empty:
                 return namespace
             self._ended.popleft()
             del self._by_id[namespace.id], self._by_digest[namespace.digest]
@@ -146,8 +146,7 @@ class NamespaceRegistry:
         """Raises NamespaceConflict when NAMESPACES_MAX of them have blocks, or are registered now."""
         if len(self._by_id) < NAMESPACES_MAX:
             return
-        unused = (n for n in self._by_id.values() if not n.users and not n.writing and not n.is_ended)
-        empty = [n for n in unused if not n.blocks]
+        empty = [n for n in self._by_id.values() if n.is_empty and not n.users and not n.is_ended]
         if not empty:
             raise NamespaceConflict(
                 f"too many namespaces: {NAMESPACES_MAX} have blocks or are in use, no more are allowed"

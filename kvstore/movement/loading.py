@@ -89,10 +89,6 @@ class Loader:
         """Each is pinned once by this object."""
         return (block for block, source in self._source.items() if not isinstance(source, SharedSource))
 
-    def fetching(self) -> set[int]:
-        """Numbers of the namespaces of which blocks that the index does not know are on their way."""
-        return {number for number, _ in self._incoming}
-
     def blocks_with_slots(self) -> list[Block]:
         """Each has a slot that the index does not know of yet."""
         return list(self._filling)
@@ -126,6 +122,7 @@ class Loader:
                 waiter(None)
                 return
             self._incoming[name] = block
+            namespace.incoming += 1
             source.parents[block] = parent
         self._queue(block, self._source.get(block, source), waiter)
 
@@ -308,6 +305,7 @@ class Loader:
         if not isinstance(source, SharedSource):
             return False
         del self._incoming[block.namespace.id, block.hash], source.parents[block]
+        block.namespace.incoming -= 1
         source.stored_s.pop(block, None)
         return True
 

@@ -70,10 +70,11 @@ class SharedLevel(ABC):
         self,
         namespaces: Sequence[bytes],
         block_hash: bytes,
+        most: int,
         done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
     ) -> None:
         """Call `done` once, on the engine's thread, with the hashes of the prefix that ends with this block, from the first
-        one on, by digest: of those of these namespaces of which this level has all of it. Never raises."""
+        one on, by digest: of at most so many of these namespaces, of which this level has all of it. Never raises."""
         done({})
 
     @abstractmethod

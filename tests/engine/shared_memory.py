@@ -9,7 +9,7 @@ Time is the caller's: `later(delay_s, call)` runs a call after a delay, as an ev
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.index.block import Namespace
@@ -73,6 +73,23 @@ class SharedMemoryLevel(SharedLevel):
             else:
                 high = middle
         return low
+
+    def chains(
+        self,
+        namespaces: Sequence[bytes],
+        block_hash: bytes,
+        most: int,
+        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
+    ) -> None:
+        found: dict[bytes, Sequence[bytes]] = {}
+        for digest_bytes in namespaces:
+            chain, key = [], digest_bytes + block_hash
+            while key in self._records:
+                chain.append(key[len(digest_bytes) :])
+                key = self._records[key][0].parent
+            if chain and len(found) < most:
+                found[digest_bytes] = chain[::-1]
+        self._later(self._latency_s, lambda: done(found))
 
     def load_s(self, records: int, size_bytes: int) -> float:
         rounds = -(-records // (self.limits.jobs_max * self.limits.batch_records))
