@@ -358,7 +358,6 @@ def _get(url: str) -> str | None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return probe.connect_ex((HOST, port)) != 0
 
 

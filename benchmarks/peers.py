@@ -47,7 +47,7 @@ WARM_UP_ROUNDS = 2
 STORE_BYTES = 2 * GIB  # what each store may hold
 BLOCKS, BLOCK_BYTES = 64, 2 * MIB  # of a put
 BATCHES = 3  # of puts and gets, in turn with LMCache's
-START_S_MAX, SAVED_S_MAX, BENCH_S_MAX = 120.0, 30.0, 300.0
+START_S_MAX, BENCH_S_MAX = 120.0, 300.0
 OURS, THEIRS, OFFLOAD = "kvstore", "LMCache", "OffloadingConnector"
 
 
@@ -197,14 +197,12 @@ def _ask_in_turn(args: argparse.Namespace, engines: dict[str, Engine]) -> dict[s
 
 def _from_its_store(engine: Engine, asked: dict[str, Any], prompt: list[int], whole: int, name: str) -> float:
     """Seconds of the request when vLLM has forgotten the prompt. Raises BenchError when the store has not all of it."""
-    deadline_s = time.monotonic() + SAVED_S_MAX
     settled_s = time.monotonic() + len(prompt) * 1e-4
     while time.monotonic() < settled_s:  # steps, in which the last saves are reported
         engine.ask({"prompts": [prompt[:EXTRA_TOKENS]], "output_tokens": 4})
     answer = engine.ask({**asked, "reset": True})
     if answer["cached"][0] < whole:
-        late = " (too late)" if time.monotonic() > deadline_s else ""
-        raise BenchError(f"{name}: {answer['cached'][0]} of {len(prompt)} tokens came from its store{late}")
+        raise BenchError(f"{name}: {answer['cached'][0]} of {len(prompt)} tokens came from its store")
     seconds: float = answer["seconds"]
     return seconds
 

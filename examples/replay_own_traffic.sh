@@ -12,5 +12,5 @@ trace=${TRACE:-trace-$(date +%Y%m%dT%H%M%S).jsonl}
 kvstore=${KVSTORE:-kvstore}
 
 $kvstore record "$trace" --for "$for_time"
-$kvstore replay "$trace" --tail drop --capacity "${CAPACITIES:-1%,10%,50%}"
+$kvstore replay "$trace" --capacity "${CAPACITIES:-1%,10%,50%}"
 echo "kept: $trace"

@@ -55,6 +55,7 @@ STATUS_TIMEOUT_S = 5.0  # a daemon that does not answer for this long counts as 
 CHECK_TIMEOUT_S = 120.0  # check() reads every row of every tier
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
+MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")  # queues of the latest: full is no problem
 
 require(
     SLAB_ALIGN_BYTES <= SLAB_BYTES_MAX and SLAB_BYTES_MAX % SLAB_ALIGN_BYTES == 0,

@@ -11,10 +11,11 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
-from replication.constants import HEAD_NUMBERS, IN_TIME_S, LAGS_KEPT, MIRROR_STATE_BYTES_MAX
+from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, IN_TIME_S, LAGS_KEPT, MIRROR_STATE_BYTES_MAX
 from replication.errors import Damaged
 from replication.sealed import seal, unseal
 from replication.segment import HEADS, ahead, is_writer
@@ -24,6 +25,10 @@ from tiers.objects import Objects
 MIRRORS = "mirrors/"
 NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun
 _MAGIC = b"KVMIRR1\n"
+
+Judgement = Literal[
+    "never ran", "stopped", "problem", "failed", "copying what was there before", "late", "ok"
+]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -88,6 +93,22 @@ async def segments_behind(source: Objects, state: MirrorState) -> int:
                 new = ahead(info.size_bytes, read)
                 heads[writer] = read + (new if new < HEAD_NUMBERS // 2 else 0)  # else the head is an old one
     return state.behind(heads)
+
+
+def judged(state: MirrorState, now_s: float) -> Judgement:
+    """How a mirror is: the worst that is to be said. "problem": state.problem says it."""
+    age_s = state.oldest_age_now_s(now_s)
+    if not state.at_s:
+        return "never ran"
+    if now_s - state.at_s > HEARTBEAT_LATE_S:
+        return "stopped"
+    if state.problem:
+        return "problem"
+    if state.failed:
+        return "failed"
+    if age_s is None:
+        return "copying what was there before"
+    return "late" if age_s > IN_TIME_S else "ok"
 
 
 class Lags:

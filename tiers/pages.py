@@ -69,7 +69,7 @@ def mounts(table: Path = Path("/proc/self/mounts")) -> list[Mount]:
 
 def page_kind(directory: Path) -> PageKind:
     """Which pages a file in this directory gets. The kernel may still fall back to small ones."""
-    mount = _mount_of(directory)
+    mount = mount_of(directory)
     if mount is None:
         return "4 KiB"
     if mount.kind == "hugetlbfs":
@@ -86,7 +86,7 @@ def find_arena(preferred: Path | None, huge_pages: HugePages, instance: str) -> 
     """The arena that this instance left behind, where it would be used again; None where there is none."""
     name = arena_name(instance)
     return next(
-        (place / name for place in _places(preferred, huge_pages) if os.path.exists(place / name)), None
+        (place / name for place in places(preferred, huge_pages) if os.path.exists(place / name)), None
     )
 
 
@@ -100,8 +100,8 @@ def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes:
     found = find_arena(preferred, huge_pages, instance)
     if found is not None:
         return Place(found, page_kind(found.parent))
-    for place in _places(preferred, huge_pages):
-        if place != SHM and _has_pages(place, size_bytes):
+    for place in places(preferred, huge_pages):
+        if place != SHM and has_pages(place, size_bytes):
             return Place(place / name, page_kind(place))
     if preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
         return Place(HUGE_TMPFS / name, page_kind(HUGE_TMPFS))
@@ -187,12 +187,12 @@ def _candidates(huge_pages: HugePages) -> list[Path]:
     return places if huge_pages == "on" else [*places, SHM]
 
 
-def _places(preferred: Path | None, huge_pages: HugePages) -> list[Path]:
+def places(preferred: Path | None, huge_pages: HugePages) -> list[Path]:
     """Directories that may be used, best first."""
-    places = [preferred] if preferred is not None else _candidates(huge_pages)
+    candidates = [preferred] if preferred is not None else _candidates(huge_pages)
     return [
         place
-        for place in places
+        for place in candidates
         if os.access(place, os.W_OK | os.X_OK) and _allowed(page_kind(place), huge_pages)
     ]
 
@@ -210,7 +210,7 @@ def _allowed(kind: PageKind, huge_pages: HugePages) -> bool:
     return huge_pages == "auto" or (kind == "4 KiB") == (huge_pages == "off")
 
 
-def _has_pages(directory: Path, size_bytes: int) -> bool:
+def has_pages(directory: Path, size_bytes: int) -> bool:
     """Whether a new file of this size finds its memory here."""
     if page_kind(directory) == "hugetlb":
         free = int((_HUGE_POOL / "free_hugepages").read_text()) - int(
@@ -221,7 +221,7 @@ def _has_pages(directory: Path, size_bytes: int) -> bool:
     return room is None or room[1] >= size_bytes
 
 
-def _mount_of(directory: Path) -> Mount | None:
+def mount_of(directory: Path) -> Mount | None:
     """The mount that a directory lies on: the last one with the longest matching path."""
     resolved = directory.resolve()
     holding = [mount for mount in mounts() if resolved.is_relative_to(mount.path)]

@@ -101,7 +101,7 @@ def _case(args: argparse.Namespace) -> tuple[Case, Asked]:
         with Client(socket, STATUS_TIMEOUT_S, label="kvstore doctor", attach=False) as client:
             status = client.status()
             if args.bundle is not None:
-                asked = Asked(client.report(0.0), client.retention())
+                asked = Asked(client.report(0.0), client.retention(), client.settings())
     except ClientError as error:
         unreachable = str(error)
     except OSError as error:

@@ -9,7 +9,8 @@ A tombstone is put into each bucket. Nodes and mirrors read it within a minute: 
 from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again prolongs it. A
 region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too).
 
-Exit code 0 when every bucket has the tombstone, 1 when one refused, 2 for wrong names, 4 when one did not answer.
+Exit code 0 when every bucket has the tombstone, 1 when one refused, 2 for wrong names, 3 when nothing that the daemon here knows
+begins like the prefix, 4 when a bucket did not answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The whole terminal for a while: the alternate screen, keys as they are typed, and everything put back at the end.
 
-    enter ─▶ draw … wait for a key, a resize, the time ─▶ leave      however it ends: q, Control-C, SIGTERM, an error
+    enter ─▶ draw … wait for a key, a resize, the time ─▶ leave      however it ends: q, Control-C, a signal, an error
 
 Control-Z puts the terminal back, too, and `fg` takes it again.
 """
@@ -86,7 +86,7 @@ class FullScreen:
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[FullScreen]:
-    """The terminal, until the block ends. SIGTERM ends it as Control-C does."""
+    """The terminal, until the block ends. SIGTERM, SIGHUP and SIGQUIT end it as Control-C does."""
     screen = FullScreen()
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -95,7 +95,7 @@ def full_screen() -> Iterator[FullScreen]:
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         signal.SIGWINCH: screen.wake,
         signal.SIGTSTP: screen.suspend,
-        signal.SIGTERM: end,
+        **dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), end),
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

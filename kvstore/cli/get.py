@@ -43,6 +43,5 @@ def as_written(key: str, value: Any) -> str:
     from kvstore.daemon.config_sources import written
     from kvstore.units import exact_bytes
 
-    name = key.rpartition(".")[2]
-    is_size = type(value) is int and (name.endswith("_bytes") or "_bytes_" in name)
+    is_size = type(value) is int and "bytes" in key.rpartition(".")[2].split("_")
     return written(exact_bytes(value) if is_size else value)

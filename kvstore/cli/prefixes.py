@@ -18,7 +18,8 @@ from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 if TYPE_CHECKING:
     from kvstore.client import Client
 
-WHOLE_DIGITS = 64  # of a block hash, as vLLM has it
+WHOLE_DIGITS = 64  # of a block hash, as vLLM has it …
+SHORT_DIGITS = (16, 32)  # … and as others may
 PREFIXES_NAMED = 3  # of several that begin alike
 _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 
@@ -113,34 +114,21 @@ def find_prefix(client: Client, command: str, text: str, namespace: str = "") ->
     )
 
 
-def whole_hash(command: str, text: str) -> bytes:
-    """The block hash that a whole PREFIX is, where no daemon is asked. Raises CliError."""
-    try:
-        block_hash = bytes.fromhex(text)
-    except ValueError:
-        block_hash = b""
-    if not 8 <= len(block_hash) <= 64:
-        raise CliError(
-            f"{command}: prefix {text}: not a block hash in hex, whole (16 to 128 digits)", exit_code=USAGE
-        )
-    return block_hash
-
-
 def whole_or_found(args: argparse.Namespace, command: str, text: str) -> bytes:
     """The block hash that PREFIX names, for a command that needs no daemon: a beginning is one that the daemon of this node
-    completes, and without one it takes the whole hash. Raises CliError."""
-    if len(text) >= WHOLE_DIGITS:
-        return whole_hash(command, text)
+    completes; what it does not know is taken as a whole hash where it is as long as one. Raises CliError."""
     require_beginning(command, text)
+    if len(text) >= WHOLE_DIGITS and len(text) % 2 == 0:
+        return bytes.fromhex(text)
     try:
         found: bytes = ask(args, command, lambda client: find_prefix(client, command, text))
     except CliError as error:
-        if error.exit_code == NOT_FOUND and len(text) >= 16:  # a hash may be that short
-            return whole_hash(command, text)
+        if error.exit_code in (NOT_FOUND, UNREACHABLE) and len(text) in SHORT_DIGITS:
+            told = f"kvstore: {command}: prefix {text}: no daemon here knows it; taken as a whole hash"
+            print(told, file=sys.stderr)
+            return bytes.fromhex(text)
         if error.exit_code != UNREACHABLE:
             raise
-        if len(text) >= 16:
-            return whole_hash(command, text)
         raise CliError(
             f"{command}: prefix {text}: a beginning is looked up at the daemon of this node, and that does not answer: "
             "give the whole hash",

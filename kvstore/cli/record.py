@@ -19,7 +19,6 @@ import shutil
 import signal
 import stat
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Stop:
-    """Set by the first Ctrl-C (SIGTERM, SIGHUP): record what there is, and end well. A second one interrupts."""
+    """asked: since the first Ctrl-C (SIGTERM, SIGHUP): record what there is, and end well. A second one interrupts."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.asked = False  # no Event: a handler may run while the main thread holds its lock
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
@@ -77,8 +76,8 @@ class _Stop:
             signal.signal(number, handler)
 
     def _set(self, number: int, _: object) -> None:
-        self.asked.set()
         signal.signal(number, self._before[number])
+        self.asked = True
 
 
 def _record(client: Client, args: argparse.Namespace, stop: _Stop) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def _until_end(
             is_last = bool(ended)
             if not left and not is_last:
                 wait_s = RECORD_POLL_S if for_s is None else min(RECORD_POLL_S, begun_s + for_s - now_s)
-                stop.asked.wait(max(0.0, wait_s))
+                time.sleep(max(0.0, wait_s))
             try:
                 recorded = client.record()
             except Unavailable as error:
@@ -165,7 +164,7 @@ def _until_end(
 
 def _end(recorder: Recorder, left_s: float | None, stop: _Stop) -> str:
     """Why it is over, "" while it is not."""
-    if stop.asked.is_set():
+    if stop.asked:
         return "interrupted"
     if recorder.is_full:
         return "requests"

@@ -72,12 +72,15 @@ async def _into(deployment: Deployment, region: str, is_live: bool, clock: Calla
 
 async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:
     from replication.errors import ReplicationError
-    from replication.mirror_state import segments_behind
+    from replication.mirror_state import judged, segments_behind
     from replication.region import open_region
     from tiers.errors import ObjectUnavailable, TierError
 
     behind = state.behind(state.read)
-    word, code = _judged(state, now_s)
+    word: str = judged(state, now_s)
+    code = OK if word == "ok" else FAILED
+    if state.problem and word in ("never ran", "problem"):
+        word = state.problem
     if is_live:
         try:
             source = deployment.regions[state.source].open()
@@ -86,24 +89,6 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
         except (ReplicationError, TierError) as error:
             word, code = str(error), UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
     return Pair(_facts(state, region, word, behind, now_s), code)
-
-
-def _judged(state: MirrorState, now_s: float) -> tuple[str, int]:
-    """How a mirror is, in words, and the exit code that says so."""
-    from replication.constants import HEARTBEAT_LATE_S, IN_TIME_S
-
-    age_s = state.oldest_age_now_s(now_s)
-    for holds, word in (
-        (not state.at_s, state.problem or "never ran"),
-        (now_s - state.at_s > HEARTBEAT_LATE_S, "stopped"),
-        (bool(state.problem), state.problem),
-        (age_s is None, "copying what was there before"),
-        (state.failed > 0, "failed"),
-        (age_s is not None and age_s > IN_TIME_S, "late"),
-    ):
-        if holds:
-            return word, FAILED
-    return "ok", OK
 
 
 def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float) -> dict[str, Any]:

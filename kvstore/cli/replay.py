@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     _say(
         f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
     )
+    if requests.cut_lines:
+        _say("the last line is cut off, and left out")
     if requests.unchained_ids:
         _say(
             f"{requests.unchained_ids} hash ids follow several others: each of these counts as a block of its own"

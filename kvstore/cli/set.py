@@ -30,10 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if len(args.value) > SETTING_CHARS_MAX or len(args.key) > SETTING_CHARS_MAX // 8:
-        raise CliError(
-            f"set: {len(args.value)} characters: at most {SETTING_CHARS_MAX} are allowed", exit_code=USAGE
-        )
+    for what, text, most in (
+        ("KEY", args.key, SETTING_CHARS_MAX // 8),
+        ("VALUE", args.value, SETTING_CHARS_MAX),
+    ):
+        if len(text) > most:
+            raise CliError(
+                f"set: {what}: {len(text)} characters, at most {most} are allowed", exit_code=USAGE
+            )
     changed = ask(args, "set", lambda client: client.change_setting(args.key, args.value))
     if args.output == "json":
         print_json(changed)

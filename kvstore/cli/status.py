@@ -17,11 +17,10 @@ from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
-from kvstore.constants import WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
+from kvstore.constants import MEMORIES, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural
 
 FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
-MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")  # of the latest ones: full is no problem
 
 Report = dict[str, Any]
 

@@ -13,6 +13,7 @@ Exit code 0, 4 when no daemon answers from the start, or while the interval of -
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from kvstore.client import Client
 
 MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
-NO_MINUTES = 1e12  # seconds: none began so late
 COLUMNS_PLAIN = 100  # where there is no terminal to fit
 ROWS_PLAIN = 1000
 ENDS = ("q", "Q", "\x03", "\x04")
@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     path = socket_path(args)
     ask(args, "top", _look)  # no daemon, or one that knows no such request
-    with Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False) as client, full_screen() as screen:
+    asking = Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False)
+    with contextlib.suppress(KeyboardInterrupt), asking as client, full_screen() as screen:
         _watch(client, screen, str(path), interval_s)
     return OK
 
@@ -69,6 +70,8 @@ def _interval(text: str) -> float:
 
 def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
+    from kvstore.protocol.frames import NO_MINUTES
+
     return client.live(before["now_s"] - MINUTES_BACK_S if before is not None else NO_MINUTES)
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvstore.constants import MEMORIES
 from kvstore.protocol.outcomes import HITS, NAMES
 from kvstore.web.samples import counts_of, latency, sample_of
 
 MINUTES = (1, 5, 15)
 QUEUE_SHARE_TOLD = 0.5  # of its limit; a shorter one is no news
-MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")  # of the latest ones: full is no problem
 _TIERS = [NAMES[number] for number in HITS]
 _REASONS = [name for name in NAMES if name not in _TIERS and name != "engine"]
 
@@ -27,16 +27,14 @@ Live = Mapping[str, Any]
 def is_same_life(old: Live, new: Live) -> bool:
     """Whether both answers are of one life of one daemon, so that their difference is what happened between them."""
     return bool(
-        (old["instance"], old["pid"]) == (new["instance"], new["pid"])
-        and old["uptime_s"] < new["uptime_s"]
-        and new["now_s"] > old["now_s"]
+        (old["instance"], old["pid"]) == (new["instance"], new["pid"]) and old["uptime_s"] < new["uptime_s"]
     )
 
 
 def figures(old: Live, new: Live) -> dict[str, Any]:
     """The document of `kvstore top -o json`; docs/cli.md names its fields."""
     span_s: float = new["uptime_s"] - old["uptime_s"]
-    sample = sample_of(counts_of(old), new, span_s, gap=False)
+    sample = sample_of(counts_of(old), new, span_s)
 
     def per_s(number: float) -> float:
         return round(max(0.0, number) / span_s, 3)  # an account that was mended may have lost some
@@ -145,7 +143,8 @@ def _models(old: Live, new: Live, per_s: Any) -> list[dict[str, Any]]:
 
 def attention(live: Live) -> list[str]:
     """What an operator should look at, a line each; none where all is well."""
-    lines = [f"books: {problem}" for problem in live["health"]["problems"]]
+    of_disks = live["left_alone"].values()
+    lines = [text if text in of_disks else f"books: {text}" for text in live["health"]["problems"]]
     if live["adopting"]:
         lines.append("start: still reading the rows of NVMe; nothing is written there meanwhile")
     for breaker in live["breakers"]:

@@ -84,13 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="life",
-        default="1d",
         metavar="TIME",
         help="how long the order is in force (default 1d)",
     )
     parser.add_argument(
         "--wait",
-        default="60s",
         metavar="TIME",
         help="for a daemon to take it; 0: order it, and do not look (default 60s)",
     )
@@ -111,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         what = "--namespace goes with --prefix" if args.namespace else "give a REGION, or --prefix HASH"
         raise CliError(f"warm: {what} (see kvstore warm --help)", exit_code=USAGE)
     clock = time.time
-    order, wait_s = _order(args, clock), _duration("--wait", args.wait, 0.0, WAIT_S_MAX)
+    order, wait_s = _order(args, clock), _duration("--wait", args.wait, "60s", 0.0, WAIT_S_MAX)
     made_s = order.made_s
     place = region_place(args, args.region, "warm")
     if args.cancel:
@@ -186,11 +184,12 @@ def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
         budget_bytes=budget_bytes,
         to=args.to,
         made_s=made_s,
-        until_s=made_s + _duration("--for", args.life, LIFE_S_MIN, LIFE_S_MAX),
+        until_s=made_s + _duration("--for", args.life, "1d", LIFE_S_MIN, LIFE_S_MAX),
     )
 
 
-def _duration(option: str, text: str, least_s: float, most_s: float) -> float:
+def _duration(option: str, text: str | None, default: str, least_s: float, most_s: float) -> float:
+    text = default if text is None else text
     try:
         seconds = parse_duration(text)
     except ValueError as error:

@@ -56,6 +56,9 @@ def _checked(args: argparse.Namespace) -> str:
         "--dry-run": args.dry_run,
         "--cancel": args.cancel,
         "--to nvme": args.to != "dram",
+        "--for": args.life is not None,
+        "--wait": args.wait is not None,
+        "--regions": args.regions is not None,
     }
     for name, is_given in of_orders.items():
         if is_given:

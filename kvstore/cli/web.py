@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     text, level, form = args.listen, "info", "auto"
     if args.child is not None:
         level, _, form = args.child.partition(",")
+        if level not in ("debug", "info", "warning", "error") or form not in ("auto", "json", "console"):
+            raise CliError(f"web: --child {args.child}: not a level and a format of the log", exit_code=USAGE)
     elif text is None or args.socket is None:
         config = load_config(args).config
         text, level, form = (

@@ -1,7 +1,9 @@
 """Traces to an OpenTelemetry collector: spans wait here until a thread of its own sends them (OTLP over HTTP).
 
     daemon's thread ── Span ─▶ waiting, bounded ── batches ─▶ thread ── POST, protobuf ─▶ collector
-                                   └─ full: lost, counted        └─ no answer: lost, one warning until it answers
+                                   └─ full: lost, counted        └─ no answer: lost
+
+Whichever way spans are lost, there is one warning until the collector keeps up again.
 
 OpenTelemetry is imported when there is an endpoint, and never before. What the collector wants besides (headers, a CA
 of its own, compression) is told to its exporter as everywhere, by OTEL_EXPORTER_OTLP_* in the environment.
@@ -57,8 +59,9 @@ class Exporter:
         self._resource = Resource.create(told)
         self._scope = InstrumentationScope("kvstore", __version__)
         self._waiting: deque[Span] = deque()
-        self._lost = 0  # since the collector answered last
-        self._is_away = False
+        self._dropped = 0  # by `take` alone
+        self._dropped_known = self._lost = 0  # by the thread alone; lost: since the warning
+        self._is_behind = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="kvstore-traces", daemon=True)
         self._thread.start()
@@ -68,7 +71,7 @@ class Exporter:
         if len(self._waiting) < TRACES_WAITING_MAX:
             self._waiting.append(span)
         else:
-            self._lost += 1
+            self._dropped += 1
 
     def close(self) -> None:
         """Send what waits, if that is soon done. Idempotent."""
@@ -80,15 +83,14 @@ class Exporter:
         while True:
             is_last = self._stop.wait(TRACES_INTERVAL_S)
             while self._waiting:
-                self._send(
-                    [self._waiting.popleft() for _ in range(min(TRACES_BATCH_SPANS, len(self._waiting)))]
-                )
-                if self._is_away and is_last:
+                batch = [self._waiting.popleft() for _ in range(min(TRACES_BATCH_SPANS, len(self._waiting)))]
+                if not self._send(batch) and is_last:
                     return
             if is_last:
                 return
 
-    def _send(self, spans: list[Span]) -> None:
+    def _send(self, spans: list[Span]) -> bool:
+        """Whether the collector took them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         try:
@@ -97,16 +99,17 @@ class Exporter:
         except Exception as error:  # noqa: BLE001 - nothing of a foreign library may end the thread
             log.debug("sending traces failed: %r", error)
             is_sent = False
-        if not is_sent:
-            self._lost += len(spans)
-            if not self._is_away:
-                log.warning(
-                    "traces.endpoint %s does not take spans; they are lost until it does", self._endpoint
-                )
-        elif self._is_away or self._lost:
+        dropped = self._dropped - self._dropped_known
+        self._dropped_known += dropped
+        self._lost += dropped + (0 if is_sent else len(spans))
+        was_behind, self._is_behind = self._is_behind, dropped > 0 or not is_sent
+        if self._is_behind and not was_behind:
+            how = "takes spans too slowly" if is_sent else "does not take spans"
+            log.warning("traces.endpoint %s %s; they are lost until it does", self._endpoint, how)
+        elif was_behind and not self._is_behind:
             log.info("traces.endpoint takes spans", extra={"lost": self._lost})
             self._lost = 0
-        self._is_away = not is_sent
+        return is_sent
 
     def _made(self, span: Span, shift_s: float) -> ReadableSpan:
         from opentelemetry import trace

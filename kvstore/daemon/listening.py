@@ -22,7 +22,10 @@ class Listen:
 
     @property
     def is_loopback(self) -> bool:
-        return self.host == "localhost" or ip_address(self.host).is_loopback
+        if self.host == "localhost":
+            return True
+        address = ip_address(self.host)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -66,13 +66,15 @@ def apply(old: Config, wanted: Config, parts: InForce) -> Config:
     """Change what can be changed: what is in force from now on. For the engine's thread."""
     differing = {key for key in keys() if value_of(old, key) != value_of(wanted, key)}
     values = {key: value_of(wanted, key) for key in differing & CHANGEABLE}
-    values = {key: value for key, value in values.items() if not _why_not(key, old, value, parts.engine)}
+    reasons = {key: _why_not(key, old, value, parts.engine) for key, value in values.items()}
+    values = {key: value for key, value in values.items() if not reasons[key]}
 
     def say(new: Config) -> None:
         for key in sorted(values):
             log.info("%s is %s now", key, value_of(new, key))
         for key in sorted(differing - values.keys()):
-            log.warning("%s is still %s: another value needs a restart", key, value_of(old, key))
+            why = reasons.get(key) or "another value needs a restart"
+            log.warning("%s is still %s: %s", key, value_of(old, key), why)
         if not differing:
             log.info("no setting has changed")
 

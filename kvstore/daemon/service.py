@@ -223,13 +223,13 @@ class Service:
         }
 
     def _health(self) -> dict[str, object]:
-        left_alone = [
-            f"{member.name} is left alone until the next start: {member.left_alone}"
-            for member in self.engine.nvme.members
-            if member.left_alone
-        ]
-        problems = [*self._problems, *left_alone]
+        problems = [*self._problems, *filter(None, self._left_alone().values())]
         return {"ok": not problems, "problems": problems}
+
+    def _left_alone(self) -> dict[str, str]:
+        """Of each NVMe directory the problem that it is left alone, "" where it is used."""
+        words = "{0.name} is left alone until the next start: {0.left_alone}"
+        return {m.name: words.format(m) if m.left_alone else "" for m in self.engine.nvme.members}
 
     def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
         """What is going on, in steps; docs/cli.md says what each field means."""
@@ -238,6 +238,7 @@ class Service:
         return {
             **self._identity(),
             "health": self._health(),
+            "left_alone": self._left_alone(),
             **told,
             "region": small_status(self._region, self.config.region) if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,

@@ -15,21 +15,16 @@ import os
 import subprocess
 import tarfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvstore.constants import (
-    BUNDLE_COMMAND_S,
-    BUNDLE_LOG_LINES,
-    BUNDLE_MEMBER_BYTES_MAX,
-    CONFIG_FILE_BYTES_MAX,
-)
+from kvstore.constants import BUNDLE_COMMAND_S, BUNDLE_LOG_LINES, BUNDLE_MEMBER_BYTES_MAX
 from kvstore.daemon.config import keys, value_of
 from kvstore.doctor.findings import Case, read_text
-from kvstore.doctor.scrub import Scrubber, names_in, secrets_in, secrets_of
+from kvstore.doctor.scrub import Scrubber, names_in, names_in_log, secrets_in, secrets_of
 from tiers import memory_limits
 
 _UNITS = ("kvstore", "kvstore-mirror")
@@ -41,25 +36,26 @@ class Asked:
 
     report: dict[str, Any] | None = None
     retention: dict[str, Any] | None = None
+    settings: list[dict[str, Any]] | None = None
 
 
 def pack(
     path: Path, case: Case, answer: Mapping[str, Any], asked: Asked, *, with_names: bool = False
 ) -> dict[str, int]:
     """Write it; the members with their bytes. Raises OSError."""
-    documents = _documents(case, answer, asked)
-    environment = {**_environment_of(case), **os.environ}
-    secrets = {*secrets_of(environment), *secrets_of(_environment_of(case))}
-    for document in (*documents.values(), _toml(case.config_file) if case.config_file is not None else None):
-        secrets.update(secrets_in(document))
-    said = [] if with_names else [pair for each in documents.values() for pair in names_in(each)]
-    scrubber = Scrubber(secrets, said)
+    documents, texts = _documents(case, answer, asked), _texts(case)
+    of_daemon = _environment_of(case)
+    hidden = {"versions": None, "file": _parsed(case.config_file) if case.config_file is not None else None}
+    secrets = {*secrets_of(os.environ), *secrets_of(of_daemon), *secrets_in({**documents, **hidden})}
+    spaces = _parsed(case.data_dir / "namespaces.json", json.loads) if case.data_dir is not None else None
+    names = [*names_in([*documents.values(), spaces]), *names_in_log(texts.get("log", ""))]
+    scrubber = Scrubber(secrets, [] if with_names else names)
     members = {
         f"{name}.json": json.dumps(scrubber.document(document), indent=1, ensure_ascii=False)
         for name, document in documents.items()
     }
-    members["environment.json"] = json.dumps(scrubber.environment(environment), indent=1)
-    members |= {f"{name}.txt": scrubber.text(text) for name, text in _texts(case).items()}
+    members["environment.json"] = json.dumps(scrubber.environment({**os.environ, **of_daemon}), indent=1)
+    members |= {f"{name}.txt": scrubber.text(text) for name, text in texts.items()}
     return _write(path, members, case.clock())
 
 
@@ -88,18 +84,20 @@ def _documents(case: Case, answer: Mapping[str, Any], asked: Asked) -> dict[str,
     found: dict[str, Any] = {"doctor": answer, "versions": _versions()}
     told = {"status": case.status, "report": asked.report, "retention": asked.retention}
     found |= {name: document for name, document in told.items() if document is not None}
-    if case.config is not None:
+    if asked.settings is not None:
+        found["settings"] = {each["key"]: each["value"] for each in asked.settings}
+    elif case.config is not None:
         found["settings"] = {key: _plain(value_of(case.config, key)) for key in keys()}
-        if case.config.regions_file:
-            found["regions"] = _toml(Path(case.config.regions_file))
+    if case.config is not None and case.config.regions_file:
+        found["regions"] = _parsed(Path(case.config.regions_file))
     return found
 
 
-def _toml(path: Path) -> Any:
+def _parsed(path: Path, parse: Callable[[str], Any] = tomllib.loads) -> Any:
     try:
-        if not path.is_file() or path.stat().st_size > CONFIG_FILE_BYTES_MAX:
-            return {"could not be read": "no file of settings"}
-        return tomllib.loads(path.read_text(errors="replace"))
+        if not path.is_file() or path.stat().st_size > BUNDLE_MEMBER_BYTES_MAX:
+            return {"could not be read": "no file, or too large"}
+        return parse(path.read_text(errors="replace"))
     except (OSError, ValueError, RecursionError) as error:
         return {"could not be read": type(error).__name__}
 

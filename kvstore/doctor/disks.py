@@ -30,12 +30,11 @@ def disks(case: Case) -> Iterator[Finding]:
         action = "set nvme.directories to one directory on each local disk: most of what comes back comes from there"
         yield Finding("disks", "note", "no NVMe directory is set", action)
         return
-    devices: dict[int, Path] = {}
     for path in nvme.directories:
         check = f"disk {path}"
+        beside = [other for other in nvme.directories if _device(other) == _device(path)]
         try:
-            found = list(_looked_at(case, check, path, nvme))
-            device = nearest_there(path).stat().st_dev
+            found = list(_looked_at(case, check, path, beside, nvme))
         except OSError as error:
             yield Finding(
                 check, "problem", f"{error.filename or path}: {error.strerror}", "look after the disk"
@@ -44,17 +43,24 @@ def disks(case: Case) -> Iterator[Finding]:
         well = ", ".join(each.found for each in found if each.level == "ok")
         yield from [Finding(check, "ok", well)] * bool(well)
         yield from (each for each in found if each.level != "ok")
-        if device in devices:
-            shared = f"on the same file system as {devices[device]}: they share its speed, and its failures"
+        if path != beside[0]:
+            shared = f"on the same file system as {beside[0]}: they share its speed, and its failures"
             yield Finding(check, "note", shared, "one directory for each disk is enough")
-        devices.setdefault(device, path)
 
 
-def _looked_at(case: Case, check: str, path: Path, nvme: Nvme) -> Iterator[Finding]:
+def _device(path: Path) -> int:
+    """That of the file system; -1 where it does not say, which is found out below."""
+    try:
+        return nearest_there(path).stat().st_dev
+    except OSError:
+        return -1
+
+
+def _looked_at(case: Case, check: str, path: Path, beside: list[Path], nvme: Nvme) -> Iterator[Finding]:
     there = nearest_there(path)
     yield _kind(check, there)
     yield _usable(check, path, there, is_served=case.status is not None)
-    yield _room(check, path, nvme)
+    yield _room(check, beside, nvme)
     if nvme.direct != "off" and (direct := _direct(check, there)) is not None:
         yield direct
     if case.disks:
@@ -62,7 +68,7 @@ def _looked_at(case: Case, check: str, path: Path, nvme: Nvme) -> Iterator[Findi
 
 
 def _kind(check: str, there: Path) -> Finding:
-    mount = pages._mount_of(there)
+    mount = pages.mount_of(there)
     kind = mount.kind if mount is not None else "unknown"
     said = f"file system {kind}"
     if kind in _MEMORY:
@@ -100,19 +106,17 @@ def _usable(check: str, path: Path, there: Path, *, is_served: bool) -> Finding:
     return Finding(check, "ok", f"of {user_name(owner.st_uid)}")
 
 
-def _room(check: str, path: Path, nvme: Nvme) -> Finding:
-    """Whether the capacity still fits, beside what others have there."""
-    there = nearest_there(path)
-    status = os.statvfs(there)
+def _room(check: str, beside: list[Path], nvme: Nvme) -> Finding:
+    """Whether the capacity still fits, beside what others have there. beside: all of ours on this file system."""
+    status = os.statvfs(nearest_there(beside[0]))
     free_bytes = status.f_bavail * status.f_frsize
-    held_bytes = _held(path)
+    held_bytes = sum(map(_held, beside))
     left_bytes = held_bytes + free_bytes - NVME_HEADROOM_BYTES
     said = f"{format_bytes(free_bytes)} free, {format_bytes(held_bytes)} are ours"
-    if nvme.capacity_bytes > left_bytes:
-        found = f"{said}: nvme.capacity_bytes = {format_bytes(nvme.capacity_bytes)} does not fit"
-        action = (
-            f"set at most {format_bytes(max(0, left_bytes))}, or make room: a full disk only behaves as full"
-        )
+    if nvme.capacity_bytes * len(beside) > left_bytes:
+        times = f" for each of {len(beside)} directories" if len(beside) > 1 else ""
+        found = f"{said}: nvme.capacity_bytes = {format_bytes(nvme.capacity_bytes)}{times} does not fit"
+        action = f"set at most {format_bytes(max(0, left_bytes) // len(beside))}, or make room: a full disk only behaves as full"
         return Finding(check, "warning", found, action)
     return Finding(check, "ok", said)
 

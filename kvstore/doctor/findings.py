@@ -13,7 +13,6 @@ from kvstore.daemon.config import Config
 from tiers import memory_limits
 
 Level = Literal["ok", "note", "warning", "problem"]
-LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
 Status = dict[str, Any]
 
 

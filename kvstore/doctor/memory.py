@@ -46,7 +46,7 @@ def _before_a_start(case: Case, dram: Dram, limits: list[memory_limits.Limit], s
     needed_bytes = Layout.plan(dram.capacity_bytes, dram.slab_bytes, dram.slot_bytes_min).needed_bytes
     headroom_bytes = LastRun(case.data_dir / "serving.json", case.proc).headroom_bytes if case.data_dir else 0
     asked = f"dram.capacity_bytes = {format_bytes(dram.capacity_bytes)}"
-    if _is_reserved(dram, needed_bytes):
+    if pages.page_kind(_place(dram, needed_bytes)) == "hugetlb":  # whose memory is nobody else's
         return Finding("memory", "ok", f"{said}; the arena has reserved huge pages of its own")
     ever = min(limits, key=lambda limit: limit.limit_bytes)
     if needed_bytes + headroom_bytes > ever.limit_bytes:
@@ -60,21 +60,20 @@ def _before_a_start(case: Case, dram: Dram, limits: list[memory_limits.Limit], s
     return Finding("memory", "ok", f"{said}; the arena fits")
 
 
-def _is_reserved(dram: Dram, needed_bytes: int) -> bool:
-    """Whether the arena would lie on hugetlbfs, whose memory is nobody else's."""
-    return dram.huge_pages != "off" and any(
-        pages.page_kind(place) == "hugetlb" and _free_huge_bytes() >= needed_bytes for place in _places(dram)
-    )
-
-
 def _own_arena(case: Case, dram: Dram) -> Path | None:
     instance = instance_of(case.data_dir) if case.data_dir is not None else None
-    directory = None if dram.directory == "auto" else dram.directory
-    return pages.find_arena(directory, dram.huge_pages, instance) if instance else None
+    return pages.find_arena(_directory(dram), dram.huge_pages, instance) if instance else None
 
 
-def _places(dram: Dram) -> list[Path]:
-    return pages.arena_directories() if dram.directory == "auto" else [dram.directory]
+def _directory(dram: Dram) -> Path | None:
+    return None if dram.directory == "auto" else dram.directory
+
+
+def _place(dram: Dram, size_bytes: int) -> Path:
+    """Where a new arena would lie, as `pages.choose_arena_path` has it, without a mount of its own."""
+    places = (place for place in pages.places(_directory(dram), dram.huge_pages) if place != pages.SHM)
+    default = _directory(dram) or pages.SHM
+    return next((place for place in places if pages.has_pages(place, size_bytes)), default)
 
 
 def shared_memory(case: Case) -> Iterator[Finding]:
@@ -82,7 +81,8 @@ def shared_memory(case: Case) -> Iterator[Finding]:
     if case.config is None or case.status is not None:
         return  # a daemon that serves has its arena
     dram = case.config.dram
-    directory = pages.SHM if dram.directory == "auto" else dram.directory
+    asked_bytes = dram.slab_bytes if dram.capacity_bytes == "auto" else dram.capacity_bytes
+    directory = _place(dram, asked_bytes)
     try:
         room = pages.room_of(directory)
     except OSError as error:
@@ -95,9 +95,8 @@ def shared_memory(case: Case) -> Iterator[Finding]:
         yield Finding("shared memory", "ok", f"{directory} has no limit of its own")
         return
     said = f"{directory} has {format_bytes(room[1])} of {format_bytes(room[0])} free"
-    asked_bytes = dram.slab_bytes if dram.capacity_bytes == "auto" else dram.capacity_bytes
     larger = "docker run --shm-size=16g, in Kubernetes a volume of memory at /dev/shm"
-    if asked_bytes > room[0] and not _is_reserved(dram, asked_bytes):
+    if asked_bytes > room[0]:
         yield Finding(
             "shared memory", "problem", f"{said}; {format_bytes(asked_bytes)} are asked for", larger
         )
@@ -129,7 +128,7 @@ def huge_pages(case: Case) -> Iterator[Finding]:
         if dram.huge_pages == "off":
             yield Finding("huge pages", "note", 'dram.huge_pages is "off"', 'copies are faster with "auto"')
             return
-        kinds = {pages.page_kind(place) for place in _places(dram) if os.access(place, os.W_OK)} - {"4 KiB"}
+        kinds = set(map(pages.page_kind, pages.places(_directory(dram), dram.huge_pages))) - {"4 KiB"}
         if kinds or (dram.directory == "auto" and os.geteuid() == 0):
             yield Finding(
                 "huge pages", "ok", f"can be had: {', '.join(sorted(kinds)) or 'root mounts its own'}"

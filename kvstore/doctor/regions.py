@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from kvstore.constants import DOCTOR_BUCKET_S
 from kvstore.daemon.regions_file import Deployment, RegionsFileError, load_regions
-from kvstore.doctor.findings import Case, Finding, Level, Status
+from kvstore.doctor.findings import Case, Finding, Status
 from kvstore.units import format_duration, plural
-from replication.constants import HEARTBEAT_LATE_S, IN_TIME_S
 from replication.errors import ReplicationError
-from replication.mirror_state import MirrorState, read_mirrors
+from replication.mirror_state import MirrorState, judged, read_mirrors
 from replication.region import open_region
 from replication.rules import sources_for
 from tiers.errors import TierError
@@ -65,23 +64,16 @@ async def _bucket(deployment: Deployment, name: str, now_s: float) -> list[Findi
 
 
 def _mirror(state: MirrorState, now_s: float) -> Finding:
-    check = f"mirror of {state.source}"
-    level: Level = "warning"
+    check, word = f"mirror of {state.source}", judged(state, now_s)
     age_s = state.oldest_age_now_s(now_s)
-    silent_s = now_s - state.at_s
-    if not state.at_s:
-        return Finding(
-            check, level, state.problem or "never ran", "kvstore mirror --region, beside the bucket"
-        )
-    if silent_s > HEARTBEAT_LATE_S:
-        return Finding(
-            check, level, f"silent for {format_duration(silent_s)}", "start it again: kvstore mirror"
-        )
-    if state.problem or state.failed:
-        found = state.problem or f"{plural(state.failed, 'pack')} could not be copied"
-        return Finding(check, level, found, "kvstore region status says which and why")
-    if age_s is not None and age_s > IN_TIME_S:
-        return Finding(
-            check, level, f"{format_duration(age_s)} behind", "its network, or bytes_per_s of the rules"
-        )
-    return Finding(check, "ok", "keeps up" if age_s is not None else "copies what was there before")
+    if word in ("ok", "copying what was there before"):
+        return Finding(check, "ok", "keeps up" if word == "ok" else "copies what was there before")
+    more = "kvstore region status says which and why"
+    found, action = {
+        "never ran": (state.problem or word, "kvstore mirror --region, beside the bucket"),
+        "stopped": (f"silent for {format_duration(now_s - state.at_s)}", "start it again: kvstore mirror"),
+        "problem": (state.problem, more),
+        "failed": (f"{plural(state.failed, 'pack')} could not be copied", more),
+        "late": (f"{format_duration(age_s or 0.0)} behind", "its network, or bytes_per_s of the rules"),
+    }[word]
+    return Finding(check, "warning", found, action)

@@ -10,22 +10,29 @@ Rather too much than too little: a reader asks back for what is missing; nobody 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 GONE = "(removed)"
-_WORDS = "secret|token|passw|passphrase|credential|api_?key|access_?key|private_?key|auth|bearer|signature|session_?key|sas|salt"
+_KEYS = r"(?:api|access|private|session)[-_]?key"
+_WORDS = rf"secret|token(?!s_per|iz)|passw|passphrase|pwd|credential|{_KEYS}|auth|bearer|signature|sas|salt|_headers$"
 _SECRET = re.compile(_WORDS + "|(^|[^a-z])key($|[^a-z])", re.IGNORECASE)
-_NOT_SECRET = frozenset({"tokens", "hash seed"})
+_NOT_SECRET = frozenset({"tokens", "hash seed", "PWD", "OLDPWD"})
 _OPEN_VARIABLES = re.compile(
     r"KVSTORE_[A-Z0-9_]+|PYTHONHASHSEED|PYTHONPATH|CUDA_VISIBLE_DEVICES|LANG|LC_[A-Z]+"
 )
 _CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "GCP_")  # everything of these, but for:
 _OPEN_ENDS = ("_REGION", "_CA_BUNDLE", "_PROFILE", "_ENABLED", "_DISABLED")
-_NAMES_IN = frozenset({"model", "models", "tenant", "tenants", "label", "revision", "draft"})
+_NAMES_IN = frozenset({"model", "models", "tenant", "tenants", "engine", "label", "revision", "draft"})
+_NAMED = re.compile(r"""\b(model|tenant|engine|label)=('[^'\n]+'|"[^"\n]+"|[^\s'"]+)""")  # of a console
 _LITERAL_CHARS_MIN = 5  # a shorter secret would take words out of everything; its form still counts
+_PLAIN = re.compile(  # so would these, which are the values of some variables
+    r"(?i)\d{1,7}|true|false|table|standard|adaptive|legacy|default|disabled|enabled|required|virtual|regional"
+)
 
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|\Z)", re.DOTALL), GONE),
@@ -37,8 +44,8 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|hf_|sk-|xox[abp]-|glpat-|ya29\.)[A-Za-z0-9_.-]{8,}"), GONE),
     (
         re.compile(
-            r"""(?ix)( ["']? [\w.-]* (?:secret|token(?!s["']?\s*[=:]\s*\d)|passw|passphrase|credential|api_?key|access_?key|private_?key|auth|signature|salt)
-            [\w.-]* ["']? \s* [=:] \s* ) ( "[^"\n]*" | '[^'\n]*' | [^\s,;}\]"']+ )"""
+            rf"""(?ix)( ["']? [\w.-]* (?:secret|token(?!iz|s[\w.-]*["']?\s*[=:]\s*\d)|passw|passphrase|pwd|credential|{_KEYS}|auth|signature|salt)
+            [\w.-]* ["']? \s* [=:] \s* ) ( "[^"\n]*" | '[^'\n]*' | [^\s,;}}\]"']+ )"""
         ),
         r"\1" + GONE,
     ),
@@ -55,6 +62,8 @@ def secrets_of(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
         if (name.startswith(_CLOUDS) and not name.endswith(_OPEN_ENDS)) or is_secret(name):
             yield value
+        if name.endswith("_HEADERS"):
+            yield from (pair.partition("=")[2] for pair in (value + "," + unquote(value)).split(","))
         yield from _of_urls(value)
 
 
@@ -92,12 +101,21 @@ def names_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name.rstrip("s"), value
 
 
+def names_in_log(text: str) -> Iterator[tuple[str, str]]:
+    """The same of its lines: JSON, behind what the journal puts before it, or model=… as on a terminal."""
+    for line in text.splitlines():
+        try:
+            yield from names_in(json.loads(line[line.index("{") :]))
+        except (ValueError, RecursionError):
+            yield from ((kind, name.strip("'\"")) for kind, name in _NAMED.findall(line))
+
+
 class Scrubber:
     """For one bundle: its names are replaced by digests that mean nothing in another one."""
 
     def __init__(self, secrets: Iterable[str], names: Iterable[tuple[str, str]] = ()) -> None:
         self._seed = os.urandom(16)
-        literal = {secret for secret in secrets if len(secret) >= _LITERAL_CHARS_MIN}
+        literal = {s for s in secrets if len(s) >= _LITERAL_CHARS_MIN and not _PLAIN.fullmatch(s)}
         self._secrets = _any_of(literal)
         self._aliases = {name: self._alias(kind, name) for kind, name in names}
         self._names = _any_of(self._aliases, whole=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from kvstore.constants import MEMORIES
 from kvstore.doctor.findings import Case, Finding, Status
 from kvstore.doctor.software import tested_vllm, within
 from kvstore.units import count, format_duration, plural
 
-# Queues that remember the latest ones: full is how they are.
-MEMORIES = ("suspects", "probe_targets", "tickets", "prompts")
 _REFUSED = {
     "wrong_peer": "an engine runs as another user than the daemon: only that user and root may attach",
     "too_many_connections": "raise door.connections_max, or look for a process that leaks connections",
@@ -28,8 +27,14 @@ def health(case: Case) -> Iterator[Finding]:
     """The books, as of the last check, and what became of memory and start."""
     if case.status is None:
         return
-    problems = case.status["health"]["problems"]
-    if not case.status["health"]["ok"]:
+    told = case.status["health"]["problems"]
+    left_alone = [problem for problem in told if " is left alone until the next start: " in problem]
+    if left_alone:
+        yield Finding(
+            "directories", "problem", "; ".join(left_alone), "mend what it names, then restart the daemon"
+        )
+    problems = [problem for problem in told if problem not in left_alone]
+    if problems:
         found = f"{plural(len(problems), 'problem')} at the last check: {'; '.join(problems[:3])}"
         yield Finding(
             "books", "problem", found, "stop it, then kvstore fsck --repair; please report the problem"

@@ -591,10 +591,16 @@ class Engine(Parts):
     def status(self) -> dict[str, object]:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
         largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
-        return {**self.figures(), "namespaces": [namespace.as_dict() for namespace in largest]}
+        return {
+            **self.figures(),
+            "sessions": [
+                {"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in self.sessions
+            ],
+            "namespaces": [namespace.as_dict() for namespace in largest],
+        }
 
     def figures(self) -> dict[str, object]:
-        """The same without the namespaces."""
+        """The same without sessions and namespaces."""
         tiers = [_tier_status(self.arena.stats())]
         if self.nvme:
             tiers.append(_tier_status(self.nvme.stats()))
@@ -602,9 +608,6 @@ class Engine(Parts):
         return {
             "tiers": tiers,
             "counters": self.counters.as_dict(),
-            "sessions": [
-                {"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in self.sessions
-            ],
             "loading_blocks": self.loader.underway + self.verifier.underway,
             "demoting_blocks": len(self.blocks.writes.waiting),
             "unverified_blocks": len(self.blocks.unverified),

@@ -106,6 +106,7 @@ class Totals:
         self.since_start = SinceStart()
         self._newest: dict[int, Rows] = {}  # of the current minute, by namespace
         self._newest_minute_s = 0
+        self._only_hour_s = -1  # of it are all rows that can be told apart
         if path is not None:
             self._read(path)
 
@@ -168,7 +169,7 @@ class Totals:
     def _row(self, key: Key) -> Total:
         total = self._rows.get(key)
         if total is None:
-            if len(self._rows) >= TOTALS_ROWS_MAX:
+            if len(self._rows) >= TOTALS_ROWS_MAX and key[0] != self._only_hour_s:
                 self._put_together(key[0])
             if len(self._rows) >= TOTALS_ROWS_MAX:  # all of this hour
                 key = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
@@ -180,7 +181,10 @@ class Totals:
         """Make one row of each of the oldest hours, so that those to come can be told apart."""
         rows_max = TOTALS_ROWS_MAX - TOTALS_ROWS_MAX // TOTALS_PUT_TOGETHER
         for key in sorted(self._rows):
-            if len(self._rows) < rows_max or key[0] >= hour_s:
+            if len(self._rows) < rows_max:
+                return
+            if key[0] >= hour_s:  # nothing older is left: not looked for again before the next hour
+                self._only_hour_s = hour_s
                 return
             others = (*key[:2], EVERYBODY_ELSE, EVERYBODY_ELSE)
             if key != others:

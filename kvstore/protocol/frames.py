@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -281,11 +281,14 @@ class FindPrefixes(msgspec.Struct, array_like=True, tag=37):
 # Seeing it live -------------------------------------------------------------------------
 
 
+NO_MINUTES: Final = 1e12  # unix seconds: none begins so late
+
+
 class Live(msgspec.Struct, array_like=True, tag=40):
     """What is going on, in one small answer that may be asked for every second; minutes: those from this time on (unix
     seconds). Answer: StatusReport; docs/cli.md names its fields."""
 
-    minutes_since_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    minutes_since_s: Annotated[float, Meta(ge=0, le=NO_MINUTES)] = 0.0
 
 
 class Chain(msgspec.Struct, array_like=True, tag=46):

@@ -8,7 +8,7 @@ Nothing that names a prompt, a model or a tenant gets further than `take`. Hashe
 a digest with a salt that is never written: two different blocks among a hundred million get the same number once
 in four thousand recordings.
 
-Invariant: the file holds whole lines, whatever happens to this process.
+Invariant: the file holds whole lines; after kill -9 the last one may be cut off.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class Trace:
     unchained_ids: int = 0  # ids that follow several others, or begin some prompts and not all
     sized_blocks: int = 0  # of the unique ones: those of which the lines say what they take …
     sized_bytes: int = 0  # … and that
+    cut_lines: int = 0  # last lines that a recorder could not end, which are left out
 
     @property
     def block_bytes(self) -> float | None:
@@ -66,7 +67,7 @@ def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
     trace = Trace()
     for path in paths:
         names: dict[tuple[bytes, int], bytes] = {}  # files do not share blocks: they were recorded apart
-        for line in _lines(path):
+        for line in _lines(path, trace):
             ids = line.hash_ids
             if drop_tail and ids and _is_partial(line):
                 ids = ids[:-1]
@@ -104,9 +105,9 @@ def _is_partial(line: Line) -> bool:
     return tokens is not None and tokens < len(line.hash_ids) * line.block_tokens
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path, trace: Trace) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
-    number = 0
+    number, text = 0, b""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
@@ -123,6 +124,10 @@ def _lines(path: Path) -> Iterator[Line]:
     except zlib.error as error:
         raise ReplayError(f"{path}: damaged gzip after line {number}: {error}") from error
     except msgspec.MsgspecError as error:
+        is_cut = not text.endswith(b"\n") and len(text) < REPLAY_LINE_BYTES_MAX
+        if number > 1 and is_cut and not isinstance(error, msgspec.ValidationError):
+            trace.cut_lines += 1
+            return
         raise ReplayError(f"{path}:{number}: {error}") from error
     except RecursionError as error:
         raise ReplayError(f"{path}:{number}: nested too deeply") from error

@@ -23,8 +23,6 @@ from kvstore.constants import WEB_ANSWER_S, WEB_SHARED_S
 from kvstore.errors import KvstoreError, Refused, Unavailable
 from kvstore.protocol import frames
 
-NO_MINUTES = 1e12  # unix seconds: so far away that no minute is told
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -52,7 +50,7 @@ class Asking:
         if self._newest is not None and self.clock() - self._newest.at_s < WEB_SHARED_S:
             return self._newest
         if self._underway is None or self._underway.done():
-            self._underway = asyncio.get_running_loop().create_task(self.since(NO_MINUTES))
+            self._underway = asyncio.get_running_loop().create_task(self.since(frames.NO_MINUTES))
         return await asyncio.shield(self._underway)  # who asked first may go away
 
     async def since(self, minutes_since_s: float) -> Answer:

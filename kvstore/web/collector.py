@@ -62,7 +62,8 @@ def families(answer: Answer) -> Iterator[Metric]:
     about = {"version": str(live["version"]), "instance": str(live["instance"])}
     yield InfoMetricFamily("kvstore", METRICS["kvstore_info"].meaning, value=about)
     yield _one("kvstore_uptime_seconds", live["uptime_s"])
-    yield _one("kvstore_healthy", float(live["health"]["ok"]))
+    of_disks = set(live["left_alone"].values())
+    yield _one("kvstore_healthy", float(of_disks.issuperset(live["health"]["problems"])))
     yield _one("kvstore_adopting", float(live["adopting"]))
     yield from _tokens(live["tokens"])
     for field in ("capacity_bytes", "used_bytes", "records"):
@@ -128,6 +129,8 @@ def _buckets(bounds_s: Sequence[float], histogram: Mapping[str, Any]) -> list[tu
 
 def _levels(live: Mapping[str, Any]) -> Iterator[Metric]:
     breakers, speeds = live["breakers"], live["speeds"]
+    left_alone = [((name,), float(bool(problem))) for name, problem in live["left_alone"].items()]
+    yield _family("kvstore_level_left_alone", left_alone)
     open_ones = [((breaker["name"],), _BREAKER.get(breaker["state"], 1.0)) for breaker in breakers]
     yield _family("kvstore_breaker_open", open_ones)
     yield _family("kvstore_breaker_trips_total", [((b["name"],), b["trips"]) for b in breakers])

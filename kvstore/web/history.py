@@ -3,7 +3,8 @@
     daemon's minutes │ sample │ sample │ gap │ sample │ …     kept as JSON: a few hundred bytes each
 
 A daemon that is met for the first time, or was started anew, tells its minutes; from then on each answer makes a
-sample of what came since the one before. Times are the daemon's.
+sample of what came since the one before. Where nobody answered for long, nothing is told of that time: counts that are
+known only from its two ends would be drawn as if somebody had looked. Times are the daemon's.
 """
 
 from __future__ import annotations
@@ -45,11 +46,9 @@ class History:
         if before is None or self.is_new(live, at_s):
             now_s: float = live["now_s"]
             for sample in minute_samples(live, max(now_s - live["uptime_s"], now_s - WEB_HISTORY_S)):
-                begins_s = sample.t - sample.s
-                sample.gap = not self._samples or self._samples[-1][0] < begins_s - WEB_SAMPLE_S
                 self._keep(sample)
-        elif (span_s := at_s - before.at_s) > 0:
-            self._keep(sample_of(before.counts, live, span_s, span_s > GAP_SAMPLES * WEB_SAMPLE_S))
+        elif 0 < (span_s := at_s - before.at_s) <= GAP_SAMPLES * WEB_SAMPLE_S:
+            self._keep(sample_of(before.counts, live, span_s))
         self._before = _Look(live["pid"], live["uptime_s"], at_s, counts_of(live))
 
     @property
@@ -65,6 +64,7 @@ class History:
         return b"[" + b",".join(wanted) + b"]"
 
     def _keep(self, sample: Sample) -> None:
+        sample.gap = not self._samples or self._samples[-1][0] < sample.t - sample.s - WEB_SAMPLE_S
         self._samples.append((sample.t, _encoder.encode(sample)))
 
 

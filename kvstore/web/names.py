@@ -43,7 +43,7 @@ _SERVICE: Final = (
     Metric("kvstore_info", "info", "", ("version", "instance"), "always 1; who answers"),
     Metric("kvstore_uptime_seconds", "gauge", "seconds", (), "since the daemon was started"),
     Metric("kvstore_healthy", "gauge", "", (), "0 when the last check of the books found problems "
-           "(`kvstore status` tells them)"),
+           "(`kvstore status` tells them); disks have their own metrics"),
     Metric("kvstore_adopting", "gauge", "", (), "1 while the rows of NVMe are read after a start; requests are answered"),
     Metric("kvstore_web_scrape_seconds", "gauge", "seconds", (), "how long the daemon took to answer this scrape"),
 )  # fmt: skip
@@ -67,7 +67,8 @@ _TIERS: Final = (
 
 _TIMES: Final = (
     Metric("kvstore_request_seconds", "histogram", "seconds", ("request",),
-           "from a request's arrival to its answer; `acquire` waits for loads"),
+           "from the moment that a request is served to its answer, loads that `acquire` waits for included; what it "
+           "waited for its turn is not in it"),
     Metric("kvstore_load_seconds", "histogram", "seconds", ("level",), "one load from a disk or a bucket"),
     Metric("kvstore_store_seconds", "histogram", "seconds", ("level",), "one write to a disk"),
     Metric("kvstore_loop_delay_seconds", "histogram", "seconds", (),
@@ -75,6 +76,8 @@ _TIMES: Final = (
 )  # fmt: skip
 
 _LEVELS: Final = (
+    Metric("kvstore_level_left_alone", "gauge", "", ("level",),
+           "of each NVMe directory: 1 when it could not be opened or read at the start, and is not used before the next one"),
     Metric("kvstore_breaker_open", "gauge", "", ("breaker",), "0 closed, 0.5 probing, 1 open: the level is not used"),
     Metric("kvstore_breaker_trips_total", "counter", "", ("breaker",), "how often it opened"),
     Metric("kvstore_level_bytes_per_second", "gauge", "bytes per second", ("level",),

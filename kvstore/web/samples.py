@@ -60,7 +60,7 @@ def counts_of(live: Mapping[str, Any]) -> Counts:
     )
 
 
-def sample_of(old: Counts, live: Mapping[str, Any], span_s: float, gap: bool) -> Sample:
+def sample_of(old: Counts, live: Mapping[str, Any], span_s: float) -> Sample:
     """What came since `old`, `span_s` ago."""
     new, bounds_s = counts_of(live), live["latency_bounds_s"]
 
@@ -76,7 +76,6 @@ def sample_of(old: Counts, live: Mapping[str, Any], span_s: float, gap: bool) ->
     return Sample(
         t=live["now_s"],
         s=round(span_s, 3),
-        gap=gap,
         lookups=new.lookups - old.lookups,
         asked=new.asked - old.asked,
         tokens=_grown(old.tokens, new.tokens),

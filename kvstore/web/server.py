@@ -2,7 +2,7 @@
 
     GET /              the page: index.html of kvstore/web/page, and the files beside it by their names
     GET /metrics       for Prometheus; names.py has every metric
-    GET /healthz       200 while the daemon answers in time and is healthy, else 503; one line why, ?o=json
+    GET /healthz       200 while the daemon answers in time and has no problems, else 503; one line why, ?o=json
     GET /readyz        200 while the daemon answers: it can serve, adopting or not
     GET /live.json     the newest answer of the daemon
     GET /history.json  samples of the last hours; ?since=T: newer than T (unix s); ?step=S: S seconds put together (5, 10, … 3600)
@@ -31,7 +31,8 @@
         "requests": {"lookup": [n, p50_s, p99_s], "acquire": […]},    those there were in the interval
         "loads": {level: [n, p50_s, p99_s]}, "stores": {level: […]}, "loop_delay": [n, p50_s, p99_s] or null}]}
 
-"sample" and the last of "samples" are the same, and no older than five seconds while the daemon answers.
+"sample" and the last of "samples" are the same, and no older than five seconds while the daemon answers. Of a time in which
+it did not answer for more than 15 there is none, even where it lived on: the first after it comes at the second answer.
 
 Of samples that are put together counts are added, `used` is the last, a p99 the highest, a p50 the mean by count.
 
@@ -47,6 +48,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,8 @@ class Web:
 
     def __init__(self, asking: Asking, listen: Listen) -> None:
         self._asking = asking
-        self._names = {listen.host, "localhost", "127.0.0.1", "::1"} if listen.is_loopback else None
+        names = ("localhost", "127.0.0.1", "::1", listen.host)
+        self._names = frozenset(map(_name, names)) if listen.is_loopback else None
         self._history = History()
         self._known: Answer | None = None  # the last that had a report
         self._routes: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]] = {
@@ -232,12 +235,20 @@ class Web:
         return None if self._known is None else round(self._asking.clock() - self._known.at_s, 3)
 
 
-def _is_called(host: str | None, names: set[str]) -> bool:
+def _is_called(host: str | None, names: frozenset[object]) -> bool:
     """Whether a Host header has one of these names, with any port or none. HTTP/1.0 has no such header, browsers do."""
     if host is None:
         return True
     found = re.fullmatch(r"(?:\[([^]]*)\]|([^:]*))(?::\d*)?", host.strip())
-    return found is not None and (found[1] or found[2] or "").lower() in names
+    return found is not None and _name(found[1] or found[2] or "") in names
+
+
+def _name(host: str) -> object:
+    """The same for every way to write it: browsers have ways of their own to write an address."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return host.lower()
 
 
 def _page_file(path: str) -> web.Response:

@@ -27,6 +27,8 @@ from tests.running import ROOT, environment, kvstore
         ),
         (["status", "-o", "yaml"], "status: argument -o/--output: invalid choice: 'yaml'"),
         (["status", "--interval", "0"], "status: --interval 0.0: allowed are 0.1 to 3600.0 seconds"),
+        (["web", "--listen=127.0.0.1:1", "--child=x,json", "--socket=s"], "web: --child x,json: "),
+        (["web", "--listen=127.0.0.1:1", "--child=info,y", "--socket=s"], "web: --child info,y: "),
         (["config", "shwo"], "config: argument action: invalid choice: 'shwo'"),
         (["config", "check", "--set", "dram.huge=1"], "--set dram.huge=1: unknown key dram.huge: "),
         (["serve", "--set", "dram.capacity_bytes=3GB"], "unit 'GB' is ambiguous: write GiB"),

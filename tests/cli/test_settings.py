@@ -56,6 +56,7 @@ def test_every_setting_is_told_with_its_source(place: Place, serve: Serve) -> No
     assert list(got(place, "log.level")) == ["log.level"]
     table = kvstore("get", "engine", "--socket", place.socket).stdout
     assert f"engine.io_threads            3          restart  {file}:2" in table
+    assert '"128MiB"' in kvstore("get", "durable.bytes_per_s", "--socket", place.socket).stdout
 
 
 def test_a_setting_is_in_force_until_a_reload(place: Place, serve: Serve) -> None:
@@ -117,7 +118,8 @@ def test_limits_of_the_door_change_while_serving(place: Place, serve: Serve) -> 
         (["set", "engine.io_threads", "5"], "set: engine.io_threads: another value needs a restart"),
         (["set", "nvme.write_bytes_per_day", "3GiB"], "from no limit to one, and back, needs a restart"),
         (["set", "report.gpu_hour_price", "nan"], 'set: report.gpu_hour_price = "nan": allowed are 0 to'),
-        (["set", "report.currency", "x" * 9000], "set: 9000 characters: at most 8192 are allowed"),
+        (["set", "report.currency", "x" * 9000], "set: VALUE: 9000 characters, at most 8192 are allowed"),
+        (["set", "k" * 2000, "1"], "set: KEY: 2000 characters, at most 1024 are allowed"),
         (["set", "report.currency", "\x1b[2J\n" * 5], "set: report.currency = "),
         (["get", "logg"], "get: unknown key logg: "),
         (["set", "log.level"], "set: the following arguments are required: VALUE"),

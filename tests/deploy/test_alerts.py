@@ -60,6 +60,7 @@ def _loop(le: str) -> dict[str, str]:
 
 
 _BREAKER = "kvstore_breaker_open{breaker='nvme0 loads'}"
+_LEFT_ALONE = "kvstore_level_left_alone{level='nvme0'}"
 _REFUSED = "kvstore_refused_total{reason='wrong_peer'}"
 _OLD = {"kvstore_up": "1x40", "kvstore_uptime_seconds": "90000+60x40"}
 _DRAM_WELL = {"kvstore_corrupt_dram_total": "0x70"}
@@ -73,6 +74,8 @@ CASES = [
     Case("KVStoreRestarting", "7m", None, {"kvstore_uptime_seconds": "900 10 70 130 190 10 70 130"}),
     Case("KVStoreUnhealthy", "3m", {}, {"kvstore_healthy": "1 0x5"}),
     Case("KVStoreUnhealthy", "3m", None, {"kvstore_healthy": "1x5"}),
+    Case("KVStoreDiskLeftAlone", "3m", {"level": "nvme0"}, {_LEFT_ALONE: "0 1x5"}),
+    Case("KVStoreDiskLeftAlone", "3m", None, {_LEFT_ALONE: "0x5"}),
     Case("KVStoreBreakerOpen", "7m", {"breaker": "nvme0 loads"}, {_BREAKER: "0 1 0.5 1 1 0.5 1 1"}),
     Case("KVStoreBreakerOpen", "7m", None, {_BREAKER: "0 1 1 1 0 1 1 1"}),
     Case("KVStoreCorrupt", "4m", {}, {"kvstore_corrupt_nvme_total": "0 0 3 3 3", **_DRAM_WELL}),

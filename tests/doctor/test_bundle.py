@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.doctor.scrub import GONE, Scrubber
+from kvstore.doctor.scrub import GONE, Scrubber, names_in_log, secrets_in, secrets_of
 from tests.region.regions import init, regions_file
 from tests.running import Daemon, Place, kvstore
 
@@ -26,6 +26,8 @@ PLANTED = {
     "HF_TOKEN": "hf_plantedplantedplanted",
     "MY_DB_PASSWORD": "correct-horse-battery",
     "SOME_API_KEY": "planted-api-key-77",
+    "MYSQL_PWD": "planted-mysql-1",
+    "OTEL_EXPORTER_OTLP_HEADERS": "x-team=planted%20header,x-b=plantedheader2",
     "HTTPS_PROXY": "http://proxyuser:proxysecret9@proxy.example:3128",
 }
 _LOG = """\
@@ -35,6 +37,9 @@ _LOG = """\
 2026-11-23T10:00:03 node kvstore[1]: Authorization: Bearer planted6.planted6
 2026-11-23T10:00:04 node kvstore[1]: client_secret=planted7; access_token: planted8
 2026-11-23T10:00:05 node kvstore[1]: an engine is here: model secret-model-x, tenant acme-bank
+2026-11-23T10:00:05 node kvstore[1]: sent planted header and plantedheader2 as x-api-key: planted-by-form
+2026-11-23T10:00:05 node kvstore[1]: {"event": "an engine is here", "engine": "gone-engine rank 0", "model": "gone-model"}
+2026-11-23T10:00:06 node kvstore[1]: gone-model is gone, and gone-engine rank 0
 2026-11-23T10:00:06 node kvstore[1]: it said correct-horse-battery and ASIAIOSFODNN7PLANTED
 -----BEGIN PRIVATE KEY-----
 planted9planted9
@@ -43,7 +48,7 @@ planted9planted9
 GONE_FROM_ALL = [
     *(value for name, value in PLANTED.items() if name != "HTTPS_PROXY"),
     "proxyuser", "proxysecret9", "PLANTED1", "plantedpw2", "planted3", "planted4", "planted five", "planted6", "planted7",
-    "planted8", "planted9", "ASIAIOSFODNN7PLANTED", "tomlsecret10", "tomlsecret11", "urlsecret12",
+    "planted8", "planted9", "planted header", "plantedheader2", "planted-by-form", "ASIAIOSFODNN7PLANTED", "tomlsecret10", "tomlsecret11", "urlsecret12",
 ]  # fmt: skip
 
 
@@ -90,8 +95,10 @@ def with_secrets(place: Place, serve: Serve, tmp_path: Path) -> tuple[list[str],
         space = client.namespace(b"b" * 16, 4096, 32, 16, fields)
         assert client.put(space, [b"h" * 32], b"", [b"x" * 4096]) == 1
         client.lookup([space], [b"h" * 32], ticket=1, tokens=16)
-    (place.path / "bin").exists()
-    variables = {**PLANTED, "PATH": journal(tmp_path / "bin"), "KVSTORE_LOG__LEVEL": "info"}
+    with Client(place.socket, timeout_s=10, attach=False) as client:
+        client.change_setting("log.level", "warning")
+    ours = {"KVSTORE_LOG__LEVEL": "info", "KVSTORE_EVENTS__TOPIC": "ours"}
+    variables = {**PLANTED, "PATH": journal(tmp_path / "bin"), **ours}
     return daemon_arguments, variables
 
 
@@ -103,6 +110,8 @@ def test_no_secret_is_in_it(with_secrets: tuple[list[str], dict[str, str]], tmp_
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     found = members(out)
+    assert json.loads(found["settings.json"])["log.level"] == "warning", "the daemon's"
+    assert json.loads(found["environment.json"])["KVSTORE_EVENTS__TOPIC"] == "", "the daemon's"
     for secret in GONE_FROM_ALL:
         assert not [name for name, text in found.items() if secret in text], secret
     assert {"doctor.json", "status.json", "report.json", "retention.json", "settings.json", "regions.json", "environment.json",
@@ -125,7 +134,7 @@ def test_names_are_replaced_and_can_be_kept(
         out = tmp_path / f"bundle{number}.tar.gz"
         assert kvstore("doctor", *arguments, f"--bundle={out}", **variables).returncode == 0
         bundles.append(members(out))
-    for name in ("secret-model-x", "acme-bank"):
+    for name in ("secret-model-x", "acme-bank", "gone-model", "gone-engine"):
         assert not [file for file, text in bundles[0].items() if name in text], name
     told = [json.loads(bundle["status.json"])["namespaces"][0]["fields"]["tenant"] for bundle in bundles]
     assert told[0].startswith("tenant-") and told[0] != told[1]
@@ -148,12 +157,32 @@ def test_a_bundle_without_a_daemon(place: Place, tmp_path: Path) -> None:
     assert "dram.slab_bytes" in found["doctor.json"]
 
 
+def test_names_are_replaced_without_a_daemon(place: Place, serve: Serve, tmp_path: Path) -> None:
+    """What only the data directory still tells is replaced in the log, too."""
+    daemon = serve(place)
+    with Client(place.socket, timeout_s=10) as client:
+        fields = {"model": "secret-model-x", "tenant": "acme-bank"}
+        space = client.namespace(b"b" * 16, 4096, 32, 16, fields)
+        assert client.put(space, [b"h" * 32], b"", [b"x" * 4096]) == 1
+    assert daemon.stop() == 0
+    out = tmp_path / "bundle.tar.gz"
+    kvstore("doctor", *place.arguments, f"--bundle={out}", PATH=journal(tmp_path / "bin"))
+    log = members(out)["log.txt"]
+    assert "an engine is here: model model-" in log and "acme-bank" not in log
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [
         ("tokens: 512, hash seed", "tokens: 512, hash seed"),
         ("hit_tokens=512 lookups", "hit_tokens=512 lookups"),
         ("tokens=abc", f"tokens={GONE}"),
+        ("x-api-key: abc", f"x-api-key: {GONE}"),
+        ("api-key=abc pwd=def", f"api-key={GONE} pwd={GONE}"),
+        (
+            "PREFILL_TOKENS_PER_S=20000 TOKENIZERS_PARALLELISM=off",
+            "PREFILL_TOKENS_PER_S=20000 TOKENIZERS_PARALLELISM=off",
+        ),
         ("https://u:p/w@h/x", f"https://{GONE}@h/x"),
         ("https://example.com/a/b", "https://example.com/a/b"),
         ("s3://bucket/prefix?versionId=abc", f"s3://bucket/prefix?{GONE}"),
@@ -164,6 +193,34 @@ def test_a_bundle_without_a_daemon(place: Place, tmp_path: Path) -> None:
 def test_forms(text: str, left: str) -> None:
     """What has the form of a secret goes, what has not stays."""
     assert Scrubber(()).text(text) == left
+
+
+def test_what_is_no_secret_takes_nothing_else_along() -> None:
+    """Names that only look like one, short numbers and common words are taken out nowhere else."""
+    environment = {
+        "TOKENIZERS_PARALLELISM": "maybe",
+        "KVSTORE_ENGINE__PREFILL_TOKENS_PER_S": "20000",
+        "PWD": "/var/lib",
+        "AWS_DEFAULT_OUTPUT": "table",
+        "AWS_EC2_METADATA": "false",
+        "DB_PASSWORD": "12345",
+    }
+    scrubber = Scrubber([*secrets_of(environment), *secrets_in({"tokenizers": "0.22.1"})])
+    text = "maybe 20000 /var/lib table false 12345 0.22.1"
+    assert scrubber.text(text) == text
+    assert "87654321" not in Scrubber(secrets_of({"DB_PASSWORD": "87654321"})).text("it said 87654321")
+
+
+def test_names_of_a_log() -> None:
+    """In JSON behind what the journal says first, and as a console has them; a cut line has none."""
+    log = (
+        'node kvstore[1]: {"event": "e", "engine": "rank 0", "tenant": "acme", "model": ""}\n'
+        "2026 [info ] an engine is here [kvstore.door] engine='rank 1' model=llama tenant=''\n"
+        'node kvstore[1]: {"engine": "cut'
+    )
+    assert list(names_in_log(log)) == [
+        ("engine", "rank 0"), ("tenant", "acme"), ("engine", "rank 1"), ("model", "llama")
+    ]  # fmt: skip
 
 
 def test_a_short_name_takes_nothing_else_along() -> None:

@@ -26,6 +26,11 @@ def status(place: Place, serve: Callable[..., Daemon]) -> Status:
         return client.status()
 
 
+def bad_disk(s: Status) -> None:
+    words = "nvme1 is left alone until the next start: /mnt/b/kvstore: Input/output error"
+    s["health"] = {"ok": False, "problems": [words]}
+
+
 def bad_health(s: Status) -> None:
     s["health"] = {"ok": False, "problems": ["used + free is not capacity"]}
 
@@ -77,6 +82,8 @@ def two_formats(s: Status) -> None:
     ("spoil", "check", "level", "says"),
     [
         (bad_health, service.health, "problem", "used + free is not capacity"),
+        (bad_disk, service.health, "problem", "/mnt/b/kvstore: Input/output error"),
+        (bad_disk, service.health, "ok", "they balanced"),
         (open_breaker, service.breakers, "problem", "open: EIO"),
         (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
         (corrupt, service.breakers, "warning", "3 blocks of nvme came back with other bytes"),

@@ -62,6 +62,16 @@ def test_the_shared_memory_of_a_container(machine: Machine) -> None:
               "shared memory", "warning")  # fmt: skip
 
 
+def test_an_arena_that_lies_elsewhere(machine: Machine) -> None:
+    """A small /dev/shm is no problem beside a tmpfs at /run/kvstore/huge that the arena would lie in, unless it is small, too."""
+    machine.shell("mount -o remount,size=64m /dev/shm; mkdir -p /run/kvstore/huge")
+    machine.shell("mount -t tmpfs -o size=512m none /run/kvstore/huge")
+    found = looked(machine, "--set=dram.capacity_bytes=128MiB", code=0)
+    assert of(found, "shared memory", "ok") == ["/run/kvstore/huge has 512 MiB of 512 MiB free"]
+    machine.shell("mount -o remount,size=96m /run/kvstore/huge")
+    assert of(looked(machine, "--set=dram.capacity_bytes=128MiB", code=1), "shared memory", "problem")
+
+
 def test_a_daemon_of_another_user(machine: Machine) -> None:
     """As nobody beside a daemon of root: whose the socket is, whose the data directory, and exit code 1."""
     machine.shell("mkdir -m 755 /run/k /var/lib/k")
@@ -99,6 +109,18 @@ def test_a_disk_without_room(machine: Machine) -> None:
         of(found, "disk /mnt/n", "warning")[1]
         == "256 MiB free, 0 B are ours: nvme.capacity_bytes = 1 GiB does not fit"
     )
+
+
+def test_directories_that_share_a_disk_share_its_room(machine: Machine) -> None:
+    """Two directories of 150 MiB do not fit on 256 MiB, although each alone would."""
+    machine.shell("mkdir /mnt/n && mount -t tmpfs -o size=256m,mode=700 none /mnt/n")
+    size = "--set=nvme.capacity_bytes=150MiB"
+    both = looked(machine, "--set=nvme.directories=/mnt/n/a,/mnt/n/b", size, code=0)
+    for path in ("/mnt/n/a", "/mnt/n/b"):
+        (said,) = [text for text in of(both, f"disk {path}", "warning") if "does not fit" in text]
+        assert said.endswith("nvme.capacity_bytes = 150 MiB for each of 2 directories does not fit")
+    alone = looked(machine, "--set=nvme.directories=/mnt/n/a", size, code=0)
+    assert not [text for text in of(alone, "disk /mnt/n/a", "warning") if "does not fit" in text]
 
 
 def test_few_descriptors(tmp_path: Path) -> None:

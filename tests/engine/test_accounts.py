@@ -505,6 +505,29 @@ def test_new_hours_are_told_apart_however_many_rows_there_are(
     node.arena.close(unlink=True)
 
 
+def test_more_tenants_than_rows_cost_one_look_at_all_rows_an_hour(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all rows are of this hour nothing can be put together; it is not tried for each tenant of each minute."""
+    looks = []
+    monkeypatch.setattr(totals_module, "TOTALS_ROWS_MAX", 16)
+    monkeypatch.setattr(totals_module, "sorted", lambda rows: looks.append(1) or sorted(rows), raising=False)
+    spaces = [
+        node.engine.register(
+            NamespaceSpec(bytes([n]) * 16, RECORD_BYTES, 8, BLOCK_TOKENS, {"tenant": f"t{n}"})
+        )
+        for n in range(30)
+    ]
+    for hours in (1, 2):
+        node.now_s = hours * HOUR_S
+        for _ in range(3):
+            looks.clear()
+            for number in spaces:
+                node.ask("a0", spaces=(number,))
+            node.now_s += 60
+        assert not looks, "what was old was put together in the first minute"
+
+
 def test_a_report_with_the_longest_names_fits_a_frame(node: Node) -> None:
     """Fewer rows are told at once then; all of them in several answers."""
     for number in range(700):

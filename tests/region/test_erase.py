@@ -95,5 +95,14 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     ) and "no prefix that is known here begins so" in done.stderr
     done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", tmp_path / "nobody")
     assert (done.returncode, done.stdout) == (2, "") and "give the whole hash" in done.stderr
+    for digits, socket, code in (
+        (16, tmp_path / "nobody", 0),
+        (20, tmp_path / "nobody", 2),
+        (32, place.socket, 0),
+        (40, place.socket, 3),
+    ):
+        done = kvstore(*words, "--prefix", "ab" * (digits // 2), "--socket", socket)
+        assert done.returncode == code, done.stderr
+        assert ("taken as a whole hash" in done.stderr) == (code == 0)
     done = kvstore(*words, "--prefix", hashes[2].hex(), "--socket", tmp_path / "nobody")
     assert done.returncode == 0 and json.loads(done.stdout)["prefix"] == hashes[2].hex()

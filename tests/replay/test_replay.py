@@ -85,6 +85,22 @@ def test_a_bad_trace_is_named(tmp_path: Path, text: str) -> None:
         read([path])
 
 
+@pytest.mark.parametrize(
+    ("last", "cut"), [('{"timestamp": 2, "hash', 1), ('{"timestamp": 2, "hash_ids": [3]}', 0)]
+)
+def test_a_last_line_that_is_cut_off_is_left_out(tmp_path: Path, last: str, cut: int) -> None:
+    """As kill -9 of a recorder leaves it; one that only lacks its end of line is read, and others are errors."""
+    path = write(tmp_path / "cut.jsonl", (0, [1, 2]))
+    whole = path.read_text()
+    path.write_text(whole + last)
+    trace = read([path])
+    assert (trace.cut_lines, len(trace.prompts)) == (cut, 2 - cut)
+    for text in (last[:12] + "\n", '{"timestamp": "x"}'):
+        path.write_text(whole + text)
+        with pytest.raises(ReplayError, match=r"cut\.jsonl:2"):
+            read([path])
+
+
 @pytest.mark.parametrize("second", [[5, 6, 5], [1, 1]])
 def test_a_block_twice_in_a_prompt_is_refused(tmp_path: Path, second: list[int]) -> None:
     """A prefix has each block once."""

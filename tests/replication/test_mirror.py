@@ -19,7 +19,7 @@ from replication.copying import Copying
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedWriter
 from replication.mirror import Joined, Mirror
-from replication.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors, read_state
+from replication.mirror_state import MIRRORS, MirrorState, encode_state, judged, read_mirrors, read_state
 from replication.pull import Pull
 from replication.region import init_region, open_region
 from replication.region_node import RegionNode
@@ -516,6 +516,23 @@ def test_a_new_start_takes_over_and_sweeps() -> None:
         assert lag_s is not None and lag_s > 590
 
     simulate(main)
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"at_s": 0.0, "problem": "no bucket"}, "never ran"),
+        ({"at_s": 1.0, "problem": "no bucket"}, "stopped"),
+        ({"problem": "no bucket", "failed": 1}, "problem"),
+        ({"failed": 1}, "failed"),
+        ({}, "copying what was there before"),
+        ({"oldest_age_s": limits.IN_TIME_S + 1.0}, "late"),
+        ({"oldest_age_s": 1.0}, "ok"),
+    ],
+)
+def test_a_mirror_is_judged_by_the_worst_of_it(facts: dict[str, Any], word: str) -> None:
+    """What failed is said before that the first copy goes on, and what keeps all of it back before either."""
+    assert judged(MirrorState(source="na", **{"at_s": 1e6, **facts}), 1e6 + 1.0) == word
 
 
 def test_a_source_that_was_made_anew_is_another_one() -> None:

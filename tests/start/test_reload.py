@@ -56,6 +56,9 @@ def test_a_hangup_applies_what_can_change(place: Place, serve: Serve) -> None:
     file.write_text(before.replace("1.0", "3.0") + '[log]\nlevel = "info"\n')
     daemon.process.send_signal(signal.SIGHUP)
     wait_logged(daemon, "report.gpu_hour_price is 3.0 now")
+    file.write_text("[report]\ngpu_hour_price = 3.0\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_logged(daemon, "nvme.write_bytes_per_day is still 2147483648: from no limit to one, and back,")
     assert daemon.stop() == 0
 
 

@@ -277,6 +277,34 @@ def test_what_is_remembered_is_bounded_and_a_share_is_a_share() -> None:
     assert 9_500 < len(spans) / 2 < 10_500
 
 
+def test_a_collector_that_is_slow_is_warned_of_once(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that takes every batch, and fewer than there are, loses spans as one that is away; one line says when it keeps up."""
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    from kvstore.daemon.config import Config, Traces
+    from kvstore.daemon.exporting import Exporter
+
+    caplog.set_level("INFO", "kvstore.daemon.exporting")
+    exporter = Exporter(Config(traces=Traces(endpoint=collector.url)), "here", time.time)
+    taken = []
+
+    def export(spans: list[Any]) -> SpanExportResult:
+        taken.append(len(spans))
+        for number in range(2 * TRACES_WAITING_MAX if len(taken) <= 3 else 0):
+            exporter.take(Span("a span", 1, number + 1, 0, 0.0, 1.0, {}))
+        return SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(exporter._sender, "export", export)
+    exporter.take(Span("a span", 1, 1, 0, 0.0, 1.0, {}))
+    until(lambda: len(taken) > 3 and not exporter._waiting)
+    exporter.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "takes spans too slowly" in caplog.text
+    assert caplog.records[1].__dict__["lost"] == 3 * 2 * TRACES_WAITING_MAX + 1 - sum(taken)
+
+
 def test_what_waits_is_bounded(collector: Collector) -> None:
     """A collector that hangs costs so many spans of memory; what comes then is lost, and counted."""
     from kvstore.daemon.config import Config, Traces
@@ -286,7 +314,7 @@ def test_what_waits_is_bounded(collector: Collector) -> None:
     exporter = Exporter(Config(traces=Traces(endpoint=collector.url)), "here", time.time)
     for number in range(3 * TRACES_WAITING_MAX):
         exporter.take(Span("a span", 1, number + 1, 0, 0.0, 1.0, {}))
-    assert len(exporter._waiting) <= TRACES_WAITING_MAX < exporter._lost
+    assert len(exporter._waiting) <= TRACES_WAITING_MAX < exporter._dropped
     collector.answers.set()
     until(lambda: not exporter._waiting)
     exporter.close()

@@ -81,7 +81,7 @@ def test_a_sample_is_what_came_between_two_answers() -> None:
     daemon.now_s += 5
     history.note(daemon.live(), at_s=6.0)
     sample = told(history)[-1]
-    assert (sample.t, sample.s, sample.gap, sample.minute) == (START_S + 5, 5.0, False, False)
+    assert (sample.t, sample.s, sample.gap, sample.minute) == (START_S + 5, 5.0, True, False)
     assert (sample.lookups, sample.asked, sample.tokens) == (1, 300, {"dram": 300})
     assert (sample.bytes, sample.saved_s, sample.used) == ({"stored": 10}, 0.25, {"dram": 5})
     assert list(sample.requests) == ["lookup"]
@@ -127,14 +127,20 @@ def test_another_daemon_begins_anew() -> None:
 
 
 def test_a_daemon_that_did_not_answer_leaves_a_gap() -> None:
-    """The first sample after a hang says so; what was counted meanwhile is in it."""
+    """Nothing is told of the time of a hang, what was counted in it neither; the first sample after it says so."""
     daemon, history = Daemon(), History()
     history.note(daemon.live(), at_s=0.0)
+    daemon.now_s += 5
+    history.note(daemon.live(), at_s=5.0)
     daemon.count(7, 0)
     daemon.now_s += 60
-    history.note(daemon.live(), at_s=60.0)
+    history.note(daemon.live(), at_s=65.0)
+    daemon.count(3, 0)
+    daemon.now_s += 5
+    history.note(daemon.live(), at_s=70.0)
     sample = told(history)[-1]
-    assert (sample.gap, sample.s, sample.tokens) == (True, 60.0, {"dram": 7})
+    assert (sample.gap, sample.s, sample.tokens) == (True, 5.0, {"dram": 3})
+    assert not any(s.lookups for s in told(history)[:-1])
 
 
 def test_history_is_bounded() -> None:

@@ -11,10 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kvstore.client import Client
 from kvstore.ledger.counters import Counters
+from kvstore.web.asking import Answer
+from kvstore.web.collector import families
 from kvstore.web.names import COUNTER_MEANINGS, COUNTERS_LEFT_OUT, GROUPS, METRICS, document
 from tests.region.regions import RECORD_BYTES, arguments, chain, init, regions_file, space_of, store
 from tests.running import ROOT, Place
 from tests.web.asked import Serve, Watching, get, until, url_of, with_web
+from tests.web.told import live
 
 HOSTILE = '"} 1\nkvstore_up{x="<script>alert(1)</script>\\'
 NEVER_YET = {"kvstore_refused_total"}  # its rows come with the first refusal
@@ -61,6 +64,21 @@ def test_the_document_is_made_of_the_table() -> None:
 def test_each_counter_of_the_engine_has_a_meaning() -> None:
     """A counter that is added to the engine is a metric, or the test says that its meaning is missing."""
     assert set(COUNTER_MEANINGS) == {field.name for field in fields(Counters)} - COUNTERS_LEFT_OUT
+
+
+def test_a_disk_that_is_left_alone_is_no_trouble_with_the_books() -> None:
+    """Each has a metric of its own, so that an alert can tell a disk from a bug."""
+    for of_books in ([], ["slot 1 has two owners"]):
+        report = live(
+            health={"ok": False, "problems": [*of_books, "nvme1 is left alone: broken"]},
+            left_alone={"nvme0": "", "nvme1": "nvme1 is left alone: broken"},
+            latencies={},
+            latency_bounds_s=[],
+        )
+        found = {family.name: family.samples for family in families(Answer(report, "", 0.0, 0.0))}
+        assert [sample.value for sample in found["kvstore_healthy"]] == [float(not of_books)]
+        told = {s.labels["level"]: s.value for s in found["kvstore_level_left_alone"]}
+        assert told == {"nvme0": 0.0, "nvme1": 1.0}
 
 
 def test_a_daemon_with_everything_has_every_metric(place: Place, serve: Serve, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -360,6 +361,41 @@ def is_silent(page: Page, said: Told) -> bool:
     said.asked.clear()
     page.value("new Promise((done) => setTimeout(done, 6500))")
     return not said.asked
+
+
+class Held(Told):
+    """Answers when it may."""
+
+    def __init__(self, *told: Any) -> None:
+        super().__init__(*told)
+        self.live_answers, self.history_answers = threading.Event(), threading.Event()
+        self.live_answers.set()
+        self.history_answers.set()
+
+    def live_json(self) -> dict[str, Any]:
+        self.live_answers.wait(2.0)
+        return super().live_json()
+
+    def history_json(self, since_s: float) -> dict[str, Any]:
+        self.history_answers.wait(2.0)
+        return super().history_json(since_s)
+
+
+@in_a_browser
+def test_a_span_chosen_while_another_is_asked_for_is_asked_for_too(browser: Browser) -> None:
+    """An answer about the span before it does not count as one about the new one."""
+    said = Held(told.live(), told.samples(900))
+    with served(said) as url:
+        page = opened(browser, url)
+        said.asked.clear()
+        said.history_answers.clear()
+        page.until(lambda: any("history" in path for path in said.asked), "the history is asked for")
+        said.live_answers.clear()
+        page.value("document.querySelector('[data-span=\"3600\"]').click()")
+        said.history_answers.set()
+        page.value("new Promise((done) => setTimeout(done, 300))")
+        said.live_answers.set()
+        page.until(lambda: any("step=20" in path for path in said.asked), "the hour is asked for")
 
 
 @in_a_browser

@@ -141,6 +141,15 @@ def test_ipv6(place: Place, serve: Serve) -> None:
     assert get(url, "/healthz").status == 200
 
 
+def test_an_ipv4_address_in_ipv6_is_loopback_too(place: Place) -> None:
+    """However a browser writes it; a page of elsewhere is refused there as well."""
+    with Watching(place.path / "s", listen="[::ffff:127.0.0.1]:0") as web:
+        url = web.url.replace("[::ffff:127.0.0.1]", "127.0.0.1")
+        for host in ("[::ffff:7f00:1]:9471", "[::ffff:127.0.0.1]", "127.0.0.1"):
+            assert get(url, "/live.json", Host=host).status == 200
+        assert get(url, "/live.json", Host="evil.example").status == 403
+
+
 def test_off_is_no_process(place: Place, serve: Serve) -> None:
     """web.listen = "" starts nothing."""
     daemon = serve(place)  # its arguments turn it off
@@ -189,6 +198,8 @@ def test_addresses() -> None:
     for text, is_loopback in (
         ("127.0.0.1:1", True),
         ("[::1]:2", True),
+        ("[::ffff:127.0.0.1]:2", True),
+        ("[::ffff:10.0.0.1]:2", False),
         ("localhost:3", True),
         ("0.0.0.0:4", False),
         ("[::]:5", False),

@@ -70,14 +70,15 @@ async function refresh() {
 }
 
 async function refreshHistory() {
+  const { span } = state;
   const newest = state.samples.at(-1);
-  const since = state.fresh || !newest ? `since=${shownS() - state.span - 60}&step=${stepS()}` : `since=${newest.to}`;
+  const since = state.fresh || !newest ? `since=${shownS() - span - 60}&step=${stepS()}` : `since=${newest.to}`;
   const { samples } = await ask(`history.json?${since}`);
   state.samples = merge(
     state.samples,
     samples.map((sample) => ({ ...sample, from: sample.t - sample.s, to: sample.t })),
   );
-  Object.assign(state, { fresh: false, historyMs: performance.now() });
+  Object.assign(state, { fresh: state.span !== span, historyMs: performance.now() });
 }
 
 function stepS() {
