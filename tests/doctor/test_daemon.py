@@ -83,7 +83,6 @@ def two_formats(s: Status) -> None:
     [
         (bad_health, service.health, "problem", "used + free is not capacity"),
         (bad_disk, service.health, "problem", "/mnt/b/kvstore: Input/output error"),
-        (bad_disk, service.health, "ok", "they balanced"),
         (open_breaker, service.breakers, "problem", "open: EIO"),
         (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
         (corrupt, service.breakers, "warning", "3 blocks of nvme came back with other bytes"),
@@ -104,6 +103,13 @@ def test_what_is_bad_is_found(
     spoil(bad)
     (found,) = [f for f in check(case(tmp_path, status=bad)) if says in f.found]
     assert found.level == level and found.action
+
+
+def test_a_bad_disk_is_no_bug(status: Status, tmp_path: Path) -> None:
+    """The books are told as they are, whatever became of a directory."""
+    bad_disk(status)
+    found = {finding.check: finding.level for finding in service.health(case(tmp_path, status=status))}
+    assert (found["directories"], found["books"]) == ("problem", "ok")
 
 
 def test_a_memory_may_be_full(status: Status, tmp_path: Path) -> None:
