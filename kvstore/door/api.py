@@ -513,7 +513,7 @@ class Caller:
             self._closed(lease, stored)
         return stored
 
-    def _acquire(self, request: frames.Acquire) -> frames.Answer | Later:
+    def _acquire(self, request: frames.Acquire) -> frames.Answer | Later | None:
         session = self._session_for_lease()
         count = self._count(request.namespace, request)
         namespace = self._namespaces[request.namespace]
@@ -523,6 +523,7 @@ class Caller:
         if not allowed:
             return frames.Acquired(0, bytes(count), frames.Extents(0, [], b""), True)
         later, beyond = Later(), count - allowed
+        has_begun = False
 
         def ready(acquired: frames.Acquired) -> None:
             self._cancel_timer()
@@ -536,10 +537,20 @@ class Caller:
             acquired.pending |= beyond > 0 and not missed
             acquired.tiers += bytes(beyond)
             later.set(acquired)
+            if not has_begun:
+                self._answer(acquired)
 
         hashes = request.hashes[: allowed * namespace.hash_bytes]
-        lease = self._engine.acquire(session, request.namespace, hashes, ready, ticket=request.ticket)
-        if later.answer is None and request.wait_ms == 0:
+        try:
+            lease = self._engine.acquire(session, request.namespace, hashes, ready, ticket=request.ticket)
+        except Exception:
+            if later.answer is None:
+                raise
+            log.exception("booking what %s acquired failed", self.name)  # a bug of ours; the answer is out
+        if later.answer is not None:
+            return None
+        has_begun = True
+        if request.wait_ms == 0:
             lease.expire()
         if later.answer is None:
             self._timer = self._api.call_later(request.wait_ms / 1000, lease.expire)

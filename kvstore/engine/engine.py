@@ -308,8 +308,8 @@ class Engine(Parts):
     ) -> ReadLease:
         """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once.
 
-        It may be called before this returns. `expire` on the lease makes it answer at once
-        with what is ready.
+        It may be called before this returns, and before policies are told: whoever waits for the
+        answer need not wait for them. `expire` on the lease makes it answer at once with what is ready.
         """
         namespace = self.namespaces.get(number)
         asked = self._split(namespace, hashes)
@@ -325,9 +325,6 @@ class Engine(Parts):
         if over:
             found = [None if block in over else block for block in found]
             run = [block for block in run if block not in over]
-        if run:
-            blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self._clock())
-            blocks.writes.offer_again(run)
         unverified, tiers = blocks.unverified, lease.tiers
         ready: list[Block] = []
         slow: list[tuple[int, Block]] = []
@@ -350,6 +347,9 @@ class Engine(Parts):
         lease.outstanding -= 1
         if lease.outstanding == 0:
             lease.expire()
+        if run := [block for block in run if block.where & IN_ANY]:
+            blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self._clock())
+            blocks.writes.offer_again(run)
         return lease
 
     def _fetch(self, lease: ReadLease, hashes: bytes, found: list[Block | None], parent: bytes) -> None:
