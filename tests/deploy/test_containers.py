@@ -8,7 +8,8 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,31 +54,38 @@ def contained(shm: str, *words: str) -> list[str]:
     return [*UNSHARE, "sh", "-c", OWN_MEMORY, "sh", shm, *words]
 
 
+def serving(*arguments: str) -> list[str]:
+    """A daemon without what these tests are not about."""
+    return [sys.executable, "-m", "kvstore", "serve", *arguments, "--set=web.listen="]
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A daemon that serves, and its first line; killed at the end, and with it, by --kill-child, whatever is in there."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+            line = process.stdout.readline() if readable else ""
+            assert line.startswith("ready "), line
+            yield process, line
+        finally:
+            process.kill()
+
+
+def in_own_memory(place: Place) -> list[str]:
+    """A daemon whose arena is in the /dev/shm of its container."""
+    arguments = [word for word in place.arguments if "dram.directory" not in word]
+    return contained("128m", *serving(*arguments, "--set=dram.huge_pages=off"))
+
+
 @needs_namespaces
 def test_only_the_directory_of_the_socket_is_shared(place: Place) -> None:
     """Daemon and engine in namespaces of their own: blocks are put and got, and the engine never sees the arena's file."""
-    arguments = [word for word in place.arguments if "dram.directory" not in word]
-    command = [
-        sys.executable,
-        "-m",
-        "kvstore",
-        "serve",
-        *arguments,
-        "--set=dram.huge_pages=off",
-        "--set=web.listen=",
-    ]
-    process = subprocess.Popen(
-        contained("128m", *command),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        line = process.stdout.readline() if readable else ""
-        assert line.startswith("ready ") and "arena=/dev/shm/" in line, line
+    with started(in_own_memory(place)) as (_, line):
+        assert "arena=/dev/shm/" in line, line
         arena = Path(line.partition("arena=")[2].split()[0])
         assert not arena.exists()  # here: it is in the daemon's /dev/shm only
         done = subprocess.run(
@@ -92,62 +100,25 @@ def test_only_the_directory_of_the_socket_is_shared(place: Place) -> None:
         assert (said["put"], said["got"], said["equal"]) == (8, 8, True)
         assert said["pid"] <= 2 and said["shm"] == []
         assert json.loads(kvstore("ping", "-o", "json", "--socket", place.socket).stdout)["pid"] == 1
-    finally:
-        process.kill()  # and with it, by --kill-child, whatever is in there
-        process.communicate(timeout=TIMEOUT_S)
 
 
 @needs_namespaces
 def test_as_the_first_process_of_a_container_it_stops_when_told(place: Place) -> None:
     """Pid 1 gets no signal that it does not handle: SIGTERM, as of `docker stop`, is handled, and the exit code is 0."""
-    arguments = [word for word in place.arguments if "dram.directory" not in word]
-    serve = [
-        sys.executable,
-        "-m",
-        "kvstore",
-        "serve",
-        *arguments,
-        "--set=dram.huge_pages=off",
-        "--set=web.listen=",
-    ]
     # The shell in front is pid 1 only until it is replaced; a second one outside tells it to stop.
-    process = subprocess.Popen(
-        contained("128m", *serve),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment(),
-    )
-    try:
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        assert readable and process.stdout.readline().startswith("ready ")
+    with started(in_own_memory(place)) as (process, _):
         (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(first), 15)
         assert process.wait(TIMEOUT_S) == 0
         assert not place.socket.exists()
-    finally:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
 
 
 @needs_namespaces
 def test_the_64_mib_of_a_container_are_refused_with_what_to_pass(place: Place) -> None:
     """Where /dev/shm has what Docker gives it, the start ends with one line that names --shm-size, and is not tried again."""
-    serve = [
-        sys.executable,
-        "-m",
-        "kvstore",
-        "serve",
-        f"--data-dir={place.data_dir}",
-        f"--socket={place.socket}",
-    ]
+    serve = serving(f"--data-dir={place.data_dir}", f"--socket={place.socket}", "--set=dram.huge_pages=off")
     done = subprocess.run(
-        contained("64m", *serve, "--set=dram.huge_pages=off", "--set=web.listen="),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment(),
+        contained("64m", *serve), capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
     )
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -168,13 +139,9 @@ def test_a_new_directory_that_may_only_be_read_is_refused(place: Place) -> None:
     """NVMe in a place that the unit or the container has not opened for writing is a wrong setting: one line, exit code 2."""
     disk = place.path / "nvme0"
     disk.mkdir(mode=0o700)
-    serve = [sys.executable, "-m", "kvstore", "serve", *place.arguments, f"--set=nvme.directories={disk}"]
+    serve = serving(*place.arguments, f"--set=nvme.directories={disk}")
     done = subprocess.run(
-        read_only(disk, *serve, "--set=web.listen="),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment(),
+        read_only(disk, *serve), capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
     )
     (line,) = done.stderr.splitlines()
     assert (done.returncode, str(disk) in line, "read-only" in line) == (2, True, True), line
@@ -184,24 +151,13 @@ def test_a_new_directory_that_may_only_be_read_is_refused(place: Place) -> None:
 def test_a_disk_of_ours_that_became_read_only_is_told(place: Place, serve: Callable[..., Daemon]) -> None:
     """The daemon serves without it, as without a disk that has failed, and its health says which one and why: no traceback."""
     disk = place.path / "nvme0"
-    words = [*place.arguments, f"--set=nvme.directories={disk}", "--set=web.listen="]
+    words = [*place.arguments, f"--set=nvme.directories={disk}"]
     assert serve(place, *words).stop() == 0
-    process = subprocess.Popen(
-        read_only(disk, sys.executable, "-m", "kvstore", "serve", *words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline().startswith("ready ")
+    with started(read_only(disk, *serving(*words))) as (process, _):
+        assert process.stderr is not None
         log = next(line for line in process.stderr if "left alone" in line)
         assert "Read-only file system" in log and "Traceback" not in log
         health = json.loads(kvstore("status", "-o", "json", "--socket", place.socket).stdout)["health"]
         assert not health["ok"]
         (problem,) = health["problems"]
         assert problem.startswith("nvme is left alone") and "Read-only file system" in problem
-    finally:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
