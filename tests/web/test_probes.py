@@ -229,8 +229,11 @@ def test_who_only_connects_shuts_nobody_out(tmp_path: Path) -> None:
             peer.setblocking(False)
             with pytest.raises(BlockingIOError):
                 peer.recv(1)
-        held = [os.readlink(path) for path in Path(f"/proc/{web.process.pid}/fd").iterdir()]
-        assert sum(path.startswith("socket:") for path in held) <= WEB_CONNECTIONS_MAX + 10
+        held = 0
+        for path in Path(f"/proc/{web.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                held += os.readlink(path).startswith("socket:")
+        assert held <= WEB_CONNECTIONS_MAX + 10
 
 
 def test_many_who_ask_cost_the_daemon_one_answer(place: Place, serve: Serve) -> None:
