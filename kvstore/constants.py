@@ -87,8 +87,8 @@ PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the nex
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
 ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
-TABLE_PART_ENTRIES_MAX = 5461  # blocks that come to one dict of the index before it is tidied up: 2/3 of 8192
-TABLE_SPLIT_BLOCKS = 5100  # that are there then, from which on it becomes two: tidying up would not last
+TABLE_PART_ENTRIES_MAX = 1365  # blocks that come to one dict of the index before it is tidied up: 2/3 of 2048
+TABLE_SPLIT_BLOCKS = 1265  # that are there then, from which on it becomes two: tidying up would not last
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
 require(TABLE_SPLIT_BLOCKS < TABLE_PART_ENTRIES_MAX, "there is room after a tidy-up")
 
@@ -195,7 +195,7 @@ REUSE_AGES_PER_DOUBLING = 2  # … so many, up to …
 REUSE_AGE_MAX = 1 << 30  # … this, and one for everything older
 REUSE_GHOSTS_MIN = 65_536  # blocks remembered after they left, at least, about 110 bytes each …
 REUSE_GHOSTS_SHARE = 16  # … and one for this many that are held
-REUSE_GHOSTS_TRIMMED = 4096  # more than that, before the oldest are forgotten
+REUSE_GHOSTS_PARTS = 256  # dicts that they are in, so that none is large; a power of two
 REUSE_USES_FADE = 24.0  # uses count half when the whole cache was asked for so many times since …
 REUSE_USES_HELD_MIN = 20  # … or as if so many blocks were held, if that is more
 REUSE_PRIOR_STRETCHES = 30.0  # a kind's own experience outweighs that of its relatives from here on
@@ -282,7 +282,7 @@ RECORD_WAITING_MAX = 16_384  # requests that were not fetched yet; freeing as ma
 RECORD_WAITING_BYTES_MAX = 16 * MIB  # of their hashes; as long for these
 RECORD_ANSWER_BYTES = 512 * KIB  # of one answer, about a millisecond; more only for a single request
 RECORD_REQUEST_BYTES = 100  # of an answer, besides its hashes
-RECORD_POLL_S = 0.25
+RECORD_POLL_S, RECORD_S_MIN, RECORD_S_MAX = 0.25, 1e-3, 365 * DAY_S
 RECORD_QUIET_S, RECORD_HOLD_S = (
     10.0,
     60.0,

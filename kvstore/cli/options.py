@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.errors import StartError
+from kvstore.units import exact_duration, parse_duration
 
 if TYPE_CHECKING:
     from kvstore.daemon.config_sources import Loaded
@@ -55,6 +56,18 @@ def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str
         if word not in known:
             raise CliError(f"{option} {word or '(nothing)'}: known are {', '.join(known)}", exit_code=USAGE)
     return words
+
+
+def duration(option: str, text: str, least_s: float, most_s: float) -> float:
+    """The seconds of an option that takes a time. option: "top: --interval". Raises CliError."""
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise CliError(f"{option} {text}: {error}", exit_code=USAGE) from error
+    if not least_s <= seconds <= most_s:
+        allowed = f"{exact_duration(least_s)} to {exact_duration(most_s)}"
+        raise CliError(f"{option} {text}: allowed are {allowed}", exit_code=USAGE)
+    return seconds
 
 
 def load_config(args: argparse.Namespace) -> Loaded:

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments, add_output_argument, duration
 from kvstore.cli.output import print_json, printable
 from kvstore.cli.prefixes import ask
-from kvstore.constants import RECORD_POLL_S
+from kvstore.constants import RECORD_POLL_S, RECORD_S_MAX, RECORD_S_MIN
 from kvstore.units import count, format_bytes, format_duration, percent, plural, short_count
 
 if TYPE_CHECKING:
@@ -42,16 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_output_argument(parser, "text", "json")
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file; one JSON object a line")
-    parser.add_argument("--for", dest="for_s", type=_duration, metavar="TIME", help="how long, e.g. 15min")
+    parser.add_argument("--for", dest="life", metavar="TIME", help="how long, e.g. 15min")
     parser.add_argument("--requests", type=_requests, metavar="N", help="end after so many requests")
     parser.add_argument("--force", action="store_true", help="write over FILE")
 
 
 def run(args: argparse.Namespace) -> int:
+    for_s = None if args.life is None else duration("record: --for", args.life, RECORD_S_MIN, RECORD_S_MAX)
     _require_free(args.file, args.force)
     stop = _Stop()
     with stop:
-        facts = ask(args, "record", lambda client: _record(client, args, stop))
+        facts = ask(args, "record", lambda client: _record(client, args, for_s, stop))
     if args.output == "json":
         print_json(facts)
     else:
@@ -80,7 +81,7 @@ class _Stop:
         self.asked = True
 
 
-def _record(client: Client, args: argparse.Namespace, stop: _Stop) -> dict[str, Any]:
+def _record(client: Client, args: argparse.Namespace, for_s: float | None, stop: _Stop) -> dict[str, Any]:
     """Record until the end; the document of `-o json`. Raises CliError, and Unavailable where nobody answers at first."""
     from kvstore.replay.recorder import Recorder, TraceFile
 
@@ -96,7 +97,7 @@ def _record(client: Client, args: argparse.Namespace, stop: _Stop) -> dict[str, 
     try:
         recorder.take(first, begun_s)
         try:
-            ended, interruptions = _until_end(client, recorder, args.for_s, begun_s, stop)
+            ended, interruptions = _until_end(client, recorder, for_s, begun_s, stop)
         finally:  # also what another daemon has refused to go on with
             recorder.write(time.monotonic(), all_of_it=True)
     except OSError as error:
@@ -252,18 +253,6 @@ def _require_free(path: Path, force: bool) -> None:
 def _cannot(path: Path, error: OSError) -> CliError:
     code = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILED
     return CliError(f"record: {printable(str(path))}: {error.strerror}", exit_code=code)
-
-
-def _duration(text: str) -> float:
-    from kvstore.units import parse_duration
-
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be more than 0")
-    return seconds
 
 
 def _requests(text: str) -> int:

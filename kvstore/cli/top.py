@@ -18,12 +18,11 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli import FAILED, OK, CliError
+from kvstore.cli.options import add_config_arguments, add_output_argument, duration, socket_path
 from kvstore.cli.output import is_terminal, print_json
 from kvstore.cli.prefixes import ask
 from kvstore.constants import STATUS_TIMEOUT_S, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
-from kvstore.units import exact_duration, parse_duration
 
 if TYPE_CHECKING:
     from kvstore.cli.full_screen import FullScreen
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    interval_s = _interval(args.interval)
+    interval_s = duration("top: --interval", args.interval, WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX)
     if args.once or args.output == "json" or not is_terminal() or os.environ.get("TERM") in (None, "dumb"):
         return _once(args, interval_s)
     from kvstore.cli.full_screen import full_screen
@@ -55,17 +54,6 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt), asking as client, full_screen() as screen:
         _watch(client, screen, str(path), interval_s)
     return OK
-
-
-def _interval(text: str) -> float:
-    try:
-        interval_s = parse_duration(text)
-    except ValueError as error:
-        raise CliError(f"top: --interval {text}: {error}", exit_code=USAGE) from error
-    if not WATCH_INTERVAL_S_MIN <= interval_s <= WATCH_INTERVAL_S_MAX:
-        allowed = f"{exact_duration(WATCH_INTERVAL_S_MIN)} to {exact_duration(WATCH_INTERVAL_S_MAX)}"
-        raise CliError(f"top: --interval {text}: allowed are {allowed}", exit_code=USAGE)
-    return interval_s
 
 
 def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any]:

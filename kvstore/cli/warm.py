@@ -31,20 +31,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.options import add_config_arguments, add_output_argument, duration, load_config
 from kvstore.cli.output import Figure, print_json, print_table, progress_bars
 from kvstore.cli.region import add_regions_argument, asked, load_deployment, region_place
 from kvstore.constants import DAY_S
-from kvstore.units import (
-    NOTHING,
-    count,
-    format_bytes,
-    format_duration,
-    money,
-    parse_bytes,
-    parse_duration,
-    percent,
-)
+from kvstore.units import NOTHING, count, format_bytes, format_duration, money, parse_bytes, percent
 
 if TYPE_CHECKING:
     from kvstore.cli.warm_plan import Plan
@@ -82,15 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", choices=("dram", "nvme"), default="dram", help="the tier (default dram)")
     parser.add_argument(
-        "--for",
-        dest="life",
-        metavar="TIME",
-        help="how long the order is in force (default 1d)",
+        "--for", dest="life", metavar="TIME", help="how long the order is in force (default 1d)"
     )
     parser.add_argument(
-        "--wait",
-        metavar="TIME",
-        help="for a daemon to take it; 0: order it, and do not look (default 60s)",
+        "--wait", metavar="TIME", help="for a daemon to take it; 0: order it, and do not look (default 60s)"
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--dry-run", action="store_true", help="say what it takes, and order nothing")
@@ -189,15 +175,7 @@ def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
 
 
 def _duration(option: str, text: str | None, default: str, least_s: float, most_s: float) -> float:
-    text = default if text is None else text
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise CliError(f"warm: {option} {text}: {error}", exit_code=USAGE) from error
-    if not least_s <= seconds <= most_s:
-        allowed = f"{format_duration(least_s)} to {format_duration(most_s)}"
-        raise CliError(f"warm: {option} {text}: allowed are {allowed}", exit_code=USAGE)
-    return seconds
+    return duration(f"warm: {option}", default if text is None else text, least_s, most_s)
 
 
 def _plan(args: argparse.Namespace, order: Order, clock: Callable[[], float]) -> Plan:

@@ -234,10 +234,6 @@ class Namespace:
         salt = self.salt
         return [(hash(block_hash) ^ salt) & KEY_NAME_MASK for block_hash in hashes]
 
-    def name_of(self, block_hash: bytes) -> int:
-        """The same of one block."""
-        return (hash(block_hash) ^ self.salt) & KEY_NAME_MASK
-
     def as_dict(self) -> dict[str, object]:
         """As it is in answers; the fields are documented in docs/cli.md."""
         return {

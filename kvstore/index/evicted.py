@@ -46,12 +46,8 @@ class Departed:
                 words[at + 1] = latest
             words[at] = kept << _WHY_BITS | why
 
-    def why(self, namespace: Namespace, block_hash: bytes) -> int | None:
-        """What was noted of this key last; None if nothing is remembered."""
-        return self.whys(namespace, [block_hash])[0] or None
-
     def whys(self, namespace: Namespace, hashes: Iterable[bytes]) -> list[int]:
-        """The same of many keys, 0 where nothing is remembered."""
+        """What was noted of each of these keys last, 0 where nothing is remembered."""
         words, buckets, found = self._words, self._buckets, []
         for name in namespace.names_of(hashes):
             at, kept = name % buckets * WAYS, name >> _NAME_SHIFT

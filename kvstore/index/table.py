@@ -88,14 +88,8 @@ class BlockTable(Generic[B]):
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable(self.dicts())
-
     def values(self) -> Iterator[B]:
         return chain.from_iterable(blocks.values() for blocks in self.dicts())
-
-    def items(self) -> Iterator[tuple[bytes, B]]:
-        return chain.from_iterable(blocks.items() for blocks in self.dicts())
 
     def walk(self) -> Iterator[B]:
         """Every block that is here all the time while blocks come and go; some of them perhaps twice."""

@@ -182,7 +182,7 @@ class Accounts:
         """The outcome of a block that no tier holds."""
         if block_hash in namespace.writing:
             return outcomes.WRITING
-        return self._departed.why(namespace, block_hash) or outcomes.NEVER_SEEN
+        return self._departed.whys(namespace, [block_hash])[0] or outcomes.NEVER_SEEN
 
     def judge_steps(self, namespaces: list[Namespace], hashes: bytes, found: Found) -> Steps[list[int]]:
         """The outcome of each block of a lookup, exactly; `book` takes a sample of long ones."""

@@ -211,7 +211,7 @@ def test_a_file_is_never_written_over_unasked(
     [
         ([], 2, "FILE"),
         (["f", "--for", "1x"], 2, "allowed are seconds"),
-        (["f", "--for", "0"], 2, "more than 0"),
+        (["f", "--for", "0"], 2, "allowed are 0.001 s to 365 d"),
         (["f", "--requests", "0"], 2, "whole numbers from 1"),
         (["f", "--requests", "many"], 2, "whole numbers from 1"),
         (["nowhere/f"], 3, "no directory"),

@@ -178,14 +178,14 @@ def forest_of(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
             block.parent.hash if block.parent is not None else b"",
             {child.hash for child in block.each_child()},
         )
-        for name, block in space.blocks.items()
+        for name, block in space.blocks.walk_items()
     }
 
 
 def problems_of(space: Namespace) -> list[str]:
     return [
         line
-        for block_hash, block in space.blocks.items()
+        for block_hash, block in space.blocks.walk_items()
         for line in forest.check_block(space, block_hash, block) + finish(forest.check_children(block))
     ]
 

@@ -49,7 +49,7 @@ def in_index(namespaces: NamespaceRegistry) -> Told:
     return {
         (namespace.digest, bit, block_hash)
         for namespace in namespaces
-        for block_hash, block in namespace.blocks.items()
+        for block_hash, block in namespace.blocks.walk_items()
         for bit in (IN_DRAM, IN_NVME)
         if block.where & bit
     }

@@ -36,7 +36,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from operator import add
 from zlib import crc32
 
@@ -50,7 +50,6 @@ from kvstore.constants import (
     REUSE_EVIDENCE_BLOCKS_MAX,
     REUSE_GHOSTS_MIN,
     REUSE_GHOSTS_SHARE,
-    REUSE_GHOSTS_TRIMMED,
     REUSE_GROWN_SHARE,
     REUSE_PRIOR_CHANCE,
     REUSE_PRIOR_FIRST_AGE,
@@ -61,6 +60,7 @@ from kvstore.constants import (
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
+from kvstore.policies.learned.ghosts import Ghosts
 from tiers.base import NAMESPACE_BYTES
 
 
@@ -273,8 +273,7 @@ class Reuse:
         self.now = 0  # the clock: blocks asked for so far
         self.held = 0  # blocks with a stretch that are no ghosts
         self._tallies = [Tally(relatives) for relatives in RELATIVES_OF]
-        self._ghosts: dict[int, Stretch] = {}  # by `Namespace.names_of`, in the order in which they left
-        self._ghosts_max = REUSE_GHOSTS_MIN + REUSE_GHOSTS_TRIMMED
+        self._ghosts = Ghosts()
         self._aging: list[deque[Stretch]] = [deque() for _ in range(AGES)]
         self._requests = 0
         self._is_counted = True  # the run under way
@@ -293,7 +292,7 @@ class Reuse:
         were_held = all(olds)
         if not were_held:
             names, pop = run[0].namespace.names_of(hashes), self._ghosts.pop
-            olds = [old or pop(name, None) for old, name in zip(olds, names, strict=True)]
+            olds = [old or pop(name) for old, name in zip(olds, names, strict=True)]
         prompt.turn = self._turn_of(run[0], olds, prompt)
         for start, end in _pieces(hashes, olds, prompt):
             old = olds[start]
@@ -311,37 +310,28 @@ class Reuse:
         """A request brought these blocks and they were not let in: ghosts from the start."""
         self._begin(len(hashes))
         names, ghosts = namespace.names_of(hashes), self._ghosts
-        olds = [ghosts.pop(name, None) for name in names]
+        olds = list(map(ghosts.pop, names))
         for start, end in _pieces(hashes, olds, prompt):
             old = olds[start]
             if old is not None:
                 prompt.turn = old.next_turn()
             stretch = self._stretch(old, prompt.turn or 1, prompt, hashes[start] == prompt.last)
             self._count(old, stretch, end - start)
-            ghosts.update(dict.fromkeys(names[start:end], stretch))
-        sample = [(namespace.digest + hashes[at], ghosts[names[at]]) for at in _sampled(hashes, below)]
-        if len(ghosts) > self._ghosts_max:
-            self._trim_ghosts()
-        return sample
+            ghosts.add((name, stretch) for name in names[start:end])
+        sample = ((hashes[at], ghosts.get(names[at])) for at in _sampled(hashes, below))
+        return [
+            (namespace.digest + block_hash, stretch) for block_hash, stretch in sample if stretch is not None
+        ]
 
     def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
         """No tier has these blocks of one namespace any more: from now on they are ghosts."""
-        ghosts = self._ghosts
+        gone: list[tuple[int, Stretch]] = []
         for block, name in zip(run, names, strict=True):
             stretch, block.stretch = block.stretch, None
             if stretch is not None:
-                self.held -= 1
-                ghosts[name] = stretch
-        if len(ghosts) > self._ghosts_max:
-            self._trim_ghosts()
-
-    def _trim_ghosts(self) -> None:
-        """Forget the oldest, many at once: a dict finds its first entry slowly when many left before it."""
-        excess = len(self._ghosts) - self._ghosts_max + REUSE_GHOSTS_TRIMMED
-        for name in list(islice(self._ghosts, excess)):
-            stretch = self._ghosts.pop(name)
-            if stretch.alive:
-                stretch.alive -= 1
+                gone.append((name, stretch))
+        self.held -= len(gone)
+        self._ghosts.add(gone)
 
     # -- what is expected --
 
@@ -357,7 +347,7 @@ class Reuse:
 
     def kind_of_new(self, namespace: Namespace, block_hash: bytes, prompt: Prompt) -> int:
         """The kind that a block would have which is not here yet."""
-        ghost = self._ghosts.get(namespace.name_of(block_hash))
+        ghost = self._ghosts.get(*namespace.names_of([block_hash]))
         uses = self._uses_after(ghost)
         if block_hash == prompt.last:
             return kind_of_last(uses)
@@ -371,7 +361,7 @@ class Reuse:
         self.now += blocks
         self._blocks += blocks
         self._requests += 1
-        self._ghosts_max = max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE) + REUSE_GHOSTS_TRIMMED
+        self._ghosts.bound(max(REUSE_GHOSTS_MIN, self.held // REUSE_GHOSTS_SHARE))
         one_in = 1 << (self.held // REUSE_COUNT_ALL_MAX).bit_length()
         self._is_counted = (self._requests * _SCATTER >> 16) % one_in == 0
         if self._requests % REUSE_AGE_EVERY == 0:

@@ -1,0 +1,47 @@
+"""Ghosts: blocks that left, and what their last use was. A bounded number; the oldest are forgotten.
+
+Many small dicts, by the highest bits of a name, each in the order in which its blocks left: one large dict
+that grows moves all its entries at once, 0.1 s at a million, and nobody is answered meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from kvstore.constants import REUSE_GHOSTS_MIN, REUSE_GHOSTS_PARTS
+from kvstore.index.stretch import Stretch
+
+_SHIFT = 57 - REUSE_GHOSTS_PARTS.bit_length()  # of the 56 bits of a name; a dict uses the low ones itself
+
+
+class Ghosts:
+    """Uses by `Namespace.names_of`."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[int, Stretch]] = [{} for _ in range(REUSE_GHOSTS_PARTS)]
+        self.bound(REUSE_GHOSTS_MIN)
+
+    def bound(self, ghosts_max: int) -> None:
+        """Remember about so many from now on."""
+        part = ghosts_max // REUSE_GHOSTS_PARTS
+        self._forget = part // 8  # at once: a dict finds its first entry slowly when many left before it
+        self._part_max = part + self._forget
+
+    def get(self, name: int) -> Stretch | None:
+        return self._parts[name >> _SHIFT].get(name)
+
+    def pop(self, name: int) -> Stretch | None:
+        """The block is back."""
+        return self._parts[name >> _SHIFT].pop(name, None)
+
+    def add(self, gone: Iterable[tuple[int, Stretch]]) -> None:
+        """These blocks have left, the newest is the last."""
+        parts, part_max = self._parts, self._part_max
+        for name, stretch in gone:
+            part = parts[name >> _SHIFT]
+            part[name] = stretch
+            if len(part) > part_max:
+                for oldest in list(islice(part, len(part) - part_max + self._forget)):
+                    if (use := part.pop(oldest)).alive:
+                        use.alive -= 1
