@@ -80,10 +80,11 @@ class Server:
             text: str = answer.read().decode()
         return text
 
-    def ask(self, prompt: list[int], max_tokens: int) -> Answer:
-        """Greedy tokens after this prompt, streamed. Raises ServerError."""
+    def ask(self, prompt: list[int], max_tokens: int, replica: int | None = None) -> Answer:
+        """Greedy tokens after this prompt, streamed. replica: the one of data parallel ones that is asked. Raises ServerError."""
         answer, begun_s = Answer([]), time.monotonic()
-        for line in self._post(prompt, max_tokens, stream=True, stream_options={"include_usage": True}):
+        usage = {"include_usage": True}
+        for line in self._post(prompt, max_tokens, replica, stream=True, stream_options=usage):
             _read(line, answer, begun_s)
         if len(answer.tokens) != max_tokens:
             raise ServerError(f"{self.name}: {len(answer.tokens)} of {max_tokens} tokens came")
@@ -93,7 +94,9 @@ class Server:
         """The `kv_transfer_params` of an answer of one token. Raises ServerError."""
         return json.loads(b"".join(self._post(prompt, 1, **more))).get("kv_transfer_params")
 
-    def _post(self, prompt: list[int], max_tokens: int, **more: Any) -> Iterator[bytes]:
+    def _post(
+        self, prompt: list[int], max_tokens: int, replica: int | None = None, **more: Any
+    ) -> Iterator[bytes]:
         body = {
             "model": "model",
             "prompt": prompt,
@@ -103,10 +106,11 @@ class Server:
             "return_token_ids": True,
             **more,
         }
+        chosen = {} if replica is None else {"X-data-parallel-rank": str(replica)}
         request = urllib.request.Request(
             f"http://{HOST}:{self.port}/v1/completions",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json"} | chosen,
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as lines:

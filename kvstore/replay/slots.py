@@ -99,12 +99,9 @@ class CountedPlaces:
         return TierStats("dram", self.slots * size, used * size, self._records_ready)
 
     def check_slices(self) -> Iterator[list[str]]:
-        free = set(self._free)
-        problems = []
-        if len(free) != len(self._free) or NO_SLOT in free:
-            problems.append("places: a slot is free twice")
-        if any(self._states[slot] != FREE for slot in free) or self._states.count(FREE) != len(free):
-            problems.append("places: used + free is not the capacity")
-        if self._states.count(READY) != self._records_ready:
-            problems.append("places: records are miscounted")
-        yield problems
+        free, states = set(self._free), self._states
+        is_twice = len(free) != len(self._free) or NO_SLOT in free
+        yield ["places: a slot is free twice"] * is_twice
+        is_wrong = any(states[slot] != FREE for slot in free) or states.count(FREE) != len(free)
+        yield ["places: used + free is not the capacity"] * is_wrong
+        yield ["places: records are miscounted"] * (states.count(READY) != self._records_ready)

@@ -5,7 +5,8 @@ a new one all the same (weights, KV cache, connector). The orders:
 
     {"do": "start", ...}      keyword arguments for the engine; step_wait_s: what a load may hold up a step;
                               ten times as long may a start wait
-    {"do": "generate", ...}   prompts (token ids), max_tokens, salt → tokens, cached, seconds
+    {"do": "generate", ...}   prompts (token ids), max_tokens, salt, adapter of LoRA (name, number, directory), images (for each
+                              prompt the seed of its picture) → tokens, cached, seconds
     {"do": "metrics"}         the connector's Prometheus counters that are not zero, and a few of vLLM's
     {"do": "pending"}         requests whose blocks vLLM still holds
     {"do": "sibling_counts"}  what a KeeperConnector of this engine did
@@ -45,8 +46,13 @@ class Host:
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
         from vllm import LLM
+        from vllm.model_executor.models import registry
 
         from connectors import constants
+
+        registry._run_in_subprocess = lambda look: (
+            look()
+        )  # a process for that would import vLLM again, for 13 s
 
         constants.SYNC_WAIT_S_MAX = order["step_wait_s"]
         constants.RANKS_WAIT_S = constants.WEIGHTS_START_WAIT_S = 10 * order["step_wait_s"]
@@ -57,14 +63,20 @@ class Host:
 
     def generate(self, order: dict[str, Any]) -> dict[str, Any]:
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        from tests.vllm.models import picture
 
         sampling = SamplingParams(temperature=0, max_tokens=order["max_tokens"], ignore_eos=True)
-        prompts = [{"prompt_token_ids": tokens} for tokens in order["prompts"]]
+        prompts: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in order["prompts"]]
         for prompt in prompts:
             if order.get("salt"):
                 prompt["cache_salt"] = order["salt"]
+        for prompt, seed in zip(prompts, order.get("images", []), strict=False):
+            prompt["multi_modal_data"] = {"image": picture(seed)}
+        adapter = LoRARequest(*order["adapter"]) if "adapter" in order else None
         begun = time.monotonic()
-        outputs = self.engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = self.engine.generate(prompts, sampling, lora_request=adapter, use_tqdm=False)
         return {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens for output in outputs],

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ PATIENT = {
     "load_timeout_s": 30,
     "save_timeout_s": 30,
 }  # for machines that are busy with other tests
+
+
+Adapter = tuple[str, int, str]  # of LoRA: name, number within an engine, directory
 
 
 @dataclass
@@ -84,13 +88,29 @@ class EngineHost:
         self.order(order, START_TIMEOUT_S)
 
     def generate(
-        self, prompts: list[list[int]], max_tokens: int = 16, salt: str = "", timeout_s: float = 300
+        self,
+        prompts: list[list[int]],
+        max_tokens: int = 16,
+        salt: str = "",
+        timeout_s: float = 300,
+        adapter: Adapter | None = None,
+        images: list[int] | None = None,
     ) -> Generated:
-        return Generated(
-            **self.order(
-                {"do": "generate", "prompts": prompts, "max_tokens": max_tokens, "salt": salt}, timeout_s
-            )
-        )
+        """images: for each prompt the seed of its picture."""
+        order: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "salt": salt}
+        if adapter is not None:
+            order["adapter"] = adapter
+        if images is not None:
+            order["images"] = images
+        return Generated(**self.order({"do": "generate", **order}, timeout_s))
+
+    def finish_saves(self) -> None:
+        """Until vLLM holds no blocks any more for what is being saved."""
+        deadline = time.monotonic() + 60
+        while self.pending():
+            assert time.monotonic() < deadline, self.log()[-4000:]
+            self.generate([[1, 2, 3]], max_tokens=2)
+        assert self.metrics().get("hook_errors", 0) == 0
 
     def metrics(self) -> dict[str, float]:
         return self.order({"do": "metrics"}, 20)

@@ -3,6 +3,12 @@
     hybrid   short convolutions with a recurrent state beside full attention (LFM2)
     mla      latent attention (DeepSeek-V2), as few and as small layers as vLLM's CPU kernel takes
     draft    the demo's Llama, a little off: some of what it drafts is accepted, some is not
+    expert   the demo's Llama with experts (Mixtral)
+    shallow  the demo's Llama, its first layer alone
+    eagle    a head of EAGLE for it, and mtp, the same as an MTP layer (MiMo): copies of that layer, so that some of
+             what they draft is accepted, and what depends on what their own KV holds
+    vision   the demo's Llama with eyes (Idefics3, which needs no torchvision)
+    lora     adapters of the demo's Llama
 
 As in the demo's model, weights are scaled so that the output depends on what attention and states hold.
 """
@@ -24,7 +30,13 @@ Array = np.ndarray[Any, Any]
 HIDDEN = 128
 HEADS = 2
 INTERMEDIATE = 256
+EXPERTS = 4
 LATENT, ROPE, NOPE = 512, 64, 64  # of MLA; the CPU kernel knows no other latent and rope
+IMAGE_TOKEN = VOCABULARY  # in prompts of `vision_model`: an image goes here
+IMAGE_SIDE, PATCH_SIDE, SHUFFLE = 128, 8, 2
+IMAGE_TOKENS = (IMAGE_SIDE // PATCH_SIDE // SHUFFLE) ** 2
+WIDTH = 64  # of what sees
+MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 
 
 def hybrid_model(base: Path, directory: Path) -> Path:
@@ -120,6 +132,200 @@ def draft_model(base: Path, directory: Path) -> Path:
     tensors["lm_head.weight"] = head + matrix(*head.shape, 1.0)
     config = json.loads((base / "config.json").read_text(encoding="utf-8"))
     return _write(base, directory / "tiny-draft", config, tensors)
+
+
+def expert_model(base: Path, directory: Path) -> Path:
+    """The model at `base` as a Mixtral: experts of random weights, of which two answer for each token."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    matrix, tensors = _matrices(SEED + 5), dict[str, Array]()
+    for name, tensor in load_file(base / "model.safetensors").items():
+        layer, is_dense, part = name.partition("mlp.")
+        if not is_dense:
+            tensors[name] = tensor
+            continue
+        part = {"gate_proj.weight": "w1", "up_proj.weight": "w3", "down_proj.weight": "w2"}[part]
+        head = layer + "block_sparse_moe."
+        for expert in range(EXPERTS):
+            tensors[f"{head}experts.{expert}.{part}.weight"] = matrix(*tensor.shape)
+        tensors.setdefault(head + "gate.weight", matrix(EXPERTS, config["hidden_size"]))
+    config |= {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }
+    return _write(base, directory / "tiny-experts", config, tensors)
+
+
+def shallow_model(base: Path, directory: Path) -> Path:
+    """The first layer of the model at `base`: what `eagle_head` and `mtp_model` can guess the tokens of."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    return _write(base, directory / "tiny-shallow", {**config, "num_hidden_layers": 1}, _first_layer(base))
+
+
+def eagle_head(base: Path, directory: Path) -> Path:
+    """EAGLE for `shallow_model`: its layer again, over the token drafted last and a little of the hidden state."""
+    layer = {
+        name.removeprefix("model."): tensor
+        for name, tensor in _first_layer(base).items()
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name
+    }
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    hidden = config["hidden_size"]
+    tensors = {**layer, "fc.weight": _halves(hidden, ahead=0.2, behind=1.0)}
+    head = {**config, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
+    return _write(base, directory / "tiny-eagle", head, tensors)
+
+
+def mtp_model(base: Path, directory: Path) -> Path:
+    """`shallow_model` as a MiMo with one MTP layer, which is its layer again, as in `eagle_head`."""
+    tensors = _first_layer(base)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    for name, heads in (
+        ("q", "num_attention_heads"),
+        ("k", "num_key_value_heads"),
+        ("v", "num_key_value_heads"),
+    ):
+        bias = np.zeros(config[heads] * dim, np.float32)
+        tensors[f"model.layers.0.self_attn.{name}_proj.bias"] = bias
+    mtp = "model.mtp_layers.0."
+    for name in [name for name in tensors if name.startswith("model.layers.0.")]:
+        tensors[name.replace("model.layers.0.", mtp)] = tensors[name].copy()
+    for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        tensors[f"{mtp}{norm}.weight"] = np.ones(hidden, np.float32)
+    tensors[mtp + "input_proj.weight"] = _halves(hidden, ahead=1.0, behind=0.2)
+    mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    return _write(base, directory / "tiny-mimo", {**config, "num_hidden_layers": 1, **mimo}, tensors)
+
+
+def lora_adapter(base: Path, directory: Path, name: str, seed: int, rank: int = 8) -> Path:
+    """An adapter in PEFT's format for queries, keys and values of the model at `base`."""
+    matrix = _matrices(seed)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    modules = {
+        "q_proj": "num_attention_heads",
+        "k_proj": "num_key_value_heads",
+        "v_proj": "num_key_value_heads",
+    }
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, heads in modules.items():
+            head = f"base_model.model.model.layers.{layer}.self_attn.{module}."
+            tensors[head + "lora_A.weight"] = matrix(rank, hidden)
+            tensors[head + "lora_B.weight"] = matrix(config[heads] * dim, rank)
+    target = directory / name
+    target.mkdir(parents=True)
+    peft = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": list(modules),
+        "bias": "none",
+    }
+    (target / "adapter_config.json").write_text(json.dumps(peft, indent=1) + "\n", encoding="utf-8")
+    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def vision_model(base: Path, directory: Path) -> Path:
+    """The model at `base` with eyes (Idefics3): one layer that sees, and a projection."""
+    text = json.loads((base / "config.json").read_text(encoding="utf-8")) | {"vocab_size": VOCABULARY + 64}
+    tensors = _seeing(_matrices(SEED + 4), text["hidden_size"])
+    known = load_file(base / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        known[name] = np.pad(known[name], ((0, 64), (0, 0)))  # for the marks of images
+    tensors |= {name.replace("model.", "model.text_model.", 1): tensor for name, tensor in known.items()}
+    config = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "model_type": "idefics3",
+        "text_config": text,
+        "vision_config": {
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIDE,
+            "patch_size": PATCH_SIDE,
+        },
+        "scale_factor": SHUFFLE,
+        "image_token_id": IMAGE_TOKEN,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    target = _write(base, directory / "tiny-vision", config, tensors)
+    _write_processor(target)
+    return target
+
+
+def picture(seed: int) -> Any:
+    """An image for `vision_model`."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (IMAGE_SIDE, IMAGE_SIDE, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def _first_layer(base: Path) -> dict[str, Array]:
+    tensors = load_file(base / "model.safetensors")
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("model.layers.") or name.startswith("model.layers.0.")
+    }
+
+
+def _halves(hidden: int, ahead: float, behind: float) -> Array:
+    """A projection of two joined vectors: `behind` times the first, `ahead` times the second."""
+    one = np.eye(hidden, dtype=np.float32)
+    joined: Array = np.concatenate([behind * one, ahead * one], axis=1)
+    return joined.astype(np.float32)
+
+
+def _seeing(matrix: Callable[..., Array], hidden: int) -> dict[str, Array]:
+    """Weights from pixels to what stands in the place of tokens."""
+    tower, patches = "model.vision_model.", (IMAGE_SIDE // PATCH_SIDE) ** 2
+    layer, pixels = tower + "encoder.layers.0.", 3 * PATCH_SIDE**2
+    patch = matrix(WIDTH, pixels).reshape(WIDTH, 3, PATCH_SIDE, PATCH_SIDE)
+    tensors = {
+        tower + "embeddings.patch_embedding.weight": patch,
+        tower + "embeddings.patch_embedding.bias": np.zeros(WIDTH, np.float32),
+        tower + "embeddings.position_embedding.weight": matrix(patches, WIDTH),
+        "model.connector.modality_projection.proj.weight": matrix(hidden, WIDTH * SHUFFLE**2),
+    }
+    for norm in (layer + "layer_norm1", layer + "layer_norm2", tower + "post_layernorm"):
+        tensors[norm + ".weight"], tensors[norm + ".bias"] = (
+            np.ones(WIDTH, np.float32),
+            np.zeros(WIDTH, np.float32),
+        )
+    linear = {f"self_attn.{name}_proj": (WIDTH, WIDTH) for name in ("q", "k", "v", "out")}
+    linear |= {"mlp.fc1": (2 * WIDTH, WIDTH), "mlp.fc2": (WIDTH, 2 * WIDTH)}
+    for name, (rows, columns) in linear.items():
+        tensors[f"{layer}{name}.weight"] = matrix(rows, columns)
+        tensors[f"{layer}{name}.bias"] = np.zeros(rows, np.float32)
+    return tensors
+
+
+def _write_processor(target: Path) -> None:
+    """What turns images into pixels (Pillow, not torchvision), and the marks of images in the tokenizer."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(MARKS))
+    tokenizer.save(str(target / "tokenizer.json"))
+    side = {"longest_edge": IMAGE_SIDE}
+    pixels = {
+        "image_processor_type": "Idefics3ImageProcessorPil",
+        "do_image_splitting": False,
+        "size": side,
+        "max_image_size": side,
+    }
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": IMAGE_TOKENS}
+    for name, document in (("preprocessor_config.json", pixels), ("processor_config.json", processor)):
+        (target / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _matrices(seed: int) -> Callable[..., Array]:

@@ -41,20 +41,12 @@ def mended(model: Path, directory: Path) -> Iterator[EngineHost]:
     process.kill()
 
 
-def wait_for_saves(engine: EngineHost) -> None:
-    """Until vLLM holds no blocks any more for what is being saved."""
-    deadline = time.monotonic() + 60
-    while engine.pending():
-        assert time.monotonic() < deadline, engine.log()[-4000:]
-        engine.generate([[1, 2, 3]], max_tokens=2)
-
-
 def pass_on(engine: EngineHost, daemon: Daemon, cached: list[int], **options: Any) -> None:
     """An engine computes and saves, the next one loads: both answer the same."""
     engine.start(daemon.socket, **options)
     expected = engine.generate(PROMPTS)
     assert engine.metrics().get("loaded_blocks", 0) == 0
-    wait_for_saves(engine)
+    engine.finish_saves()
     engine.start(daemon.socket, **options)
     again = engine.generate(PROMPTS)
     assert (again.tokens, again.cached) == (expected.tokens, cached)
@@ -111,7 +103,7 @@ def test_speculation(
     assert engine.generate(PROMPTS).tokens == expected.tokens
     accepted = engine.metrics().get("spec_decode_num_accepted_tokens", 0)
     assert kind == "ngram" or accepted > 0
-    wait_for_saves(engine)
+    engine.finish_saves()
     engine.reset_prefix()
     before = engine.metrics().get("spec_decode_num_accepted_tokens", 0)
     again = engine.generate(PROMPTS)
