@@ -1,13 +1,13 @@
 """The block table of a namespace: block hash → block, in many small dicts instead of one large one.
 
-    hash ─▶ directory, by as many of its bits as needed ─▶ part: a dict of some thousand blocks
+    hash ─▶ directory, by as many of its bits as needed ─▶ part: a dict of about a thousand blocks
                                                              full ─▶ split by the next bit
 
 A dict that grows moves all its entries at once, and nobody is answered meanwhile: 0.8 s at eleven
 million blocks. And where blocks come and go, as in every cache that is full, the places of those
 that went are not used again before it grows, to up to six places for each block. A part moves
-a few thousand entries, or drops the places of those that went when that is enough: it
-takes a fraction of a millisecond.
+a thousand entries, or drops the places of those that went when that is enough: it
+takes a tenth of a millisecond.
 
 This is *extendible hashing* (Fagin et al., TODS 1979). Parts stay when blocks go; a part that
 becomes empty gives its memory back.

@@ -42,6 +42,11 @@ def whole(tokens: list[int]) -> int:
     return len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
+def told(tokens: list[int], answer: list[int]) -> list[int]:
+    """Those whose KV there is after an answer: not of its last token."""
+    return tokens + answer[:-1]
+
+
 @pytest.fixture
 def started(tmp_path: Path, daemon: Daemon) -> Iterator[Callable[..., Server]]:
     """Servers of two replicas, each with our connector."""
@@ -68,13 +73,14 @@ def counted(server: Server, name: str) -> list[float]:
     return [found[replica] for replica in range(REPLICAS)]
 
 
-def wait_stored(daemon: Daemon, blocks: int) -> None:
-    """Until so many blocks are there, in one namespace for all."""
+def wait_stored(daemon: Daemon, sequences: list[list[int]]) -> None:
+    """Until the whole blocks of all these, and nothing else, are there, in one namespace for all."""
+    blocks = sum(map(whole, sequences)) // BLOCK_TOKENS
     deadline_s = time.monotonic() + SAVED_S_MAX
     with Client(daemon.socket, timeout_s=10, attach=False) as tool:
         while True:
             (space,) = tool.list_namespaces()
-            if space["blocks"] >= blocks:
+            if space["blocks"] == blocks:
                 return
             assert time.monotonic() < deadline_s, (space, blocks)
             time.sleep(0.05)
@@ -87,7 +93,7 @@ def check_shared(server: Server, daemon: Daemon, alone: list[list[int]]) -> None
     assert [answer.tokens for answer in first] == alone
     assert [answer.cached for answer in first] == [0] * len(PROMPTS)
     assert counted(server, "connected") == counted(server, "ready") == [1] * REPLICAS
-    wait_stored(daemon, sum(map(whole, PROMPTS)) // BLOCK_TOKENS)
+    wait_stored(daemon, [*map(told, PROMPTS, alone)])
     second = [
         server.ask(tokens, ANSWER_TOKENS, 1 - owner) for owner, tokens in zip(owners, PROMPTS, strict=True)
     ]
@@ -156,13 +162,12 @@ def test_replicas_that_share_experts(
     host.stop()
     server.wait()
     check_shared(server, daemon, alone)
-    stored = sum(map(whole, PROMPTS)) // BLOCK_TOKENS
     fresh = [prompt(4000 + number, 150) for number in range(4)]
     with ThreadPoolExecutor(1) as pool:
         going_on = pool.submit(server.ask, LONG, LONG_TOKENS, 0)
         first = [server.ask(tokens, 1, 1) for tokens in fresh]
-        wait_stored(daemon, stored + sum(map(whole, fresh)) // BLOCK_TOKENS)
         assert going_on.result().tokens == long
+    wait_stored(daemon, [*map(told, PROMPTS, alone), *fresh, told(LONG, long)])
     second = [server.ask(tokens, 1, 0) for tokens in fresh]
     assert [answer.tokens for answer in second] == [answer.tokens for answer in first]
     assert [answer.cached for answer in second] == list(map(whole, fresh))
