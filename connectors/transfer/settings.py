@@ -57,6 +57,11 @@ class Settings:
     model_digest: str = ""
     cache_dir: str = ""
 
+    @property
+    def save_call_s(self) -> float:
+        """What one call of a save may last: no step waits longer for one."""
+        return min(self.save_timeout_s, limits.SYNC_WAIT_S_MAX if self.save == "sync" else float("inf"))
+
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
     """Check and complete the keys. Raises SettingError."""

@@ -91,8 +91,7 @@ class SchedulerHalf:
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
         self._queue = Queue(self._spaces, self._fetching)
         is_sync = settings.save == "sync"
-        save_timeout_s = min(settings.save_timeout_s, limits.SYNC_WAIT_S_MAX if is_sync else float("inf"))
-        line = self._open_line(save_timeout_s, "saves")
+        line = self._open_line(settings.save_call_s, "saves")
         lines = line if is_sync else self._line, line
         self._storing = Storing(lines, settings.save_queue_bytes, tally.add, guard.note, self._through)
         self._threads: list[threading.Thread] = []

@@ -62,7 +62,8 @@ class WorkerHalf:
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
         label = f"vllm worker {self._pp_rank}.{self._shard}"
-        self._line = Line(settings.kvstore_socket, limits.CALL_TIMEOUT_S, label, True, self._stores)
+        timeout_s = settings.save_call_s if self._stores else limits.CALL_TIMEOUT_S
+        self._line = Line(settings.kvstore_socket, timeout_s, label, True, self._stores)
         self._threads: list[threading.Thread] = []
         self._keeper: ArenaKeeper | None = None
         self._drained: set[str] = set()

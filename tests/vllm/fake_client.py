@@ -46,6 +46,7 @@ class FakeStore:
     spoil: Callable[[Key, bytes], bytes] | None = None
     may_fill: threading.Event = field(default_factory=threading.Event)
     calls: list[str] = field(default_factory=list)
+    timeouts_s: dict[str, float] = field(default_factory=dict)  # of clients, by label
     asked: list[dict[str, Any]] = field(default_factory=list)
     settled: list[tuple[int, int, bytes]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -54,6 +55,7 @@ class FakeStore:
         self.may_fill.set()
 
     def open(self, socket_path: str, timeout_s: float, label: str, **_: Any) -> FakeClient:
+        self.timeouts_s[label] = timeout_s
         return FakeClient(self)
 
     def count(self, name: str) -> int:

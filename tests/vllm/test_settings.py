@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from connectors.vllm.guard import Guard, guarded
 from connectors.vllm.stats import GAUGES, MEANINGS, KVStorePromMetrics, KVStoreStats, Tally
 from connectors.vllm_plugin import register
 from kvstore.errors import Refused, Unavailable
+from tests.vllm.fake_client import FakeStore
+from tests.vllm.world import World
 
 pytestmark = pytest.mark.vllm
 
@@ -23,6 +26,16 @@ pytestmark = pytest.mark.vllm
 def test_defaults_are_allowed() -> None:
     """No key has to be set."""
     assert read_settings({}) == Settings()
+
+
+@pytest.mark.parametrize(("save", "seconds"), [("async", 7.0), ("sync", 1.0)])
+def test_every_call_of_a_save_has_its_timeout(
+    worlds: Callable[..., World], store: FakeStore, save: str, seconds: float
+) -> None:
+    """The scheduler's and the ranks'; where a step waits for them, never more than a second."""
+    worlds(extra={"save": save, "save_timeout_s": 7})
+    timeouts_s = {label: store.timeouts_s[label] for label in ("vllm saves", "vllm worker 0.0")}
+    assert set(timeouts_s.values()) == {seconds}, timeouts_s
 
 
 @pytest.mark.parametrize(
