@@ -151,8 +151,8 @@ def test_replicas_of_a_dense_model(
 def test_replicas_that_share_experts(
     host: EngineHost, daemon: Daemon, model: Path, tmp_path: Path, started: Callable[..., Server]
 ) -> None:
-    """The same of replicas that step together: one loads and saves while the other computes, and the other way round, and
-    dummy batches between cost neither a save nor a token."""
+    """The same of replicas that step together: one computes and saves while the other decodes, either loads while the
+    other has nothing to do, and dummy batches between cost neither a save nor a token."""
     experts = models.expert_model(model, tmp_path)
     worker = ("--worker-extension-cls", "tests.vllm.expert_parallel.ExpertWorker")
     server = started(experts, "--enable-expert-parallel", *worker)
