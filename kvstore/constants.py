@@ -85,12 +85,13 @@ DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
-ADOPT_SLICE_ROWS = 2000  # rows indexed between two looks at requests while starting: about 5 ms
+ADOPT_PIECES = 4  # of a device's rows indexed between two looks at requests while starting: 2,048, in 2 ms
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
-TABLE_PART_ENTRIES_MAX = 1365  # blocks that come to one dict of the index before it is tidied up: 2/3 of 2048
-TABLE_SPLIT_BLOCKS = 1265  # that are there then, from which on it becomes two: tidying up would not last
+TABLE_PART_ENTRIES = (341, 682, 1365)  # blocks that a dict of the index takes before it grows: 2/3 of 512 …
+TABLE_SPLIT_BITS = (
+    2  # a part that is too full becomes four: half as many moves as in twos until it is a large index
+)
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
-require(TABLE_SPLIT_BLOCKS < TABLE_PART_ENTRIES_MAX, "there is room after a tidy-up")
 
 LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; beyond it: a miss
 SUSPECTS_MAX = 1024  # blocks whose last read failed; a second failure drops their record
@@ -216,6 +217,7 @@ REUSE_STALE_LOOKS = 256  # outdated entries thrown away at the front of a queue 
 REUSE_STALE_ROUNDS = 16  # … and how often all queues are asked when none has an answer
 
 # ---- which judge decides (kvstore/policies/learned/selection.py) ---------------------------------
+POLICY_LEARNS_AFTER_S = 0.001  # what nobody waits for, while the client copies
 CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks …
 CONTEST_THINNED = 32  # … by one in so many at a time
 CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part

@@ -12,7 +12,7 @@ record costs no memory here but its flag in the pool.
 
 So a row may name a record that was evicted, even one whose bytes are overwritten already; at
 the next start it is found again, and is either true or caught by its checksum. What must not
-come back is cleared: `clear` for slots, `purge` for keys wherever a row still names them.
+come back is cleared.
 
 Threads. The engine's thread has the pool: it takes and gives slots, and never waits for the
 disk. Everything else blocks, and runs in the I/O threads of this device alone; it may hang
@@ -274,20 +274,6 @@ class Device:
                 is_done = False
         return is_done
 
-    def purge(self, is_doomed: Callable[[bytes], bool]) -> bool:
-        """Forget every row whose key is doomed, those of evicted records too; False where the disk refused.
-
-        Reads the whole table: about a second per million rows.
-        """
-        is_done = True
-        for piece in self._table.pieces():
-            try:
-                self._table.clear_where(piece, lambda row: is_doomed(row.key))
-            except OSError as error:
-                self._count_error("clearing rows", error)
-                is_done = False
-        return is_done
-
     def check(self) -> list[str]:
         """One line per violation. Blocks; only while nothing else is under way."""
         problems = self.pool.check() + self._slabs.check()
@@ -374,7 +360,7 @@ class Device:
         with self._counting:
             self.counters.corrupt += 1
         self._warn(f"record {row.key.hex()} is corrupt: dropped")
-        self._table.clear_where(range(row.slot, row.slot + 1), lambda found: found == row)
+        self._table.clear_row(row)
 
     # -- room ------------------------------------------------------------------------
 

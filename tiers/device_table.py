@@ -28,7 +28,7 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +47,9 @@ _ROW = struct.Struct(f"<QII{CHECKSUM_BYTES}s{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX +
 _BODY_AT = 8
 _PADDING = bytes(ROW_BYTES - _ROW.size)
 _ROWS = struct.Struct(f"{_ROW.format}{len(_PADDING)}x")
-_HASHED_BYTES = _ROW.size - _BODY_AT
+_BODIES = struct.Struct(
+    f"{_BODY_AT}x{_ROW.size - _BODY_AT}s{len(_PADDING)}x"
+)  # the same rows: what is hashed
 _digest = xxhash.xxh3_64_intdigest
 
 
@@ -115,16 +117,11 @@ class RowTable:
         with self._changing:
             self._store(self._number(run.start), bytes(len(run) * ROW_BYTES))
 
-    def clear_where(self, run: range, is_doomed: Callable[[Row], bool]) -> int:
-        """Forget those rows among neighbouring slots that a test picks; returns how many.
-
-        Rows that others write at the same time are left as they are, or judged as written.
-        """
+    def clear_row(self, row: Row) -> None:
+        """Forget this row, unless its slot was written again meanwhile."""
         with self._changing:
-            doomed = [row for row in self.read(run) if row is not None and is_doomed(row)]
-            for row in doomed:
+            if self.read(range(row.slot, row.slot + 1)) == [row]:
                 self._store(self._number(row.slot), bytes(ROW_BYTES))
-        return len(doomed)
 
     # -- all of them ---------------------------------------------------------------
 
@@ -161,31 +158,30 @@ class RowTable:
         slab, position = divmod(slot, SLAB_SLOTS_MAX)
         return slab * self._rows_per_slab + position
 
-    def _load(self, slot: int, count: int) -> bytes:
+    def _load(self, slot: int, count: int) -> bytearray:
         """The bytes of so many rows; zeros where the file ends before."""
         raw = bytearray(count * ROW_BYTES)
         self._io.preadv(self._fd, [memoryview(raw)], self._number(slot) * ROW_BYTES)
-        return bytes(raw)
+        return raw
 
     def _store(self, number: int, packed: bytes | bytearray) -> None:
         written = self._io.pwritev(self._fd, [memoryview(packed)], number * ROW_BYTES)
         if written != len(packed):
             raise OSError(errno.EIO, f"wrote {written} of {len(packed)} bytes of rows")
 
-    def _parse(self, slot: int, raw: bytes) -> tuple[list[Row], int]:
-        """The sound rows from this slot on, and how many others are not empty. About 0.6 µs a row."""
+    def _parse(self, slot: int, raw: bytearray) -> tuple[list[Row], int]:
+        """The sound rows from this slot on, and how many others are not empty. About 0.5 µs a row."""
         rows = []
         damaged = 0
         seed = self._seed + self._number(slot)
-        at = _BODY_AT
-        for stored, size_bytes, stored_s, checksum, key, parent, columns in _ROWS.iter_unpack(raw):
-            if stored and key and stored == _digest(raw[at : at + _HASHED_BYTES], seed):
+        for row, (body,) in zip(_ROWS.iter_unpack(raw), _BODIES.iter_unpack(raw), strict=True):
+            stored, size_bytes, stored_s, checksum, key, parent, columns = row
+            if stored and key and stored == _digest(body, seed):
                 rows.append(_row((slot, key, parent, size_bytes, checksum, stored_s, columns)))
             elif stored or key or size_bytes:
                 damaged += 1
             slot += 1
             seed += 1
-            at += ROW_BYTES
         return rows, damaged
 
 

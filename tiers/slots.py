@@ -186,15 +186,18 @@ class SlotPool:
         return True
 
     def mark_run(self, slots: Sequence[int], slot_bytes: int) -> None:
-        """Claim slots of one slab while restoring: as `mark`, for slots known to be free and of this class."""
+        """Claim ascending slots of one slab while restoring: as `mark`, for slots known to be free and of this class."""
         number = slots[0] // SLAB_SLOTS_MAX
         slab = self._slabs.get(number)
         if slab is None:
             slab = self._slabs[number] = _Slab(slot_bytes, self.slots_per_slab(slot_bytes))
-        flags = slab.flags
-        for slot in slots:
-            flags[slot & 0xFFFF] = 1
-        slab.used += len(slots)
+        flags, first, count = slab.flags, slots[0] & 0xFFFF, len(slots)
+        if slots[-1] - slots[0] == count - 1:
+            flags[first : first + count] = b"\1" * count
+        else:
+            for slot in slots:
+                flags[slot & 0xFFFF] = 1
+        slab.used += count
 
     def settle(self) -> None:
         """Rebuild the classes from what was marked. Looks at each slab once."""

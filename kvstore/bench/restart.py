@@ -72,7 +72,7 @@ def _start(
     digest, chain = space
     with Daemon(home, chosen) as daemon, daemon.client() as client:
         namespace = client.namespace(digest, plan.restart_record_bytes, HASH_BYTES, 64, {})
-        daemon.wait(lambda: client.lookup([namespace], chain) == len(chain), "the first lookup", 0.002)
+        daemon.wait(lambda: client.lookup([namespace], chain) == len(chain), "the first lookup")
         answered_s = time.perf_counter() - daemon.started_s
         daemon.wait(lambda: not client.status()["adopting"], "reading the rows")
         return answered_s, time.perf_counter() - daemon.started_s

@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from kvstore import __version__
@@ -32,6 +33,7 @@ from kvstore.constants import (
     JOIN_WAIT_S,
     LOOP_DELAY_INTERVAL_S,
     PERSIST_PAUSE_S,
+    POLICY_LEARNS_AFTER_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
     TICK_INTERVAL_S,
@@ -266,12 +268,14 @@ class Service:
         self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
         if self._demand_file is not None:
             self._demand_file.open()
+        policies = SELECTABLE[self.config.engine.policy]()
+        policies.later = partial(asyncio.get_running_loop().call_later, POLICY_LEARNS_AFTER_S)
         self.engine = Engine(
             storage.arena,
             list(zip(storage.devices, pools, strict=True)),
             namespaces,
             io,
-            SELECTABLE[self.config.engine.policy](),
+            policies,
             jobs_max=threads,
             totals=totals,
             endurance=self._endurance_file.open(self.config.nvme.write_bytes_per_day),

@@ -35,7 +35,6 @@ from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
-from kvstore.engine.live import live_steps
 from kvstore.errors import (
     BadFrame,
     ConnectionRefused,
@@ -66,9 +65,9 @@ class Door:
         socket_path: str | os.PathLike[str],
         *,
         instance: str = "",
-        report: Callable[[], dict[str, Any]] | None = None,
-        totals: Callable[[float, int], dict[str, Any]] | None = None,
-        live: Callable[[float], Steps[dict[str, Any]]] | None = None,
+        report: Callable[[], dict[str, Any]],
+        totals: Callable[[float, int], dict[str, Any]],
+        live: Callable[[float], Steps[dict[str, Any]]],
         settings: Settings | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
@@ -79,10 +78,9 @@ class Door:
     ) -> None:
         """Opens nothing yet.
 
-        instance: every client is told. report: what a Status request answers; by default the
-        engine's status with our counters under "door". totals: what a Report request answers; live: a Live one.
-        lease_share_max: what one connection may hold of the arena. on_failure: called when the
-        door cannot go on.
+        instance: every client is told. report: what a Status request answers; totals: a Report request;
+        live: a Live one. lease_share_max: what one connection may hold of the arena. on_failure: called when
+        the door cannot go on.
         """
         loop = asyncio.get_running_loop()
         self.engine = engine
@@ -90,9 +88,9 @@ class Door:
         self.api = Api(
             engine,
             _limits(arena, leases_max, lease_share_max),
-            report or self._default_report,
-            totals or engine.report,
-            live or self._default_live,
+            report,
+            totals,
+            live,
             time.monotonic,
             loop.call_later,
             self.turns.run,
@@ -285,12 +283,6 @@ class Door:
     def times(self) -> dict[str, object]:
         """How long requests took, by their name, of those that came since the start."""
         return {kind.__name__.lower(): t.as_dict() for kind, t in self.api.times.items() if t.count}
-
-    def _default_live(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
-        return live_steps(self.engine, minutes_since_s, minutes_since_s)
-
-    def _default_report(self) -> dict[str, Any]:
-        return {**self.engine.status(), "door": self.counters}
 
 
 async def _read(peer: socket.socket, size: int) -> bytes:

@@ -151,7 +151,7 @@ class _Books:
     def _compare_nvme(self) -> None:
         engine = self._engine
         for member in engine.nvme.members:
-            if not member.device.ready or any(m is member for m in engine.writer.writing.values()):
+            if not member.ready or any(m is member for m in engine.writer.writing.values()):
                 continue
             used = sum(each.used for each in member.device.stats().classes)
             held = len(self._on_device[member.number])

@@ -200,42 +200,40 @@ def left(run: Iterable[Block], bit: int) -> None:
 
 def load(
     namespace: Namespace, rows: Iterable[tuple[bytes, bytes, int, int]], device: int
-) -> list[Block | None]:
+) -> tuple[list[Block | None], list[Block]]:
     """Put many rows (hash, parent hash, slot, time) of a device into a namespace, in any order: the start-up path.
 
     Same result as calling `arrived` and `put_on` for each, in a third of the time where parents come just
-    before their children. Returns for each row its block, None for one that NVMe has already.
+    before their children. Returns for each row its block, None for one that NVMe has already; and those blocks
+    whose child did not follow: the only ones that may be leaves now.
     """
-    file = namespace.blocks.setdefault
+    get, file = namespace.blocks.get, namespace.blocks.setdefault
     first = IN_NVME + nvme_bits(device, 0)
     filed: list[Block | None] = []
+    ends: list[Block] = []
     last: Block | None = None
     for block_hash, parent, slot, _ in rows:
-        block = file(block_hash, Block(namespace, block_hash))
-        if block.where & IN_NVME:
+        if last is not None and last.hash == parent:
+            new = Block(namespace, block_hash, last, None, first + (slot << NVME_SHIFT) | last.where & ROOTED)
+            block: Block | None = file(block_hash, new)
+            if block is new:
+                last.add_child(new)
+                filed.append(new)
+                last = new
+                continue
+        else:
+            block = get(block_hash)
+        if last is not None:
+            ends.append(last)
+        if block is not None and block.where & IN_NVME:
             filed.append(None)
             continue
-        where = first + (slot << NVME_SHIFT) | block.where
-        above = block.parent
-        if above is None and parent and not block.where & IN_ANY:  # new, or a ghost known only by name
-            above = last
-            if above is None or above.hash != parent:
-                above = file(parent, Block(namespace, parent))
-            block.parent = above
-            block.where = where
-            above.add_child(block)
-        else:
-            block.where = where
-            if above is not None:
-                above.count_child(IN_NVME, 1)
-        if not where & ROOTED and (above is None or above.where & ROOTED):
-            if block.children is None:
-                block.where |= ROOTED
-            else:
-                _spread(block, ROOTED)
-        filed.append(block)
-        last = block
-    return filed
+        last = arrived(namespace, block_hash, parent, IN_NVME)
+        last.put_on(device, slot)
+        filed.append(last)
+    if last is not None:
+        ends.append(last)
+    return filed, ends
 
 
 def forget(namespace: Namespace) -> None:

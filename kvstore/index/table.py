@@ -1,7 +1,7 @@
 """The block table of a namespace: block hash → block, in many small dicts instead of one large one.
 
     hash ─▶ directory, by as many of its bits as needed ─▶ part: a dict of about a thousand blocks
-                                                             full ─▶ split by the next bit
+                                                             full ─▶ split by the next bits
 
 A dict that grows moves all its entries at once, and nobody is answered meanwhile: 0.8 s at eleven
 million blocks. And where blocks come and go, as in every cache that is full, the places of those
@@ -24,20 +24,21 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
+from kvstore.constants import TABLE_PART_ENTRIES, TABLE_SPLIT_BITS
 
 B = TypeVar("B")
 
 _SHIFT = 24  # of the hash; a dict uses the bits below for itself
+_SPLIT_PARTS = 1 << TABLE_SPLIT_BITS
 
 
 class Part(msgspec.Struct, Generic[B], gc=False, eq=False):
     """Blocks whose hashes end, above `_SHIFT`, in the same `depth` bits. room: entries left, each for one
-    block that comes; those of blocks that went are free only after a tidy-up."""
+    block that comes, before the dict would grow; those of blocks that went are free only after a tidy-up."""
 
     blocks: dict[bytes, B]
     depth: int
-    room: int = TABLE_PART_ENTRIES_MAX
+    room: int = TABLE_PART_ENTRIES[0]
 
 
 class BlockTable(Generic[B]):
@@ -71,8 +72,8 @@ class BlockTable(Generic[B]):
         if found is block:
             self._count += 1
             part = self._parts[number]
-            part.room -= 1
-            if part.room <= 0:
+            room = part.room = part.room - 1
+            if room <= 0:
                 self._make_room(number, part)
         return found
 
@@ -83,7 +84,7 @@ class BlockTable(Generic[B]):
         self._count -= 1
         if not blocks:
             blocks.clear()  # the places of all that ever were there
-            self._parts[number].room = TABLE_PART_ENTRIES_MAX
+            self._parts[number].room = TABLE_PART_ENTRIES[0]
 
     def __len__(self) -> int:
         return self._count
@@ -104,30 +105,36 @@ class BlockTable(Generic[B]):
         return (part.blocks for number, part in enumerate(self._parts) if number >> part.depth == 0)
 
     def _make_room(self, number: int, part: Part[B]) -> None:
-        """No entry is left: drop those of blocks that went, or make two parts of this one."""
+        """No entry is left: drop those of blocks that went, and let it grow; or make several parts of this one."""
         blocks = part.blocks
-        if len(blocks) <= TABLE_SPLIT_BLOCKS:
+        part.room = _room(len(blocks))
+        if part.room:
             kept: dict[bytes, B] = {}
             kept.update(blocks)
             blocks.clear()
             blocks.update(kept)
-            part.room = TABLE_PART_ENTRIES_MAX - len(blocks)
             return
         if part.depth == self._mask.bit_length():
-            self._parts *= 2
-            self._dicts *= 2
-            self._mask = self._mask * 2 + 1
+            self._parts *= _SPLIT_PARTS
+            self._dicts *= _SPLIT_PARTS
+            self._mask = len(self._parts) - 1
         low = number & ((1 << part.depth) - 1)
         self._split(part, low)
 
     def _split(self, part: Part[B], low: int) -> None:
-        """By the next bit. `low`: the bits that all its hashes end in."""
-        halves: tuple[dict[bytes, B], dict[bytes, B]] = ({}, {})
+        """By the next bits. `low`: the bits that all its hashes end in."""
+        dicts: list[dict[bytes, B]] = [{} for _ in range(_SPLIT_PARTS)]
         bit = _SHIFT + part.depth
         for block_hash, block in part.blocks.items():
-            halves[hash(block_hash) >> bit & 1][block_hash] = block
-        depth = part.depth + 1
-        for which, blocks in enumerate(halves):
-            half = Part(blocks, depth, TABLE_PART_ENTRIES_MAX - len(blocks))
+            dicts[hash(block_hash) >> bit & _SPLIT_PARTS - 1][block_hash] = block
+        depth = part.depth + TABLE_SPLIT_BITS
+        for which, blocks in enumerate(dicts):
+            split = Part(blocks, depth, _room(len(blocks)))
             for number in range(low | which << part.depth, len(self._parts), 1 << depth):
-                self._parts[number], self._dicts[number] = half, blocks
+                self._parts[number], self._dicts[number] = split, blocks
+
+
+def _room(count: int) -> int:
+    """Entries left in the smallest dict that holds so many blocks and need not be tidied up again at once; 0 where a
+    part would have to be larger than any."""
+    return next((most - count for most in TABLE_PART_ENTRIES if count <= most * 15 // 16), 0)

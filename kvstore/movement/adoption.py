@@ -14,13 +14,12 @@ Recency is not stored: the order of eviction starts anew, with what is asked for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from kvstore.constants import ADOPT_SLICE_ROWS
-from kvstore.index.block import Block, Namespace
+from kvstore.constants import ADOPT_PIECES
 from kvstore.index.namespaces import NamespaceRegistry
-from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
 from tiers.base import NAMESPACE_BYTES
@@ -30,6 +29,7 @@ from tiers.errors import OpenError
 log = logging.getLogger("kvstore.movement.adoption")
 
 Rows = Sequence[Row]
+Run = tuple[Row, list[AdoptedRow]]  # the first of them, and all
 
 
 class Adoption:
@@ -65,7 +65,7 @@ class Adoption:
             self._read_next(member, None)
 
     def _read_next(self, member: Member, scan: Iterator[Rows] | None) -> None:
-        def work() -> tuple[Iterator[Rows], Rows | None] | None:
+        def work() -> tuple[Iterator[Rows], list[Run]] | None:
             rows = scan
             if rows is None:
                 try:
@@ -74,44 +74,32 @@ class Adoption:
                     member.left_alone = str(error)
                     return None
                 rows = member.device.scan()
-            return rows, next(rows, None)
+            return rows, [run for piece in islice(rows, ADOPT_PIECES) for run in runs_of(piece)]
 
-        def done(read: tuple[Iterator[Rows], Rows | None] | None) -> None:
+        def done(read: tuple[Iterator[Rows], list[Run]] | None) -> None:
             if read is None:
                 member.left_alone = member.left_alone or "cannot be read"
                 log.error("%s is left alone until the next start: %s", member.name, member.left_alone)
                 self._reading.discard(member.number)
                 self._adopted(self.done)
                 return
-            rows, chunk = read
-            if chunk is None:
-                self._settle_next(member, self._leaves(member))
+            rows, runs = read
+            if not runs:
+                self._finish(member)
                 return
-            self._load(member, chunk)
+            for first, run in runs:
+                self._load(member, first, run)
             self._read_next(member, rows)
 
         member.io.submit(work, done, failed=None)
 
-    def _load(self, member: Member, rows: Rows) -> None:
-        for namespace, run in self._by_namespace(member, rows):
+    def _load(self, member: Member, first: Row, run: list[AdoptedRow]) -> None:
+        namespace = self._namespaces.found(first.key, first.size_bytes, first.columns)
+        if namespace is not None:
             self._residency.adopted_on_nvme(member, namespace, run)
-
-    def _leaves(self, member: Member) -> Iterator[list[Block]]:
-        """Slices of the blocks on this device that nothing on NVMe hangs on, of one namespace each."""
-        for namespace in list(self._namespaces):
-            blocks = namespace.blocks.walk()
-            while chunk := list(islice(blocks, ADOPT_SLICE_ROWS)):
-                here = (block for block in chunk if block.where & IN_NVME and block.device == member.number)
-                yield [block for block in here if not block.has_child_in(IN_NVME)]
-
-    def _settle_next(self, member: Member, leaves: Iterator[list[Block]]) -> None:
-        """Tell the policies who may leave, a slice at a time between requests; then the device is ready."""
-        slice_ = next(leaves, None)
-        if slice_ is None:
-            self._finish(member)
             return
-        self._residency.settle(*slice_)
-        member.io.submit(lambda: None, lambda _: self._settle_next(member, leaves), failed=None)
+        for _, _, slot, _ in run:  # not as its namespace's records are: nobody can ask for them
+            member.drop(slot)
 
     def _finish(self, member: Member) -> None:
         member.became_ready()
@@ -119,21 +107,6 @@ class Adoption:
         self._residency.writes.forget_written()
         self._ready()
         self._adopted(self.done)
-
-    def _by_namespace(self, member: Member, rows: Rows) -> Iterable[tuple[Namespace, list[AdoptedRow]]]:
-        found: dict[tuple[bytes, int, bytes], tuple[Namespace | None, list[AdoptedRow]]] = {}
-        digest, size, cut = b"", -1, b""  # of the row before: most have a neighbour of their namespace
-        for slot, key, parent, size_bytes, _, stored_s, columns in rows:
-            if size_bytes != size or columns != cut or not key.startswith(digest):
-                kind = digest, size, cut = key[:NAMESPACE_BYTES], size_bytes, columns
-                if kind not in found:
-                    found[kind] = self._namespaces.found(key, size_bytes, columns), []
-                namespace, run = found[kind]
-            if namespace is None:
-                member.drop(slot)  # not as its namespace's records are: nobody can ask for it
-            else:
-                run.append((key[NAMESPACE_BYTES:], parent[NAMESPACE_BYTES:], slot, stored_s))
-        return [(namespace, run) for namespace, run in found.values() if namespace is not None]
 
     def _adopt_arena(self) -> None:
         residency = self._residency
@@ -149,3 +122,23 @@ class Adoption:
             residency.counters.adopted += 1
         for block in residency.unverified:
             residency.settle(block)
+
+
+def runs_of(rows: Rows) -> list[Run]:
+    """The rows by their namespace and the form of their records.
+
+    Called in the thread that has just read them: they are in its processor's cache, and come to the engine's thread as
+    fewer objects. Most follow their parent; then the parent's hash is the very object of the row before.
+    """
+    found: dict[tuple[bytes, int, bytes], Run] = {}
+    digest, size, cut = b"", -1, b""  # of the row before: most have a neighbour of their namespace
+    last_key = last_hash = b""
+    for row in rows:
+        slot, key, parent, size_bytes, _, stored_s, columns = row
+        if size_bytes != size or columns != cut or not key.startswith(digest):
+            kind = digest, size, cut = key[:NAMESPACE_BYTES], size_bytes, columns
+            _, run = found.setdefault(kind, (row, []))
+        above = last_hash if parent == last_key else parent[NAMESPACE_BYTES:]
+        last_key, last_hash = key, key[NAMESPACE_BYTES:]
+        run.append((last_hash, above, slot, stored_s))
+    return list(found.values())

@@ -87,7 +87,7 @@ class Writer:
         """Offer again what was refused, if devices had time to recover; see to their slots."""
         for member in self._residency.nvme.members:
             member.tend(RETENTION_DELETE_ROWS)
-            if member.device.ready and member.loads.closed and member.stores.may_probe():
+            if member.ready and member.loads.closed and member.stores.may_probe():
                 self._probe(member)
         if self._queue.accepting and self._queue.refused and self._clock() >= self._retry_at_s:
             self._queue.resume()

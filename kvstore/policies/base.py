@@ -69,10 +69,14 @@ class Policy(ABC):
 
 
 class Policies:
-    """A family of policies made by one function, which learns nothing across tiers."""
+    """A family of policies made by one function, which learns nothing across tiers.
+
+    later: what is learned from a request, and nobody waits for, is called by it, soon: at once, unless a daemon sets it.
+    """
 
     def __init__(self, make: Callable[[int], Policy]) -> None:
         self.make = make
+        self.later = _at_once
         self._clock = 0
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
@@ -91,3 +95,8 @@ class Policies:
 
     def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
         """No tier has these blocks of one namespace any more. `names`: what `Namespace.names_of` calls them."""
+
+
+def _at_once(work: Callable[[], None]) -> object:
+    work()
+    return None

@@ -35,10 +35,6 @@ class Device(Protocol):
     are for the engine's thread; the others run in the device's own I/O threads, and may hang there."""
 
     @property
-    def ready(self) -> bool:
-        """Whether its rows were read: only then it is known which slots are free."""
-
-    @property
     def slot_bytes_min(self) -> int: ...
     @property
     def pool(self) -> SlotPool: ...
@@ -86,6 +82,7 @@ class Member:
         self.speed = TierSpeed(clock)
         self.policies: dict[int, Policy] = {}  # by slot size
         self.store_jobs = 0  # writes under way
+        self.ready = False  # its rows are in the index: slots may be taken
         self.left_alone = ""  # why, where it could not be opened or read at the start
         self._clearing: Sequence[int] | None = None  # by the job under way
         self._to_clear = array("Q")
@@ -94,7 +91,7 @@ class Member:
     @property
     def writable(self) -> bool:
         """Whether blocks may be written to it: its slots are known, and neither breaker is open."""
-        return self.device.ready and self.loads.closed and self.stores.closed
+        return self.ready and self.loads.closed and self.stores.closed
 
     @property
     def dropped(self) -> int:
@@ -119,13 +116,14 @@ class Member:
 
     def give(self, slot: int) -> None:
         """Nothing is in this slot any more. While rows are still read, it is given back when they all are."""
-        if self.device.ready:
+        if self.ready:
             self.device.pool.give(slot)
         else:
             self._given_early.append(slot)
 
     def became_ready(self) -> None:
-        """All rows were read: slots may be taken."""
+        """All rows are in the index."""
+        self.ready = True
         for slot in self._given_early:
             self.device.pool.give(slot)
         self._given_early.clear()
@@ -170,11 +168,6 @@ class Nvme:
     @property
     def writable(self) -> bool:
         return any(member.writable for member in self.members)
-
-    @property
-    def ready(self) -> bool:
-        """Whether all rows that can be read are in the index."""
-        return all(member.device.ready for member in self.members)
 
     def slot_bytes(self, namespace: Namespace) -> int:
         return max(namespace.slot_bytes, self.slot_bytes_min)

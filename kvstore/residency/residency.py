@@ -198,8 +198,9 @@ class Residency:
         self.settle(block)
 
     def adopted_on_nvme(self, member: Member, namespace: Namespace, rows: Sequence[AdoptedRow]) -> None:
-        """An earlier daemon's rows. A slot whose block has another one is given back."""
-        filed = forest.load(namespace, rows, member.number)
+        """An earlier daemon's rows. A slot whose block has another one is given back. Policies are told of leaves that
+        may get children with later rows, too: who chooses a victim looks at it again."""
+        filed, ends = forest.load(namespace, rows, member.number)
         if self.expiry or None in filed:
             for block, (block_hash, _, slot, stored_s) in zip(filed, rows, strict=True):
                 held = block or namespace.blocks[block_hash]
@@ -210,6 +211,7 @@ class Residency:
         self.quotas.used(namespace, IN_NVME, len(filed) - filed.count(None))
         if self.journal is not None:
             self.journal.came(IN_NVME, [block for block in filed if block is not None])
+        self.settle(*ends)
 
     def _came(self, run: Sequence[Block], bit: int) -> None:
         if self.journal is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ import uvloop
 
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
+from kvstore.engine.live import live_steps
 from kvstore.index.namespaces import NamespaceRegistry
 from tests.engine.fakes import FaultyDevice, SteppedIo
 from tiers.arena import Arena, open_arena
@@ -28,6 +30,18 @@ T = TypeVar("T")
 
 def make_engine(arena: Arena, nvme: FaultyDevice | None, io: SteppedIo) -> Engine:
     return Engine(arena, [(nvme, io)] if nvme is not None else [], NamespaceRegistry(), io)
+
+
+def make_door(engine: Engine, arena: Arena, socket_path: Path, **limits: Any) -> Door:
+    """It reports the engine's status with its own counters under "door", as the service does."""
+    door: Door
+    answers: dict[str, Any] = {
+        "report": lambda: {**engine.status(), "door": door.counters},
+        "totals": engine.report,
+        "live": lambda since_s: live_steps(engine, since_s, time.time()),
+    }
+    door = Door(engine, arena, socket_path, instance="test", **{**answers, **limits})
+    return door
 
 
 class Daemon:
@@ -51,7 +65,7 @@ class Daemon:
         self.door: Door
 
         async def open_door() -> None:
-            self.door = Door(self.engine, self.arena, socket_path, instance="test", **limits)
+            self.door = make_door(self.engine, self.arena, socket_path, **limits)
             await self.door.start()
 
         try:
@@ -79,7 +93,7 @@ async def serve(socket_path: Path, arena_path: Path, capacity_bytes: int) -> Non
     io = SteppedIo()
     engine = make_engine(arena, None, io)
     engine.adopt()
-    door = Door(engine, arena, socket_path, instance="test")
+    door = make_door(engine, arena, socket_path)
     await door.start()
     print("ready", flush=True)
     while True:

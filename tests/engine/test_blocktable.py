@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import TABLE_PART_ENTRIES_MAX, TABLE_SPLIT_BLOCKS
+from kvstore.constants import TABLE_PART_ENTRIES
 from kvstore.index.block import Block
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.table import BlockTable
 from tiers.namespace_spec import NamespaceSpec
 
-PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES_MAX)))
+PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES[-1])))
 SPACE = NamespaceRegistry().register(NamespaceSpec(bytes(16), 4096, 8))
 
 
@@ -95,9 +95,21 @@ def test_a_part_is_large_enough_to_last() -> None:
     a few entries that are moved."""
     table = filled(range(500_000))
     sizes = [len(blocks) for blocks in table.dicts()]
-    assert max(sizes) <= TABLE_PART_ENTRIES_MAX
-    assert min(sizes) >= TABLE_SPLIT_BLOCKS / 3
-    assert TABLE_SPLIT_BLOCKS <= 15 * (TABLE_PART_ENTRIES_MAX - TABLE_SPLIT_BLOCKS)
+    assert max(sizes) <= TABLE_PART_ENTRIES[-1]
+    assert min(sizes) >= TABLE_PART_ENTRIES[-1] / 6
+
+
+def test_dicts_are_as_large_as_what_is_in_them() -> None:
+    """After nine lifetimes of a block, whatever their number: most take no more places than they would if they
+    were made anew."""
+    for held in (20_000, 30_000, 45_000, 70_000):
+        table = filled(range(held))
+        for number in range(held, 10 * held):
+            del table[name(number - held)]
+            table.setdefault(name(number), Block(SPACE, name(number)))
+        entries = [next(n for n in TABLE_PART_ENTRIES if len(blocks) <= n) for blocks in table.dicts()]
+        sizes = [sys.getsizeof(dict.fromkeys(range(n))) for n in entries]
+        assert sum(map(sys.getsizeof, table.dicts())) <= 1.7 * sum(sizes)
 
 
 def test_no_collection_walks_it() -> None:

@@ -41,7 +41,7 @@ def content(namespace: int, hashed: bytes) -> bytes:
     return digest(memoryview(bytes([namespace]) + hashed)) * (RECORD_BYTES // 16)
 
 
-adoption.ADOPT_SLICE_ROWS = 3  # so that requests arrive between the slices of a start
+adoption.ADOPT_PIECES = 3  # so that requests arrive between the slices of a start
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -205,7 +205,7 @@ def test_rows_of_a_device_are_filed_as_if_they_came_one_by_one(
         for number in sorted(in_dram):
             forest.arrived(space, NAMES[number], above[number], IN_DRAM)
     rows = [(NAMES[number], above[number], slot, 0) for slot, number in enumerate(order)]
-    filed = forest.load(at_once, rows, 3)
+    filed, ends = forest.load(at_once, rows, 3)
     for block_hash, parent, slot, _ in rows:
         known = in_turn.blocks.get(block_hash)
         if known is None or not known.where & IN_NVME:
@@ -215,3 +215,5 @@ def test_rows_of_a_device_are_filed_as_if_they_came_one_by_one(
     firsts = [NAMES[number] not in (row[0] for row in rows[:at]) for at, number in enumerate(order)]
     assert [block is not None for block in filed] == firsts
     assert all(block.place == (3, row[2]) for block, row in zip(filed, rows, strict=True) if block)
+    leaves = {block.hash for block in filed if block and not block.has_child_in(IN_NVME)}
+    assert leaves <= {block.hash for block in ends} <= {row[0] for row in rows}

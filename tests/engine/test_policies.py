@@ -301,7 +301,8 @@ def test_the_first_judge_decides_until_another_is_better() -> None:
     first = contest.judge
     for number in range(50):
         prompt = Prompt(1)
-        contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number)
+        if contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number):
+            contest.play()
     assert contest.judge is first
 
 

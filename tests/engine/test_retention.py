@@ -245,12 +245,12 @@ def test_pins_survive_a_kill(nvme_slots: int) -> None:
     node.close()
 
 
-@pytest.mark.parametrize("slice_rows", [3, 2000])
+@pytest.mark.parametrize("pieces", [1, 2000])
 def test_after_a_restart_copies_in_dram_may_leave(
-    two_tiers: Node, slice_rows: int, monkeypatch: pytest.MonkeyPatch
+    two_tiers: Node, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pinned prefix that NVMe holds does not block DRAM, whatever was evicted while its rows were read."""
-    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(adoption, "ADOPT_PIECES", pieces)
     two_tiers.put(*chain("a", 8))
     two_tiers.settle()
     two_tiers.pin("a07")
@@ -662,7 +662,7 @@ def test_few_blocks_under_a_quota_are_offered_again_at_once(
 
 def test_a_ttl_holds_while_rows_are_read_at_a_start(two_tiers: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block whose time was not saved before the kill expires in time, however long the start takes."""
-    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", 1)
+    monkeypatch.setattr(adoption, "ADOPT_PIECES", 1)
     two_tiers.ttl(60)
     two_tiers.put(*chain("a", 4))
     two_tiers.io.run()
@@ -679,7 +679,7 @@ def test_what_leaves_dram_while_rows_are_read_does_not_become_young(
     two_tiers: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is found later, and has the time at which it was stored."""
-    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", 1)
+    monkeypatch.setattr(adoption, "ADOPT_PIECES", 1)
     two_tiers.ttl(60)
     two_tiers.put(*chain("a", 4))
     for _ in range(4):
@@ -696,7 +696,7 @@ def test_a_start_that_is_cut_short_makes_nothing_young(
     two_tiers: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two kills, the second while rows are read: a block that had no time has the one of the rule still."""
-    monkeypatch.setattr(adoption, "ADOPT_SLICE_ROWS", 1)
+    monkeypatch.setattr(adoption, "ADOPT_PIECES", 1)
     two_tiers.put(*chain("a", 4))
     two_tiers.io.run()
     two_tiers.kill(wait=False)

@@ -29,7 +29,7 @@ class Model:
         self.clock = Clock()
         self.path = path
         self.held: dict[int, tuple[int, int]] = {}  # number -> slot, version
-        self.purged: set[int] = set()  # numbers that must not come back
+        self.cleared: set[int] = set()  # versions that must not come back
         self.version = 0
         self.device = self.reopened()
 
@@ -45,7 +45,7 @@ class Model:
         adopted = {slot for slot, _version in self.held.values()}
         for row in rows:
             number = numbers[row.key]
-            assert number not in self.purged
+            assert row.stored_s - STORED_S not in self.cleared
             if row.slot in adopted:
                 continue
             if number not in self.held and self.adopt(device, row, number):
@@ -81,10 +81,8 @@ class Model:
         for (number, version, item), answer in zip(batch, answers, strict=True):
             if answer is Put.STORED:
                 self.held[number] = (item[0], version)
-                self.purged.discard(number)
             else:
                 self.device.set_aside(item[0])
-                self.purged.discard(number)  # its row may have been written although it was not acknowledged
 
     def evict(self, number: int) -> None:
         if number in self.held:
@@ -104,17 +102,16 @@ class Model:
         else:
             assert self.disk.failing and answer in (Get.FAILED, Get.MISS, Get.CORRUPT)
 
-    def purge(self) -> None:
-        doomed = set(self.chance.sample(range(KEYS), 3))
-        names = {key(n) for n in doomed}
-        if self.device.purge(names.__contains__):
-            self.purged |= doomed
-            for number in doomed:
-                self.evict(number)
+    def clear(self) -> None:
+        for number in self.chance.sample(sorted(self.held), min(3, len(self.held))):
+            slot, version = self.held[number]
+            if self.device.clear([slot]):
+                self.cleared.add(version)
+            self.evict(number)
 
     def step(self) -> None:
         (action,) = self.chance.choices(
-            [self.write, self.read, lambda: self.evict(self.chance.randrange(KEYS)), self.purge],
+            [self.write, self.read, lambda: self.evict(self.chance.randrange(KEYS)), self.clear],
             [6, 6, 4, 1],
         )
         action()
@@ -124,7 +121,7 @@ class Model:
 @pytest.mark.parametrize("failing", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_device_agrees_with_a_model(tmp_path: Path, seed: int, failing: float) -> None:
-    """Whatever fails, is torn, evicted, purged or reopened: hits are right, and without faults nothing is lost."""
+    """Whatever fails, is torn, evicted, cleared or reopened: hits are right, and without faults nothing is lost."""
     model = Model(tmp_path, seed)
     for _life in range(5):
         model.disk.failing = failing

@@ -17,7 +17,7 @@ from kvstore.index.block import PIN, Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.policies.base import Policies
 from kvstore.policies.learned.experts import Judge, all_judges
-from kvstore.policies.learned.hazard import Reuse
+from kvstore.policies.learned.hazard import Reuse, Use
 from kvstore.policies.learned.leaves import LeafFirst
 from kvstore.policies.learned.selection import Contest
 
@@ -32,12 +32,16 @@ class Learned(Policies):
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
         used = self.reuse.observe(run, prompt, now_s, self.contest.below)
-        self.contest.saw(prompt, used, [], self.reuse.held)
+        self._saw(prompt, used, [])
 
     def refused(self, namespace: Namespace, hashes: Sequence[bytes], prompt: Prompt, now_s: float) -> None:
         refused = self.reuse.refused(namespace, hashes, prompt, self.contest.below)
         self.contest.full()
-        self.contest.saw(prompt, [], refused, self.reuse.held)
+        self._saw(prompt, [], refused)
+
+    def _saw(self, prompt: Prompt, used: list[Use], refused: list[Use]) -> None:
+        if self.contest.saw(prompt, used, refused, self.reuse.held):
+            self.later(self.contest.play)
 
     def worth(self, block: Block) -> float:
         return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0

@@ -21,6 +21,7 @@ what the new winner's shadow does not have, and letting judges take turns by the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -139,25 +140,29 @@ class Contest:
         self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
         self._used: list[Use] = []
         self._refused: list[Use] = []  # … these are told first, and are behind the others
+        self._due: deque[tuple[list[Use], int]] = (
+            deque()
+        )  # requests to be played, and how many blocks the tiers held
 
-    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> None:
-        """A piece of a request. `held`: how many blocks the tiers hold."""
-        if prompt is not self._prompt:
-            self._play(held)
-            self._prompt = prompt
+    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> bool:
+        """A piece of a request. `held`: how many blocks the tiers hold. True when the request before is complete, and
+        `play` is due."""
+        is_due = prompt is not self._prompt and bool(self._used or self._refused)
+        if is_due:
+            self._due.append(((self._used + self._refused)[:CONTEST_USES_MAX], held))
+            self._used, self._refused = [], []
+        self._prompt = prompt
         self._used += used
         self._refused += refused
+        return is_due
 
     def full(self) -> None:
         """A block left the tiers, or found no room there."""
         self._full = True
 
-    def _play(self, held: int) -> None:
-        """Let every shadow do what the tiers did for a request."""
-        uses = (self._used + self._refused)[:CONTEST_USES_MAX]
-        if not uses:
-            return
-        self._used, self._refused = [], []
+    def play(self) -> None:
+        """Let every shadow do what the tiers did for a request. Once for each that is due."""
+        uses, held = self._due.popleft()
         share = held / EVERY_HASH if self._full else float("inf")
         answers = [shadow.ask(uses, max(1.0, share * shadow.below)) for shadow in self._shadows]
         capacity = share * self.below
