@@ -210,7 +210,8 @@ class Fetching:
         by asking again."""
         part, start = fetch.parts[fetch.at], fetch.done
         hashes = part.hashes[start : start + min(blocks_max, part.group.lease_blocks)]
-        lease = line.acquire(part.group.space, hashes, wait_s, fetch.ticket)
+        parent = part.hashes[start - 1] if start else part.parent
+        lease = line.acquire(part.group.space, hashes, wait_s, fetch.ticket, parent)
         count = lease.leading()
         fetch.done += count
         if fetch.done == len(part.hashes):

@@ -33,10 +33,12 @@ class Line:
         self.client = open_client(socket_path, timeout_s, label, attach=attach, writable=writable)
         self.debts = Debts(self.client)
 
-    def acquire(self, space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int) -> Any:
+    def acquire(
+        self, space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, parent: bytes
+    ) -> Any:
         """A kvstore.client.SlotLease. Raises what the client raises."""
         self.debts.pay()
-        return self.client.acquire_slots(space, hashes, wait_s, ticket)
+        return self.client.acquire_slots(space, hashes, wait_s, ticket, parent)
 
     def settle(self, ticket: int, tokens: int, space: Namespace | None, missing: bytes) -> None:
         """See `Client.settle`; told with the next call where it cannot be told now, and then it raises."""

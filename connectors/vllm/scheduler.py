@@ -257,8 +257,9 @@ class SchedulerHalf:
         pairs = [
             pair for pair in zip(table[first:last], hashes, strict=True) if pair[0] != 0
         ]  # 0: the null block
+        parent = plan.hashes(group, request.block_hashes, first - 1, first)[0] if first else b""
         columns = self._spaces.columns[group.index]
-        return Part(columns, [block for block, _ in pairs], [digest for _, digest in pairs], first=first)
+        return Part(columns, [block for block, _ in pairs], [digest for _, digest in pairs], parent, first)
 
     def hit_sources(self, request: Any, external_tokens: int) -> dict[CacheHitSource, int]:
         tracked = self._requests.get(request.request_id)

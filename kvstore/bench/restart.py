@@ -36,9 +36,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
     """Median of the starts. Raises DaemonError, ClientError, TierError, OSError."""
     stored = home / "stored"
     try:
-        prepared_s = time.perf_counter()
         space = _prepare(plan, stored)
-        prepared_s = time.perf_counter() - prepared_s
         answered_s, indexed_s, empty_s = [], [], []
         for number in range(plan.restart_rounds):
             empty_s.append(_start_empty(home / f"empty-{number}", arena_directory))
@@ -53,7 +51,6 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
         "restart_1m_indexed_s": round(statistics.median(indexed_s), 3),
         "restart_blocks": plan.restart_blocks,
         "restart_rounds": plan.restart_rounds,
-        "restart_prepare_s": round(prepared_s, 1),
     }
 
 

@@ -154,24 +154,7 @@ class Client:
 
     # -- calls --
 
-    def namespace(
-        self,
-        digest: bytes,
-        record_bytes: int,
-        hash_bytes: int,
-        block_tokens: int,
-        fields: dict[str, str],
-        columns: Sequence[int] = (),
-    ) -> Namespace:
-        """A handle for a namespace; makes no call (it is registered when first used).
-
-        digest: 16 bytes over everything that must be equal for bytes to be reusable.
-        record_bytes: size of every block's KV. hash_bytes: length of a block hash, at most 64.
-        fields: the identity in words (at most 64, of at most 1024 characters each). columns:
-        bytes of each column of a record, in order; see tiers/checksum.py for what is allowed,
-        and for the checksum of such a record. Raises Refused.
-        """
-        return Namespace(digest, record_bytes, hash_bytes, block_tokens, fields, columns)
+    namespace = Namespace  # a handle; makes no call: it is registered when first used
 
     def unregister(self, namespace: Namespace, end: bool = False) -> None:
         """This client does not use the namespace any more; used again, it is registered again.
@@ -297,9 +280,15 @@ class Client:
                 raise self._nonsense(connection, error) from error
 
     def acquire(
-        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float = 0.0,
+        ticket: int = 0,
+        parent: bytes = b"",
     ) -> ReadLease:
-        """Hold blocks in DRAM for reading, promoting them from slower tiers. ticket: as in `reserve`.
+        """Hold blocks in DRAM for reading, promoting them from slower tiers. ticket, parent: as in `reserve`;
+        without its parent a block within a prompt is not found in a region's bucket.
 
         Answers when all are ready or known to be misses, at the latest after wait_s (at most
         60 s): then `pending` tells that some are on their way. It is true as well where the
@@ -310,7 +299,7 @@ class Client:
         self._require_arena()
         deadline = self._deadline(wait_s)
         with self._locked(deadline):
-            connection, lease = self._acquired(namespace, hashes, wait_s, ticket, deadline)
+            connection, lease = self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)
             return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
 
     def reserve_slots(
@@ -324,12 +313,17 @@ class Client:
             return self._reserved(namespace, hashes, parent, ticket, deadline)[1]
 
     def acquire_slots(
-        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float = 0.0, ticket: int = 0
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float = 0.0,
+        ticket: int = 0,
+        parent: bytes = b"",
     ) -> SlotLease:
         """As `acquire`, for other processes that read the slots; needs no arena."""
         deadline = self._deadline(wait_s)
         with self._locked(deadline):
-            return self._acquired(namespace, hashes, wait_s, ticket, deadline)[1]
+            return self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)[1]
 
     def open_grant(
         self, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
@@ -523,10 +517,11 @@ class Client:
         hashes: Sequence[bytes],
         into: Sequence[WriteableBuffer],
         wait_s: float = 0.0,
+        parent: bytes = b"",
     ) -> int:
         """Copy leading blocks to host memory; answers how many are there and true.
 
-        into: one contiguous writable buffer of record_bytes per hash; what lies behind the
+        parent: as in `acquire`. into: one contiguous writable buffer of record_bytes per hash; what lies behind the
         answered count is undefined. wait_s: for slower tiers (and for other threads' leases, where
         they leave no room for ours), over the whole call. Copies with two threads.
 
@@ -539,7 +534,8 @@ class Client:
         patience_s = wait_s + self._timeout_s * -(-len(hashes) // step)
         while copied < len(hashes):
             wait_left_s = max(0.0, begun + wait_s + copy_s - time.monotonic())
-            with self.acquire(namespace, hashes[copied : copied + step], wait_left_s) as lease:
+            above = hashes[copied - 1] if copied else parent
+            with self.acquire(namespace, hashes[copied : copied + step], wait_left_s, parent=above) as lease:
                 run = lease.leading()
                 copy_begun = time.monotonic()
                 _copied(
@@ -713,12 +709,21 @@ class Client:
         return connection, SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
 
     def _acquired(
-        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, deadline: float
+        self,
+        space: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float,
+        ticket: int,
+        parent: bytes,
+        deadline: float,
     ) -> tuple[Connection, SlotLease]:
-        joined, connection = namespace.joined(hashes), self._connect(deadline)
-        wait_ms = max(0, int(wait_s * 1000))
+        joined, connection, wait_ms = (
+            space.joined(hashes),
+            self._connect(deadline),
+            max(0, int(wait_s * 1000)),
+        )
         a = self._ask(
-            connection, (namespace,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket), deadline
+            connection, (space,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket, parent), deadline
         )
         return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending)
 

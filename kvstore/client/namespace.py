@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Namespace:
-    """A handle: whose blocks. Sizes in bytes; see `Client.namespace`."""
+    """A handle: whose blocks. Sizes in bytes; made by `Client.namespace`."""
 
     __slots__ = ("__weakref__", "block_tokens", "columns", "digest", "fields", "hash_bytes", "record_bytes")
 
@@ -28,7 +28,11 @@ class Namespace:
         fields: dict[str, str],
         columns: Sequence[int] = (),
     ) -> None:
-        """columns: bytes of each. They are kept as tiers/checksum.py packs them. Raises Refused."""
+        """digest: 16 bytes over everything that must be equal for bytes to be reusable. record_bytes: size of every
+        block's KV. hash_bytes: length of a block hash, at most 64. fields: the identity in words (at most 64, of at
+        most 1024 characters each). columns: bytes of each column of a record, in order; see tiers/checksum.py for what
+        is allowed, how they are kept, and for the checksum of such a record. Raises Refused.
+        """
         try:
             self.columns = pack_columns(columns, record_bytes)
         except ValueError as error:

@@ -19,7 +19,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from kvstore import __version__
@@ -268,14 +267,12 @@ class Service:
         self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
         if self._demand_file is not None:
             self._demand_file.open()
-        policies = SELECTABLE[self.config.engine.policy]()
-        policies.later = partial(asyncio.get_running_loop().call_later, POLICY_LEARNS_AFTER_S)
         self.engine = Engine(
             storage.arena,
             list(zip(storage.devices, pools, strict=True)),
             namespaces,
             io,
-            policies,
+            SELECTABLE[self.config.engine.policy](),
             jobs_max=threads,
             totals=totals,
             endurance=self._endurance_file.open(self.config.nvme.write_bytes_per_day),
@@ -343,6 +340,8 @@ class Service:
         if (traces := self.config.traces).endpoint:
             self._exporter = Exporter(self.config, self.storage.data_dir.instance, time.time)
             self.door.api.tracing = Tracing(traces.sample, self.door.api.clock, self._exporter.take)
+        later, turns = asyncio.get_running_loop().call_later, self.door.turns
+        self.engine.blocks.family.later = lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)
         self.settings.parts = InForce(self.engine, self.door)
         await self.door.start()
 

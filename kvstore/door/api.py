@@ -542,7 +542,9 @@ class Caller:
 
         hashes = request.hashes[: allowed * namespace.hash_bytes]
         try:
-            lease = self._engine.acquire(session, request.namespace, hashes, ready, ticket=request.ticket)
+            lease = self._engine.acquire(
+                session, request.namespace, hashes, ready, request.parent, request.ticket
+            )
         except Exception:
             if later.answer is None:
                 raise

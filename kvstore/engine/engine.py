@@ -76,13 +76,14 @@ from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired, Extents, Reserved
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
 from kvstore.residency.eviction import Eviction
-from kvstore.residency.levels import Device, Member, Nvme
+from kvstore.residency.levels import Member, Nvme
 from kvstore.residency.residency import Residency
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
+from tiers.device import Device
 from tiers.device_table import Row
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
@@ -306,13 +307,13 @@ class Engine(Parts):
         parent: bytes = b"",
         ticket: int = 0,
     ) -> ReadLease:
-        """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once.
+        """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once. parent: see `reserve`.
 
         It may be called before this returns, and before policies are told: whoever waits for the
         answer need not wait for them. `expire` on the lease makes it answer at once with what is ready.
         """
         namespace = self.namespaces.get(number)
-        asked = self._split(namespace, hashes)
+        asked = self._split(namespace, hashes, parent)
         lease = ReadLease(
             self._next_lease(), namespace, len(asked), lambda lease: self._answer(session, lease, on_ready)
         )
@@ -392,9 +393,7 @@ class Engine(Parts):
     ) -> Reserved:
         """Slots for the blocks of this run that are not held yet. `parent` is the hash before it."""
         namespace = self.namespaces.get(number)
-        asked = self._split(namespace, hashes)
-        if parent and len(parent) != namespace.hash_bytes:
-            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
+        asked = self._split(namespace, hashes, parent)
         if len({parent, *asked}) != len(asked) + 1:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
         known = list(map(namespace.blocks.get, asked))
@@ -744,8 +743,10 @@ class Engine(Parts):
             )
         return count
 
-    def _split(self, namespace: Namespace, hashes: bytes) -> list[bytes]:
+    def _split(self, namespace: Namespace, hashes: bytes, parent: bytes = b"") -> list[bytes]:
         self._count(namespace, hashes)
+        if parent and len(parent) != namespace.hash_bytes:
+            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
         return forest.split_hashes(hashes, namespace.hash_bytes)
 
     def _next_lease(self) -> int:

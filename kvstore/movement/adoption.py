@@ -97,9 +97,9 @@ class Adoption:
         namespace = self._namespaces.found(first.key, first.size_bytes, first.columns)
         if namespace is not None:
             self._residency.adopted_on_nvme(member, namespace, run)
-            return
-        for _, _, slot, _ in run:  # not as its namespace's records are: nobody can ask for them
-            member.drop(slot)
+        else:
+            for _, _, slot, _ in run:  # not as its namespace's records are: nobody can ask for them
+                member.drop(slot)
 
     def _finish(self, member: Member) -> None:
         member.became_ready()
@@ -127,8 +127,8 @@ class Adoption:
 def runs_of(rows: Rows) -> list[Run]:
     """The rows by their namespace and the form of their records.
 
-    Called in the thread that has just read them: they are in its processor's cache, and come to the engine's thread as
-    fewer objects. Most follow their parent; then the parent's hash is the very object of the row before.
+    Called in the thread that read them: the engine's thread gets fewer objects. Most rows follow their parent; then
+    the parent's hash is the very object of the row before.
     """
     found: dict[tuple[bytes, int, bytes], Run] = {}
     digest, size, cut = b"", -1, b""  # of the row before: most have a neighbour of their namespace

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
+from kvstore.steps import Steps, finish
 
 
 class Policy(ABC):
@@ -69,14 +70,11 @@ class Policy(ABC):
 
 
 class Policies:
-    """A family of policies made by one function, which learns nothing across tiers.
-
-    later: what is learned from a request, and nobody waits for, is called by it, soon: at once, unless a daemon sets it.
-    """
+    """A family of policies made by one function, which learns nothing across tiers."""
 
     def __init__(self, make: Callable[[int], Policy]) -> None:
         self.make = make
-        self.later = _at_once
+        self.later: Callable[[Steps[None]], object] = finish  # does what is learned and nobody waits for
         self._clock = 0
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
@@ -95,8 +93,3 @@ class Policies:
 
     def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
         """No tier has these blocks of one namespace any more. `names`: what `Namespace.names_of` calls them."""
-
-
-def _at_once(work: Callable[[], None]) -> object:
-    work()
-    return None

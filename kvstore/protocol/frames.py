@@ -129,12 +129,14 @@ class Commit(msgspec.Struct, array_like=True, tag=6):
 
 
 class Acquire(msgspec.Struct, array_like=True, tag=7):
-    """Hold blocks for reading, waiting at most wait_ms for slower tiers. ticket: as in Reserve. Answer: Acquired."""
+    """Hold blocks for reading, waiting at most wait_ms for slower tiers. ticket, parent: as in Reserve; shared levels
+    find a block within a prompt by its parent. Answer: Acquired."""
 
     namespace: _Id
     hashes: bytes
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)]
     ticket: _Id = 0
+    parent: bytes = b""
 
 
 class Release(msgspec.Struct, array_like=True, tag=8):

@@ -68,51 +68,57 @@ class Eviction:
         if limited:
             self._spare(namespace, parent)
         found: list[int] = []
+        free = len(keys)  # slots to ask for: any number at first, then those that were freed
         while (at := len(found)) < len(keys):
-            if limited and not self._displace_own(namespace, IN_DRAM):
-                self.no_room = outcomes.OVER_QUOTA
-                break
-            end = at + 1 if limited else len(keys)  # under a quota the next one must count this one
-            got = residency.arena.reserve_run(keys[at:end], parents[at:end], size_bytes, owner, columns)
-            if not got and not self._evict_from_dram(namespace, hashes[at], prompt, len(keys) - at):
-                break
-            if got:
+            if limited:
+                if not self._displace_own(namespace, IN_DRAM):
+                    self.no_room = outcomes.OVER_QUOTA
+                    break
+                free = 1  # the next one must count this one
+            if free:
+                end, free = at + free, 0
+                got = residency.arena.reserve_run(keys[at:end], parents[at:end], size_bytes, owner, columns)
                 residency.quotas.used(namespace, IN_DRAM, len(got))
                 found += got
+                if got:
+                    continue
+            free = self._evict_from_dram(namespace, hashes[at], prompt, len(keys) - at)
+            if not free:
+                break
         return found
 
     def _evict_from_dram(
         self, namespace: Namespace, incoming: bytes, prompt: Prompt | None, wanted: int
-    ) -> bool:
-        """Free a slot of this namespace's class, or up to `wanted` at once; False if nothing may leave.
+    ) -> int:
+        """Free slots of this namespace's class: returns how many, about; up to `wanted`, 0 if nothing may leave.
 
         In front of NVMe every new block is let in: DRAM is its way there.
         """
         residency = self._residency
-        policy = residency.dram_policy(namespace)
+        policy, most = residency.dram_policy(namespace), wanted
         if prompt is not None and not residency.nvme and policy.is_choosy():
-            wanted = 1
+            most = 1
             if not policy.admits(namespace, incoming, prompt):
                 residency.counters.not_admitted += 1
-                return False
+                return 0
         self._evictions += 1
         if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
             if self._take_over_slab(namespace):
-                return True
+                return wanted
         until_next_look = SLAB_TAKEOVER_EVERY - self._evictions % SLAB_TAKEOVER_EVERY
         may_stay = bool(residency.nvme) or bool(residency.guards)
         why = outcomes.EVICTED_DRAM
         for victim in policy.victims(namespace.digest + incoming):
             if may_stay and self._stays(victim):
                 continue  # comes back to the policy when it was written, or could not be; when no pin guards it
-            run = policy.together(victim, min(wanted, until_next_look))
+            run = policy.together(victim, min(most, until_next_look))
             if may_stay:
                 why = self._why_evicted(victim)
                 run = list(takewhile(partial(self._goes_too, why), run))
             self._evictions += len(run) - 1
             self._evict(run, why)
-            return True
-        return self._take_over_slab(namespace)
+            return len(run)
+        return wanted if self._take_over_slab(namespace) else 0
 
     def _goes_too(self, why: int, block: Block) -> bool:
         return not self._stays(block) and self._why_evicted(block) == why

@@ -301,8 +301,9 @@ def test_the_first_judge_decides_until_another_is_better() -> None:
     first = contest.judge
     for number in range(50):
         prompt = Prompt(1)
-        if contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number):
-            contest.play()
+        lesson = contest.saw(prompt, [(bytes(16) + chain(number % 7, 1), stretch(1, number))], [], number)
+        if lesson is not None:
+            finish(lesson)
     assert contest.judge is first
 
 

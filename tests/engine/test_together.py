@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,11 @@ from kvstore.index.block import Block
 from kvstore.policies.base import Policy
 from kvstore.policies.learned import Judged, Learned
 from kvstore.policies.learned.experts import Density, Judge, Youngest
+from kvstore.policies.learned.hazard import EVERY_HASH
 from kvstore.replay.cell import Node
+from kvstore.replay.slots import CountedPlaces
 from kvstore.residency.residency import Residency
+from kvstore.steps import Steps, finish
 
 
 def name(hashes: Iterable[int]) -> bytes:
@@ -70,6 +74,56 @@ def test_a_choosy_judge_is_asked_for_each(runs: list[int]) -> None:
         node.ask(number, name(range(1000 * number, 1000 * number + 30)))
     assert runs and max(runs) == 1
     assert node.engine.check() == []
+
+
+@pytest.mark.parametrize("judge", [Youngest, Density])
+def test_a_reserve_asks_for_no_slot_twice(judge: type[Judge], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it costs grows with its blocks, and not with their square, however many leave at once."""
+    node, asked = Node(600, judged_by(judge)), list[int]()
+    reserve = CountedPlaces.reserve_run
+
+    def noting(places: CountedPlaces, keys: Sequence[bytes], *more: Any) -> list[int]:
+        asked.append(len(keys))
+        return reserve(places, keys, *more)
+
+    monkeypatch.setattr(CountedPlaces, "reserve_run", noting)
+    for number in range(12):
+        asked.clear()
+        node.ask(number, name(range(1000 * number, 1000 * number + 300)))
+        assert sum(asked) <= 2 * 300
+    assert node.engine.check() == []
+
+
+def test_a_lesson_is_learned_when_there_is_time() -> None:
+    """What the contest learns of a request is left to who drives the policies: a step for each judge."""
+    family, lessons = Learned(), list[Steps[None]]()
+    family.later = lessons.append
+    node = Node(100, family)
+    for number in range(8):
+        node.ask(number, name(range(100 * number, 100 * number + 30)))
+    assert len(lessons) == 1 and not any(map(len, family.contest._shadows))
+    assert sum(1 for _ in lessons[0]) == 7 * 5
+    assert all(map(len, family.contest._shadows))
+    node.ask(9, name(range(30)))
+    assert len(lessons) == 2
+
+
+@pytest.mark.parametrize("late", [1, 2, 5])
+def test_a_late_lesson_is_fair(late: int) -> None:
+    """Judges that keep the same blocks have the same hits, though the sample was thinned out since a request came."""
+    family, lessons = Learned(), list[Steps[None]]()
+    family.later = lessons.append
+    node = Node(8192, family)
+    for number in range(48):
+        prompt = name(range(1000 * (number // 2), 1000 * (number // 2) + 512))  # each is asked for twice
+        node.ask(number, prompt)
+        if number % late == 0:
+            for lesson in lessons:
+                finish(lesson)
+            lessons.clear()
+    shadows = family.contest._shadows[:4]
+    assert family.contest.below < EVERY_HASH and shadows[-1].below < EVERY_HASH
+    assert len({round(shadow.hits, 3) for shadow in shadows}) == 1 and shadows[0].hits > 0
 
 
 def test_what_something_else_hangs_on_stays() -> None:

@@ -17,6 +17,7 @@ from tests.region.regions import (
     S3_KEYS,
     arguments,
     chain,
+    content,
     init,
     read,
     regions_file,
@@ -80,6 +81,9 @@ def test_a_fresh_node_has_what_was_asked_for_twice(tmp_path: Path, serve: Serve,
     with Client(str(second.socket), timeout_s=5.0) as client:
         space = space_of(client)
         until(lambda: client.lookup([space], hashes, ticket=3, tokens=40 * 64) == 40)
+        rest = [bytearray(RECORD_BYTES) for _ in range(10)]  # an engine has the 30 before itself
+        assert client.get(space, hashes[30:], rest, 10.0, hashes[29]) == 10
+        assert list(map(bytes, rest)) == list(map(content, hashes[30:]))
         assert read(client, space, hashes) == 40
         until(lambda: status(client)["fetched_records"] == 40)
         assert client.lookup([space], hashes, ticket=4, tokens=40 * 64) == 40

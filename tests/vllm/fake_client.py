@@ -46,6 +46,7 @@ class FakeStore:
     spoil: Callable[[Key, bytes], bytes] | None = None
     may_fill: threading.Event = field(default_factory=threading.Event)
     calls: list[str] = field(default_factory=list)
+    acquired: list[tuple[bytes, list[bytes]]] = field(default_factory=list)  # parent, hashes
     timeouts_s: dict[str, float] = field(default_factory=dict)  # of clients, by label
     asked: list[dict[str, Any]] = field(default_factory=list)
     settled: list[tuple[int, int, bytes]] = field(default_factory=list)
@@ -252,9 +253,15 @@ class FakeClient:
         return FakeLease(self.store, namespace, hashes, slots, partial)
 
     def acquire_slots(
-        self, namespace: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int = 0
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float,
+        ticket: int = 0,
+        parent: bytes = b"",
     ) -> FakeLease:
         self._called("acquire")
+        self.store.acquired.append((parent, list(hashes)))
         slots: dict[int, bytearray | bytes] = {}
         partial = False
         for index, digest in enumerate(hashes):

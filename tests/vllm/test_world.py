@@ -442,9 +442,29 @@ def test_blocks_beyond_a_leases_budget_are_asked_for_again(
     settle(filler)
     store.budget = 5
     world = worlds()
-    world.ask("a", prompt(1, 200))
+    request = world.ask("a", prompt(1, 200))
     settle(world)
     assert world.sums["loaded_blocks"] == 12 and store.count("acquire") == 3 and not store.open_leases
+    names = [b"", *map(bytes, request.block_hashes)]
+    assert all(parent == names[names.index(hashes[0]) - 1] for parent, hashes in store.acquired)
+
+
+def test_what_follows_the_engines_own_blocks_is_asked_for_by_its_parent(
+    worlds: Callable[..., World], store: FakeStore
+) -> None:
+    """Only so a region's bucket finds it."""
+    filler = worlds()
+    request = filler.ask("a", prompt(1, 200))
+    settle(filler)
+    world = worlds()
+    world.ask("a", prompt(1, 200)[:80])
+    settle(world)
+    store.acquired.clear()
+    world.ask("b", prompt(1, 200))
+    settle(world)
+    names = list(map(bytes, request.block_hashes))
+    assert store.acquired[0][0] == names[names.index(store.acquired[0][1][0]) - 1]
+    assert names.index(store.acquired[0][1][0]) > 0
 
 
 def test_blocks_beyond_a_leases_budget_are_saved_too(worlds: Callable[..., World], store: FakeStore) -> None:

@@ -40,8 +40,9 @@ class Learned(Policies):
         self._saw(prompt, [], refused)
 
     def _saw(self, prompt: Prompt, used: list[Use], refused: list[Use]) -> None:
-        if self.contest.saw(prompt, used, refused, self.reuse.held):
-            self.later(self.contest.play)
+        lesson = self.contest.saw(prompt, used, refused, self.reuse.held)
+        if lesson is not None:
+            self.later(lesson)
 
     def worth(self, block: Block) -> float:
         return self.reuse.hits(block.stretch.kind) if block.stretch is not None else 0.0

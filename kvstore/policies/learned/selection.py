@@ -28,6 +28,7 @@ import msgspec
 
 from kvstore.constants import (
     CONTEST_DOUBTS,
+    CONTEST_DUE_MAX,
     CONTEST_SAMPLE_MAX,
     CONTEST_THINNED,
     CONTEST_USES_MAX,
@@ -39,6 +40,7 @@ from kvstore.index.stretch import Stretch
 from kvstore.policies.learned.experts import Judge
 from kvstore.policies.learned.hazard import EVERY_HASH, Use, fingerprint
 from kvstore.policies.learned.leaves import Leaves
+from kvstore.steps import Steps
 
 
 class Seat(msgspec.Struct, gc=False, eq=False):
@@ -137,37 +139,47 @@ class Contest:
         self.judge = judges[0]
         self.below = EVERY_HASH  # blocks whose hash has a smaller fingerprint are the sample
         self._full = False
+        self._due = deque[
+            tuple[list[Use], float]
+        ]()  # requests to be played, and the share of all blocks that is held
         self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
         self._used: list[Use] = []
         self._refused: list[Use] = []  # … these are told first, and are behind the others
-        self._due: deque[tuple[list[Use], int]] = (
-            deque()
-        )  # requests to be played, and how many blocks the tiers held
 
-    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> bool:
-        """A piece of a request. `held`: how many blocks the tiers hold. True when the request before is complete, and
-        `play` is due."""
-        is_due = prompt is not self._prompt and bool(self._used or self._refused)
-        if is_due:
-            self._due.append(((self._used + self._refused)[:CONTEST_USES_MAX], held))
+    def saw(self, prompt: Prompt, used: list[Use], refused: list[Use], held: int) -> Steps[None] | None:
+        """A piece of a request. `held`: how many blocks the tiers hold. Returns what is to be learned from requests that
+        are complete, in steps, unless an earlier answer is not through and does that, too."""
+        before, self._prompt = self._prompt, prompt
+        is_idle = not self._due
+        if prompt is not before and (self._used or self._refused):
+            share = held / EVERY_HASH if self._full else float("inf")
+            if len(self._due) < CONTEST_DUE_MAX:
+                self._due.append(((self._used + self._refused)[:CONTEST_USES_MAX], share))
             self._used, self._refused = [], []
-        self._prompt = prompt
         self._used += used
         self._refused += refused
-        return is_due
+        return self._play() if is_idle and self._due else None
 
     def full(self) -> None:
         """A block left the tiers, or found no room there."""
         self._full = True
 
-    def play(self) -> None:
-        """Let every shadow do what the tiers did for a request. Once for each that is due."""
-        uses, held = self._due.popleft()
-        share = held / EVERY_HASH if self._full else float("inf")
-        answers = [shadow.ask(uses, max(1.0, share * shadow.below)) for shadow in self._shadows]
-        capacity = share * self.below
+    def _play(self) -> Steps[None]:
+        """Let every shadow do what the tiers did for each request that is due."""
+        while self._due:
+            uses, share = self._due[0]
+            below = min(shadow.below for shadow in self._shadows)
+            uses = [use for use in uses if fingerprint(use[0]) < below]  # one was thinned out since it came
+            answers = []
+            for shadow in self._shadows:
+                answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
+                yield
+            self._due.popleft()
+            self._learn(answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below))
+
+    def _learn(self, answers: Sequence[int], windows: float) -> None:
+        """The hits of all shadows in a request. windows: how much of one it is."""
         if self._full:
-            windows = len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * capacity)
             self._score(answers, 0.5 ** min(windows, 1 / CONTEST_WINDOW_REQUESTS))
             self._choose()
         behind = [shadow for shadow in self._shadows if shadow.below > self.below]
