@@ -85,12 +85,10 @@ DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
-ADOPT_PIECES = 4  # of a device's rows indexed between two looks at requests while starting: 2,048, in 2 ms
+ADOPT_PIECES = 2  # of 512 rows indexed between two looks at requests while starting: 1 ms, or 4 in no order
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 TABLE_PART_ENTRIES = (341, 682, 1365)  # blocks that a dict of the index takes before it grows: 2/3 of 512 …
-TABLE_SPLIT_BITS = (
-    2  # a part that is too full becomes four: half as many moves as in twos until it is a large index
-)
+TABLE_SPLIT_BITS = 2  # a part that is too full becomes four: a third of the moves that two would take
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
 
 LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; beyond it: a miss

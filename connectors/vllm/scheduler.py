@@ -254,12 +254,11 @@ class SchedulerHalf:
         first = max(group.blocks_in(local), group.first_needed(end))
         last = group.blocks_in(end)
         hashes = plan.hashes(group, request.block_hashes, first, last)
-        pairs = [
-            pair for pair in zip(table[first:last], hashes, strict=True) if pair[0] != 0
-        ]  # 0: the null block
-        parent = plan.hashes(group, request.block_hashes, first - 1, first)[0] if first else b""
+        above = plan.hashes(group, request.block_hashes, first - 1, first) if first else [b""]
+        kept = [row for row in zip(table[first:last], hashes, [*above, *hashes], strict=False) if row[0] != 0]
+        parent = kept[0][2] if kept else b""  # a table has 0, the null block, where nothing is needed
         columns = self._spaces.columns[group.index]
-        return Part(columns, [block for block, _ in pairs], [digest for _, digest in pairs], parent, first)
+        return Part(columns, [block for block, *_ in kept], [digest for _, digest, _ in kept], parent, first)
 
     def hit_sources(self, request: Any, external_tokens: int) -> dict[CacheHitSource, int]:
         tracked = self._requests.get(request.request_id)

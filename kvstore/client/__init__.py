@@ -717,11 +717,8 @@ class Client:
         parent: bytes,
         deadline: float,
     ) -> tuple[Connection, SlotLease]:
-        joined, connection, wait_ms = (
-            space.joined(hashes),
-            self._connect(deadline),
-            max(0, int(wait_s * 1000)),
-        )
+        joined, connection = space.joined(hashes), self._connect(deadline)
+        wait_ms = max(0, int(wait_s * 1000))
         a = self._ask(
             connection, (space,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket, parent), deadline
         )

@@ -171,6 +171,7 @@ BAD_REQUESTS: list[tuple[Callable[[int], msgspec.Struct], str]] = [
     (lambda n: frames.Reserve(n, bytes(32), b"short"), "bad_request"),
     (lambda n: frames.Acquire(n, bytes(32), frames.WAIT_MS_MAX + 1), "bad_request"),
     (lambda n: frames.Acquire(n, bytes(32), -1), "bad_request"),
+    (lambda n: frames.Acquire(n, bytes(32), 0, 0, b"short"), "bad_request"),
     (lambda _: frames.Commit(12345, [], b""), "unknown_lease"),
     (lambda _: frames.Release(12345), "unknown_lease"),
     (lambda _: frames.Release(-1), "bad_request"),

@@ -141,7 +141,7 @@ class Contest:
         self._full = False
         self._due = deque[
             tuple[list[Use], float]
-        ]()  # requests to be played, and the share of all blocks that is held
+        ]()  # requests to be played; the share of all blocks held then
         self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
         self._used: list[Use] = []
         self._refused: list[Use] = []  # … these are told first, and are behind the others
