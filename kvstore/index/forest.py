@@ -123,7 +123,8 @@ def would_cycle(namespace: Namespace, parent: bytes, run: list[Block | None]) ->
 
 
 def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) -> Block:
-    """A tier has the block now. `parent` is the hash before it, b"" for a first block."""
+    """A tier has the block now. `parent` is the hash before it, b"" for a first block; one that would close a
+    circle is left out."""
     blocks = namespace.blocks
     block = blocks.get(block_hash)
     if block is None:
@@ -133,8 +134,11 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
         above = blocks.get(parent)
         if above is None:
             above = blocks.setdefault(parent, Block(namespace, parent))
-        block.parent = above
-        above.add_child(block)
+        elif above is block or (block.children is not None and would_cycle(namespace, parent, [block])):
+            above = None  # the parent is made up
+        if above is not None:
+            block.parent = above
+            above.add_child(block)
     if not block.where & bit:
         block.where |= bit
         if above is not None and above.children is not block:

@@ -64,6 +64,20 @@ def test_blocks_that_left_are_freed_without_a_collection() -> None:
         assert not any(mark() for mark in marks)
 
 
+def test_no_parent_that_is_made_up_closes_a_circle() -> None:
+    """A block that hangs below itself is told of: the one that would close the circle stands alone."""
+    for length in (1, 2, 5):
+        space = a_namespace()
+        for depth in range(length):
+            forest.arrived(space, NAMES[depth], NAMES[(depth + 1) % length], IN_DRAM)
+        blocks = list(space.blocks.values())
+        assert [forest.check_block(space, block.hash, block) for block in blocks] == [[]] * length
+        assert [block.parent for block in blocks].count(None) == 1
+        for block in blocks:
+            forest.left([block], IN_DRAM)
+        assert not space.blocks
+
+
 def test_a_namespace_that_is_given_up_lets_go_of_its_blocks() -> None:
     """`forget` opens all circles: chains and forks alike."""
     space = a_namespace()

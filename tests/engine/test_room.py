@@ -21,6 +21,7 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
+from tiers.base import CHECKSUM_BYTES
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
 
@@ -260,6 +261,20 @@ def test_blocks_that_are_their_own_ancestors_are_refused(dram_only: Node) -> Non
     dram_only.put("a1", parent="a0")
     with pytest.raises(BadRequest):
         dram_only.put("a0", parent="a1")
+
+
+def test_two_leases_that_name_each_other_as_parents_close_no_circle(dram_only: Node) -> None:
+    """What reserve cannot see, as neither block is there yet. A circle would hold the next reserve for ever."""
+    engine, session, space = dram_only.engine, dram_only.session, dram_only.space
+    a0, a1 = b"a0".ljust(8), b"a1".ljust(8)
+    leases = [
+        engine.reserve(session, space, block_hash, parent).lease for block_hash, parent in ((a0, a1), (a1, a0))
+    ]
+    for lease in leases:
+        engine.commit(session, lease, [0], bytes(CHECKSUM_BYTES))
+    dram_only.put("b0", "b1", parent="a0")
+    assert dram_only.put("b0", "b1", parent="a1") == 0
+    assert engine.check() == []
 
 
 def test_work_that_raises_ends_its_job(tmp_path: Path) -> None:

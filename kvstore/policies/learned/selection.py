@@ -166,16 +166,19 @@ class Contest:
 
     def _play(self) -> Steps[None]:
         """Let every shadow do what the tiers did for each request that is due."""
-        while self._due:
-            uses, share = self._due[0]
-            below = min(shadow.below for shadow in self._shadows)
-            uses = [use for use in uses if fingerprint(use[0]) < below]  # one was thinned out since it came
-            answers = []
-            for shadow in self._shadows:
-                answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
-                yield
-            self._due.popleft()
-            self._learn(answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below))
+        try:
+            while self._due:
+                uses, share = self._due[0]
+                below = min(shadow.below for shadow in self._shadows)
+                uses = [use for use in uses if fingerprint(use[0]) < below]  # one was thinned out since it came
+                answers = []
+                for shadow in self._shadows:
+                    answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
+                    yield
+                self._due.popleft()
+                self._learn(answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below))
+        finally:  # a lesson that raises is the last one of its round, not of the daemon
+            self._due.clear()
 
     def _learn(self, answers: Sequence[int], windows: float) -> None:
         """The hits of all shadows in a request. windows: how much of one it is."""
