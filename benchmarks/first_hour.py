@@ -35,11 +35,7 @@ LOOK_AGAIN_S = 0.2
 LOG_CHARS = 2000
 PROMPTS = 4
 ANSWER_TOKENS = 8
-TRANSFER = {
-    "kv_connector": "KVStoreConnector",
-    "kv_role": "kv_both",
-    "kv_load_failure_policy": "recompute",
-}
+TRANSFER = {"kv_connector": "KVStoreConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 QUIET = {  # vLLM on a machine of few cores, and without asking anybody for anything
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",

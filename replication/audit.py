@@ -30,12 +30,7 @@ import msgspec
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import (
-    AUDIT_AGAIN_S,
-    AUDIT_DOUBTED_MAX,
-    AUDIT_REQUESTS_MAX,
-    AUDIT_SLICE_PACKS,
-)
+from replication.constants import AUDIT_AGAIN_S, AUDIT_DOUBTED_MAX, AUDIT_REQUESTS_MAX, AUDIT_SLICE_PACKS
 from replication.digests import Digest, Seen, bucket_of
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError

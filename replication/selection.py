@@ -89,10 +89,7 @@ async def _ranked(
 
 
 def _line(
-    catalogue: Catalogue,
-    wants: Callable[[Announced], bool],
-    pack_id: bytes,
-    placed: dict[bytes, Chosen],
+    catalogue: Catalogue, wants: Callable[[Announced], bool], pack_id: bytes, placed: dict[bytes, Chosen]
 ) -> list[Chosen]:
     """A pack behind those before it in its prefix that are not placed yet; nothing where one of them is not to be had."""
     line: dict[bytes, Chosen] = {}

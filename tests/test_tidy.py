@@ -54,10 +54,7 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pickle.load": ("msgspec: unpickling runs what it reads", ()),
     "os.system": ("subprocess.run with a list", ()),
     "os._exit": ("sys.exit in the main thread", ()),
-    "sys.exit": (
-        "raise, and let cli/__init__.py choose the exit code",
-        ("kvstore/__main__.py",),
-    ),
+    "sys.exit": ("raise, and let cli/__init__.py choose the exit code", ("kvstore/__main__.py",)),
     "tempfile.mktemp": ("tempfile.mkdtemp", ()),
     "time.time": (
         "time.monotonic: wall clocks jump",

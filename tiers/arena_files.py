@@ -31,13 +31,7 @@ from pathlib import Path
 import xxhash
 
 from tiers import locks, pages
-from tiers.constants import (
-    ARENA_HEADER_BYTES,
-    ARENA_MAGIC,
-    ARENA_VERSION,
-    OPEN_ATTEMPTS_MAX,
-    OWNER_DAEMON,
-)
+from tiers.constants import ARENA_HEADER_BYTES, ARENA_MAGIC, ARENA_VERSION, OPEN_ATTEMPTS_MAX, OWNER_DAEMON
 from tiers.errors import BusyError, NotOursError, OpenError
 from tiers.sizes import format_bytes
 from tiers.slot_table import Layout

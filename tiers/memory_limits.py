@@ -42,10 +42,7 @@ class _Hierarchy(NamedTuple):
 
 
 _V1: Final = _Hierarchy(
-    (),
-    "memory.usage_in_bytes",
-    "hierarchical_memory_limit",
-    ("total_inactive_file", "total_active_file"),
+    (), "memory.usage_in_bytes", "hierarchical_memory_limit", ("total_inactive_file", "total_active_file")
 )
 _V2: Final = _Hierarchy(("memory.max", "memory.high"), "memory.current", "", ("inactive_file", "active_file"))
 

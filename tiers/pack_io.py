@@ -139,8 +139,7 @@ async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
         return [Get.FAILED] * len(wanted)
     jobs = [(view, part) for (_, view), part in zip(wanted, parts, strict=True)]
     return await _in_thread(
-        len(wanted) * header.spec.record_bytes,
-        lambda: _compared(header, wanted, lambda: _take(header, jobs)),
+        len(wanted) * header.spec.record_bytes, lambda: _compared(header, wanted, lambda: _take(header, jobs))
     )
 
 

@@ -45,13 +45,7 @@ import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record
 from tiers.checksum import COLUMNS_BYTES_MAX
-from tiers.constants import (
-    ARENA_HEADER_BYTES,
-    ROW_BYTES,
-    SLAB_ALIGN_BYTES,
-    SLAB_BYTES_MAX,
-    SLOT_BYTES_MIN,
-)
+from tiers.constants import ARENA_HEADER_BYTES, ROW_BYTES, SLAB_ALIGN_BYTES, SLAB_BYTES_MAX, SLOT_BYTES_MIN
 from tiers.errors import SettingError
 from tiers.sizes import exact_bytes
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours

@@ -106,12 +106,7 @@ def model_fields(vllm_config: Any) -> dict[str, str]:
 
 
 def rank_facts(
-    vllm_config: Any,
-    index: int,
-    spec: Any,
-    layers: Sequence[str],
-    blocks: Blocks,
-    backends: Sequence[str],
+    vllm_config: Any, index: int, spec: Any, layers: Sequence[str], blocks: Blocks, backends: Sequence[str]
 ) -> GroupFacts:
     """What one rank knows of KV group `index`. layers: names in the order they have in a record."""
     layout = str(vllm_config.cache_config.kv_cache_layout)

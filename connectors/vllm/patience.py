@@ -27,11 +27,7 @@ class Patience:
     """Of one engine. wait_s: the longest wait in which nothing comes; 0: none. clock: seconds, that of `Hit.stale_s`."""
 
     def __init__(
-        self,
-        wait_s: float,
-        prefill: PrefillSpeed,
-        tally: Tally,
-        clock: Callable[[], float] = time.monotonic,
+        self, wait_s: float, prefill: PrefillSpeed, tally: Tally, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._wait_s, self._prefill, self._tally, self._clock = wait_s, prefill, tally, clock
 

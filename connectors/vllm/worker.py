@@ -86,12 +86,7 @@ class WorkerHalf:
                 ordered = _record_order(layers)
                 backends = self._backends(spec.layer_names)
                 rank.groups[group.index] = rank_facts(
-                    self._config,
-                    group.index,
-                    spec.kv_cache_spec,
-                    ordered,
-                    blocks,
-                    backends,
+                    self._config, group.index, spec.kv_cache_spec, ordered, blocks, backends
                 )
                 groups[group.index] = blocks
             movers, self._pinning = movers_for(groups, self.guard.say_once)

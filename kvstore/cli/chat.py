@@ -52,11 +52,7 @@ def chat_tokens(word: str, read: Callable[[str], str], tokenizer: Path | None, t
     }
     try:
         ids = loaded.apply_chat_template(
-            messages,
-            chat_template=given,
-            tokenize=True,
-            return_dict=False,
-            **words,
+            messages, chat_template=given, tokenize=True, return_dict=False, **words
         )
     except Exception as error:  # whatever a template raises
         told = " ".join(str(error).split()) or type(error).__name__

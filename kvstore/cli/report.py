@@ -61,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
     answer, minutes = ask(
         args,
         "report",
-        lambda client: (
-            client.report(since_s),
-            client.live(since_s)["minutes"] if by_minute else None,
-        ),
+        lambda client: (client.report(since_s), client.live(since_s)["minutes"] if by_minute else None),
     )
     document = report.document(answer, since_s, minutes=minutes)
     if args.html is not None:

@@ -39,10 +39,7 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
     def per_s(number: float) -> float:
         return round(max(0.0, number) / span_s, 3)  # an account that was mended may have lost some
 
-    spans = {
-        "now": sample.tokens,
-        **{f"{n}_min": _tokens_of(new, n) for n in MINUTES},
-    }
+    spans = {"now": sample.tokens, **{f"{n}_min": _tokens_of(new, n) for n in MINUTES}}
     moved = ("loaded", "stored", "promoted", "demoted")
     return {
         **{name: new[name] for name in ("now_s", "instance", "version", "uptime_s", "health", "adopting")},

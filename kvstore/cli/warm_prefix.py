@@ -12,14 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, OK, USAGE, CliError
-from kvstore.cli.output import (
-    HASH_DIGITS_SHOWN,
-    Figure,
-    is_terminal,
-    print_json,
-    print_table,
-    progress_bars,
-)
+from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table, progress_bars
 from kvstore.cli.prefixes import ask, find_prefix, namespace_of, require_beginning
 from kvstore.constants import WARM_PAUSE_S, WARM_SHOWN_AFTER_S
 from kvstore.units import count, format_bytes

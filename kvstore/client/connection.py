@@ -1,6 +1,6 @@
-"""One connection of a client: attach, then one frame out and one frame in at a time.
+"""One connection of a client: attach, then frames out, and their answers in, in the same order.
 
-    connect ─▶ whose? ─▶ Hello ─▶ Welcome + fds ─▶ map the arena ─▶ exchange, …
+    connect ─▶ whose? ─▶ Hello ─▶ Welcome + fds ─▶ map the arena ─▶ send … answer, …
 
 Every step has the deadline of the call it serves. After a step that failed the state of the
 stream is unknown, so the connection is closed and never used again.
@@ -32,10 +32,22 @@ from kvstore.protocol import frames
 log = logging.getLogger("kvstore.client")
 
 OWED_PER_CALL_MAX = 64  # leases given back ahead of one request
-UNANSWERED_MAX = 64  # leases given back whose answers were not read yet
+UNANSWERED_MAX = 64  # requests whose answers were not read yet
 _RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
+
+
+class Asked:
+    """A request that was sent. answer: what came, which may be an Error; None until it was read."""
+
+    __slots__ = ("answer", "is_unwanted", "name")
+
+    def __init__(self, name: str, is_unwanted: bool = False) -> None:
+        """is_unwanted: nobody waits for the answer."""
+        self.answer: frames.Answer | None = None
+        self.is_unwanted = is_unwanted
+        self.name = name
 
 
 class Connection:
@@ -53,7 +65,7 @@ class Connection:
         self.instance, self.life = "", 0
         self.lost = False
         self._owed: deque[int] = deque()  # bounded by the leases one connection may hold
-        self._unanswered = 0  # releases that were sent, and their answers not read yet
+        self._asked: deque[Asked] = deque()  # whose answers were not read yet
         self._view: ArenaView | None = None
         self._lock: OwnerLock | None = None
         self._out = bytearray(_RECEIVE_BYTES)
@@ -109,48 +121,71 @@ class Connection:
 
     def give_back(self, deadline: float) -> None:
         """Send the leases that are owed, and wait for no answer. Raises Unavailable (and is closed)."""
-        try:
-            for _ in range(min(len(self._owed), OWED_PER_CALL_MAX)):
-                if self._unanswered >= UNANSWERED_MAX:
-                    self._read_releases(deadline)
-                self._send(frames.Release(self._owed.popleft()), deadline)
-                self._unanswered += 1
-        except _LOST as error:
-            self.close()
-            raise Unavailable(f"kvstore daemon: release: {_reason(error)}") from error
+        for _ in range(min(len(self._owed), OWED_PER_CALL_MAX)):
+            self.send(frames.Release(self._owed.popleft()), deadline, is_unwanted=True)
 
-    def exchange(self, request: frames.Request, deadline: float) -> frames.Answer:
-        """Send a request, return its answer (never Error). Raises Unavailable (and is closed), Refused."""
+    def send(self, request: frames.Request, deadline: float, is_unwanted: bool = False) -> Asked:
+        """Send a request, and wait for no answer of its own. Raises Unavailable (and is closed)."""
+        asked = Asked(type(request).__name__.lower(), is_unwanted)
         try:
-            self._send(request, deadline)
-            self._read_releases(deadline)
-            answer = frames.answer_decoder.decode(self._receive(deadline))
-            if self._have > self._frame_end:
-                raise ConnectionError("more than one answer to one request")
+            if len(self._asked) >= UNANSWERED_MAX:
+                self._read_answers(self._asked[-1], deadline)
+            frames.encode_frame_into(request, self._out)
+            self._set_timeout(deadline)
+            self._socket.sendall(self._out)
         except _LOST as error:
-            self.close()
-            raise Unavailable(
-                f"kvstore daemon: {type(request).__name__.lower()}: {_reason(error)}"
-            ) from error
+            raise self._gone(error, asked) from error
         except BaseException:
             self.close()
             raise
+        self._asked.append(asked)
+        return asked
+
+    def answer(self, asked: Asked, deadline: float) -> frames.Answer:
+        """The answer to a request that was sent (never Error). Raises Unavailable (and is closed), Refused."""
+        try:
+            self._read_answers(asked, deadline)
+            if self._have > self._frame_end and not self._asked:
+                raise ConnectionError("more than one answer to one request")
+        except _LOST as error:
+            raise self._gone(error, asked) from error
+        except BaseException:
+            self.close()
+            raise
+        answer = asked.answer
+        assert answer is not None, "it was read"
         if isinstance(answer, frames.Error):
             raise Refused(answer.code, answer.message)
         return answer
 
-    def _send(self, request: frames.Request, deadline: float) -> None:
-        frames.encode_frame_into(request, self._out)
-        self._set_timeout(deadline)
-        self._socket.sendall(self._out)
+    def exchange(self, request: frames.Request, deadline: float) -> frames.Answer:
+        """Send a request, return its answer (never Error). Raises Unavailable (and is closed), Refused."""
+        return self.answer(self.send(request, deadline), deadline)
 
-    def _read_releases(self, deadline: float) -> None:
-        """The answers of releases that were sent without waiting; one that was refused is logged."""
-        while self._unanswered:
-            self._unanswered -= 1
+    def forget(self, asked: Asked) -> None:
+        """Nobody waits for this answer any more: a lease that it grants is given back. Takes no lock."""
+        asked.is_unwanted = True
+        if asked.answer is not None:
+            self._undo(asked.answer)
+
+    def _undo(self, answer: frames.Answer) -> None:
+        if isinstance(answer, frames.Error):
+            log.warning("a request that nobody waits for was refused: %s: %s", answer.code, answer.message)
+        elif isinstance(answer, frames.Reserved) and answer.lease:
+            self.owe(answer.lease)
+
+    def _read_answers(self, last: Asked, deadline: float) -> None:
+        """Of all requests up to this one."""
+        while last.answer is None:
             answer = frames.answer_decoder.decode(self._receive(deadline))
-            if isinstance(answer, frames.Error):
-                log.warning("a lease could not be given back: %s: %s", answer.code, answer.message)
+            asked = self._asked.popleft()
+            asked.answer = answer
+            if asked.is_unwanted:
+                self._undo(answer)
+
+    def _gone(self, error: BaseException, asked: Asked) -> Unavailable:
+        self.close()
+        return Unavailable(f"kvstore daemon: {asked.name}: {_reason(error)}")
 
     def close(self) -> None:
         """Idempotent. The owner lock stays while write leases are open."""

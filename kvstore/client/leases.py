@@ -30,6 +30,7 @@ from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from kvstore.client.arena_view import ArenaView, OwnerLock
@@ -39,9 +40,13 @@ if TYPE_CHECKING:
     class Home(Protocol):
         """What a lease needs of its client."""
 
-        def commit_lease(self, connection: Connection, lease: int, checksums: Mapping[int, bytes]) -> int: ...
+        def commit_lease(
+            self, connection: Connection, lease: int, checksums: Mapping[int, bytes], deadline: float
+        ) -> Callable[[float], int]: ...
 
         def release_lease(self, connection: Connection, lease: int) -> None: ...
+
+        def deadline(self) -> float: ...
 
 
 class Slot:
@@ -96,11 +101,18 @@ class SlotLease:
         """How many of the leading slots were in DRAM when asked for."""
         return self.tiers[: self.leading()].count(IN_DRAM)
 
-    def commit_at(self, checksums: Mapping[int, bytes]) -> int:
-        """Make the records at these positions visible, and give up the others; returns how many the daemon took.
-        Raises Unavailable (nothing is stored), Refused."""
+    def commit_soon(self, checksums: Mapping[int, bytes], deadline: float) -> Callable[[float], int]:
+        """Make the records at these positions visible, and give up the others. Waits for no answer: what this
+        returns does, until a deadline of its own, and tells how many the daemon took. Both raise Unavailable
+        (nothing is stored), Refused."""
         connection, self._connection = self._connection, None
-        return self._client.commit_lease(connection, self._number, checksums) if connection is not None else 0
+        if connection is None:
+            return lambda _: 0
+        return self._client.commit_lease(connection, self._number, checksums, deadline)
+
+    def deadline(self) -> float:
+        """When a call that starts now must be over."""
+        return self._client.deadline()
 
     def release(self) -> None:
         """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
@@ -183,13 +195,21 @@ class WriteLease:
         aborted. None: all slots, hashed here, which reads every byte once. Raises Unavailable
         (nothing is stored), Refused.
         """
-        if self.slots and not self._is_open:
-            raise Refused("unknown_lease", "this write lease is closed already")
         try:
             if checksums is None:
                 digests = copying.digest_all([slot.view for slot in self.slots], self._columns)
                 checksums = {slot.index: digest for slot, digest in zip(self.slots, digests, strict=True)}
-            return self._lease.commit_at(checksums)
+            deadline = self._lease.deadline()
+            return self.commit_soon(checksums, deadline)(deadline)
+        finally:
+            self.abort()
+
+    def commit_soon(self, checksums: Mapping[int, bytes], deadline: float) -> Callable[[float], int]:
+        """`commit` that waits for no answer; see SlotLease."""
+        if self.slots and not self._is_open:
+            raise Refused("unknown_lease", "this write lease is closed already")
+        try:
+            return self._lease.commit_soon(checksums, deadline)
         finally:
             self.abort()
 

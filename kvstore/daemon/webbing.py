@@ -18,13 +18,7 @@ import sys
 from pathlib import Path
 
 import kvstore
-from kvstore.constants import (
-    WEB_END_S,
-    WEB_LOOK_S,
-    WEB_RESTART_S_MAX,
-    WEB_RESTART_S_MIN,
-    WEB_STEADY_S,
-)
+from kvstore.constants import WEB_END_S, WEB_LOOK_S, WEB_RESTART_S_MAX, WEB_RESTART_S_MIN, WEB_STEADY_S
 from kvstore.daemon.config import Config
 
 log = logging.getLogger("kvstore.daemon.webbing")

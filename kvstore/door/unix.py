@@ -299,7 +299,5 @@ async def _read(peer: socket.socket, size: int) -> bytes:
 def _limits(arena: Arena, leases_max: int, lease_share_max: float) -> Limits:
     process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
     return Limits(
-        leases_max,
-        int(arena.capacity_bytes * lease_share_max),
-        int(arena.capacity_bytes * process_share),
+        leases_max, int(arena.capacity_bytes * lease_share_max), int(arena.capacity_bytes * process_share)
     )

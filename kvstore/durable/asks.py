@@ -14,12 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstore.constants import (
-    GRANULE_TOKENS,
-    KEEP_TOLD_SHARE,
-    PERSIST_ASKS_BYTES_MAX,
-    PERSIST_TICKETS_MAX,
-)
+from kvstore.constants import GRANULE_TOKENS, KEEP_TOLD_SHARE, PERSIST_ASKS_BYTES_MAX, PERSIST_TICKETS_MAX
 from kvstore.durable.demand import Demand, name_of
 from kvstore.durable.traffic import Traffic
 from kvstore.durable.worth import Block, Worth

@@ -16,15 +16,7 @@ from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.steps import Steps
 
 _OF_TIERS = ("name", "capacity_bytes", "used_bytes", "records")
-_OF_STATUS = (
-    "counters",
-    "namespaces_total",
-    "adopting",
-    "endurance",
-    "breakers",
-    "speeds",
-    "queues",
-)
+_OF_STATUS = ("counters", "namespaces_total", "adopting", "endurance", "breakers", "speeds", "queues")
 
 
 def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[dict[str, Any]]:

@@ -25,6 +25,13 @@ class Session:
     label: str
     leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
 
+    def prompt_before(self, namespace: Namespace, parent: bytes) -> Prompt | None:
+        """Of the latest lease, where it is open and its run ends with this block: what follows belongs to its prompt."""
+        lease = next(reversed(self.leases.values()), None)
+        if isinstance(lease, WriteLease) and lease.namespace is namespace and lease.hashes[-1] == parent:
+            return lease.prompt
+        return None
+
 
 @dataclass(slots=True, eq=False)
 class WriteLease:

@@ -31,13 +31,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kvstore.constants import (
-    DAY_S,
-    ENDURANCE_BURST_S,
-    ENDURANCE_LINE_POWER,
-    ENDURANCE_STRETCH_SHARE,
-    HOUR_S,
-)
+from kvstore.constants import DAY_S, ENDURANCE_BURST_S, ENDURANCE_LINE_POWER, ENDURANCE_STRETCH_SHARE, HOUR_S
 
 
 class Ledger(msgspec.Struct):

@@ -174,12 +174,7 @@ class Tracing:
         return _Request(trace_id, parent_id) if trace_id and parent_id and flags & _SAMPLED else None
 
     def _tell(
-        self,
-        name: str,
-        request: _Request,
-        begun_s: float,
-        ended_s: float,
-        attributes: dict[str, str | int],
+        self, name: str, request: _Request, begun_s: float, ended_s: float, attributes: dict[str, str | int]
     ) -> int:
         span_id = random.getrandbits(64) or 1
         span = Span(name, request.trace_id, span_id, request.parent_id, begun_s, ended_s, attributes)

@@ -18,12 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 
-from kvstore.constants import (
-    NAMESPACES_MAX,
-    QUOTA_SLICE_BLOCKS,
-    STEP_BLOCKS,
-    STEP_SLOW_BLOCKS,
-)
+from kvstore.constants import NAMESPACES_MAX, QUOTA_SLICE_BLOCKS, STEP_BLOCKS, STEP_SLOW_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.policies.lru import LeafLru
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME

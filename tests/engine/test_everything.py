@@ -404,9 +404,7 @@ class World:
 
 def run(seed: int, steps: int = STEPS) -> None:
     is_tight = seed % 2 == 1
-    with (
-        mock.patch.multiple(adoption, ADOPT_PIECES=3),
-    ):
+    with mock.patch.multiple(adoption, ADOPT_PIECES=3):
         patches = [mock.patch.object(module, name, value) for (module, name), value in TIGHT.items()]
         for patch in patches if is_tight else []:
             patch.start()

@@ -268,7 +268,8 @@ def test_two_leases_that_name_each_other_as_parents_close_no_circle(dram_only: N
     engine, session, space = dram_only.engine, dram_only.session, dram_only.space
     a0, a1 = b"a0".ljust(8), b"a1".ljust(8)
     leases = [
-        engine.reserve(session, space, block_hash, parent).lease for block_hash, parent in ((a0, a1), (a1, a0))
+        engine.reserve(session, space, block_hash, parent).lease
+        for block_hash, parent in ((a0, a1), (a1, a0))
     ]
     for lease in leases:
         engine.commit(session, lease, [0], bytes(CHECKSUM_BYTES))

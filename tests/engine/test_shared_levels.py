@@ -234,12 +234,7 @@ class Node:
         self.arena = open_arena(path, 16 * MIB, 2 * MIB, SIZE)
         self.io = SteppedIo()
         self.engine = Engine(
-            self.arena,
-            [],
-            NamespaceRegistry(),
-            self.io,
-            clock=lambda: self.timers.now_s,
-            shared=[self.level],
+            self.arena, [], NamespaceRegistry(), self.io, clock=lambda: self.timers.now_s, shared=[self.level]
         )
         self.engine.adopt()
         self.session = self.engine.open_session(0)

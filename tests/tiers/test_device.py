@@ -12,18 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers.devices import (
-    PER_SLAB,
-    SIZE,
-    SLAB_BYTES,
-    Clock,
-    FaultyIO,
-    flip,
-    opened,
-    put,
-    put_slot,
-    read,
-)
+from tests.tiers.devices import PER_SLAB, SIZE, SLAB_BYTES, Clock, FaultyIO, flip, opened, put, put_slot, read
 from tests.tiers.records import content, key, record
 from tiers import device as device_module
 from tiers import device_slabs

@@ -111,8 +111,7 @@ class Model:
 
     def step(self) -> None:
         (action,) = self.chance.choices(
-            [self.write, self.read, lambda: self.evict(self.chance.randrange(KEYS)), self.clear],
-            [6, 6, 4, 1],
+            [self.write, self.read, lambda: self.evict(self.chance.randrange(KEYS)), self.clear], [6, 6, 4, 1]
         )
         action()
         self.clock.now += NVME_RETRY_S / 4

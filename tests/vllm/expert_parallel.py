@@ -25,10 +25,7 @@ class ExpertWorker:
 
 
 def all_gatherv(
-    ranks: Any,
-    tensors: torch.Tensor | list[torch.Tensor],
-    dim: int = 0,
-    sizes: list[int] | None = None,
+    ranks: Any, tensors: torch.Tensor | list[torch.Tensor], dim: int = 0, sizes: list[int] | None = None
 ) -> Any:
     """The rows of all ranks, in the order of ranks. sizes: how many each has."""
     assert dim == 0

@@ -72,9 +72,7 @@ def vllms(directory: Path) -> Callable[[dict[str, Any], str], list[int]]:
     def rendered(body: dict[str, Any], template: str) -> list[int]:
         request = ChatCompletionRequest.model_validate({"model": "m", **body})
         (_, (prompt,)) = renderer.render_chat(
-            [request.messages],
-            request.build_chat_params(template, "auto"),
-            request.build_tok_params(config),
+            [request.messages], request.build_chat_params(template, "auto"), request.build_tok_params(config)
         )
         return list(prompt["prompt_token_ids"])
 

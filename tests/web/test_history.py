@@ -157,8 +157,7 @@ def test_history_is_bounded() -> None:
 
 
 LATENCIES = st.dictionaries(
-    st.sampled_from(["lookup", "acquire"]),
-    st.tuples(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1)),
+    st.sampled_from(["lookup", "acquire"]), st.tuples(st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1))
 )
 
 

@@ -1,0 +1,691 @@
+"""Calls of the local door: a frame each, on one connection that is made anew when it was lost.
+
+    caller ─▶ turn on the wire ─▶ connected? ─▶ namespaces registered? ─▶ frame ─▶ answer ─▶ what is owed
+
+What holds for all of them is at the head of `kvstore.client`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from kvstore.client.arena_view import ArenaView
+from kvstore.client.leading import Leading
+from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
+from kvstore.client.namespace import Namespace
+from kvstore.errors import ClientError, Refused, Unavailable
+from kvstore.protocol.places import default_socket
+
+TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
+if TYPE_CHECKING:
+    from typing import Any, Self, TypeVar
+
+    from kvstore.client.connection import Asked, Connection
+    from kvstore.protocol import frames
+
+    T = TypeVar("T")
+    Make = Callable[
+        [Any, list[int]], frames.Request
+    ]  # of the module of frames, and the numbers of namespaces
+
+TIMEOUT_S = 1.0
+BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
+BACKOFF_S_MAX = 2.0
+
+
+class Calls:
+    """One process's connection to the daemon: what a client does, copies aside."""
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        label: str = "",
+        attach: bool = True,
+        writable: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Does not connect: the first call does.
+
+        socket_path: by default where the daemon of this user listens. timeout_s: deadline of every
+        call. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve, acquire, put, get are refused). writable:
+        False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
+        """
+        self._path = os.fspath(socket_path or default_socket())
+        self.timeout_s = timeout_s
+        self._label = label
+        self._attach = attach
+        self._writable = writable
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._connection: Connection | None = None
+        self._view: ArenaView | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._reason = ""
+        self._closed = False
+        _clients.add(self)
+
+    # -- the connection --
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as the last call knows. Makes no call."""
+        return self._connection is not None
+
+    @property
+    def instance(self) -> str:
+        """The name of the daemon that answered last, "" before. Makes no call."""
+        connection = self._connection
+        return connection.instance if connection is not None else ""
+
+    @property
+    def arena(self) -> ArenaView:
+        """The arena mapped into this process; connects if need be.
+
+        Valid (mapped) as long as it is referenced; current as long as it is the same object.
+        """
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._connect(deadline).arena()
+
+    def close(self) -> None:
+        """Disconnect; every later call raises Unavailable. Idempotent. Open leases are void."""
+        with self._guard:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._view = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- calls --
+
+    namespace = Namespace  # a handle; makes no call: it is registered when first used
+
+    def unregister(self, namespace: Namespace, end: bool = False) -> None:
+        """This client does not use the namespace any more; used again, it is registered again.
+
+        end: nobody ever will: it is unknown to everybody at once, and its blocks are dropped soon.
+        For an epoch that is over.
+        """
+
+        def call(w: Any, ids: list[int]) -> frames.Request:
+            return w.Unregister(ids[0], end)  # type: ignore[no-any-return]  # w: the module of frames
+
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if end or namespace in connection.namespace_ids:
+                self._ask(connection, (namespace,), call, deadline)
+            connection.registered.discard(connection.namespace_ids.pop(namespace, 0))
+
+    def lookup(
+        self,
+        namespaces: Sequence[Namespace],
+        hashes: Sequence[bytes],
+        *,
+        ticket: int = 0,
+        more: bool = False,
+        tokens: int = 0,
+        local_tokens: int = 0,
+        prefill_tokens_per_s: float = 0.0,
+        again: bool = False,
+        trace: str = "",
+    ) -> Leading:
+        """How many leading blocks are present in *all* the namespaces, with an unbroken prefix, and are
+        sooner loaded than computed; its `writing`: how many more are being written right now.
+
+        What the daemon's accounts want to know of the request: ticket: a number of its own; asked
+        again with the same one, it counts once. more: what further namespaces of the same request
+        hold. tokens: of the whole prompt. local_tokens: in the engine's own cache. again: the request was asked
+        for before with another ticket. trace: its W3C traceparent, for a daemon that exports traces; goes
+        with a ticket. At most 65536 hashes.
+        """
+        if not namespaces or (not hashes and not tokens):
+            return Leading(0)
+        joined = namespaces[0].joined(hashes)
+        asking = ticket, more, tokens, local_tokens, prefill_tokens_per_s, again
+
+        def call(w: Any, ids: list[int]) -> frames.Request:
+            return w.Lookup(ids, joined, *asking, trace[: w.TRACEPARENT_CHARS])  # type: ignore[no-any-return]
+
+        answer = self._call(namespaces, call)
+        leading = Leading(answer.value)
+        if answer.writing:
+            leading.writing = answer.writing
+        return leading
+
+    def settle(
+        self, ticket: int, tokens: int, namespace: Namespace | None = None, missing: bytes = b""
+    ) -> None:
+        """Tell that only the first `tokens` of what a ticket's lookups found could be used.
+
+        missing: the first block, of this namespace, that did not come; without it the engine
+        could not use what there was.
+        """
+        spaces = (namespace,) if namespace is not None else ()
+        self._call(spaces, lambda w, ids: w.Settle(ticket, tokens, ids[0] if ids else 0, missing))
+
+    def explain(self, digests: Sequence[bytes], hashes: bytes) -> tuple[list[bytes], bytes]:
+        """What would become of these blocks (hashes joined) in the namespaces with these digests.
+
+        Answers, for each namespace, where each block is (as `residency`), and for each block the
+        number of its outcome (`kvstore.protocol.outcomes`).
+        """
+        answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
+        return answer.residency, answer.outcomes
+
+    def report(self, since_s: float) -> dict[str, Any]:
+        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields."""
+        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))
+
+    def list_namespaces(self) -> list[dict[str, Any]]:
+        """Every namespace, as `status` has those with most blocks."""
+        return self._pages("namespaces", lambda w, skip: w.Namespaces(skip))["namespaces"]  # type: ignore[no-any-return]
+
+    def _pages(self, name: str, make: Callable[[Any, int], frames.Request]) -> dict[str, Any]:
+        """A report with a list that comes in several answers; each says how many are left."""
+
+        def page(skip: int) -> Any:
+            return self._call((), lambda w, _: make(w, skip)).report
+
+        report: dict[str, Any] = page(0)
+        while report[f"{name}_left"] and (more := page(len(report[name])))[name]:
+            report = {**more, name: report[name] + more[name]}
+        return report
+
+    def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
+        """Where each block is, one byte a hash: 0 absent, residency_bits.WRITING, else IN_DRAM,
+        IN_NVME, BROKEN_PREFIX.
+
+        At most 65536 hashes.
+        """
+        if not hashes:
+            return b""
+        joined = namespace.joined(hashes)
+        answer = self._call((namespace,), lambda w, ids: w.Residency(ids[0], joined))
+        return answer.residency  # type: ignore[no-any-return]
+
+    def reserve(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
+    ) -> WriteLease:
+        """Room in the arena for those of these consecutive blocks that are not held yet.
+
+        parent: the block hash before hashes[0], b"" at the root. ticket: of the lookup that named the
+        whole prompt, which the daemon's policy wants to know. 1 to 512 hashes. A full
+        arena answers at once, with fewer slots (a leading run) and `full`.
+        """
+        deadline = self._deadline()
+        return self.reserve_soon(namespace, hashes, parent, ticket, deadline)(deadline)
+
+    def acquire(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float = 0.0,
+        ticket: int = 0,
+        parent: bytes = b"",
+    ) -> ReadLease:
+        """Hold blocks in DRAM for reading, promoting them from slower tiers. ticket, parent: as in `reserve`;
+        without its parent a block within a prompt is not found in a region's bucket.
+
+        Answers when all are ready or known to be misses, at the latest after wait_s (at most
+        60 s): then `pending` tells that some are on their way. It is true as well where the
+        connection may not hold all of them at once (half of the arena): the leading ones are
+        held, the rest is None. At least one block is granted where no other lease is open; with
+        others open it may be none, at once. 1 to 512 hashes.
+        """
+        self._require_arena()
+        deadline = self._deadline(wait_s)
+        with self._locked(deadline):
+            connection, lease = self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)
+            return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
+
+    def reserve_slots(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"", ticket: int = 0
+    ) -> SlotLease:
+        """As `reserve`, for other processes that fill the slots; for a client without the arena."""
+        if self._attach:
+            raise Refused("bad_request", "slots for others to fill are leased by a client with attach=False")
+        deadline, joined = self._deadline(), namespace.joined(hashes)
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            r = self._ask(connection, (namespace,), _reserving(joined, parent, ticket), deadline)
+            return SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
+
+    def acquire_slots(
+        self,
+        namespace: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float = 0.0,
+        ticket: int = 0,
+        parent: bytes = b"",
+    ) -> SlotLease:
+        """As `acquire`, for other processes that read the slots; needs no arena."""
+        deadline = self._deadline(wait_s)
+        with self._locked(deadline):
+            return self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)[1]
+
+    def open_grant(
+        self, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
+    ) -> GrantedSlots:
+        """These bytes of each slot that another process leased. Makes no call where it is connected to the daemon
+        that the grant is of."""
+        self._require_arena(writing)
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if connection.life != grant.life:  # one of them is gone: asking tells whether it is ours
+                self._ask(connection, (), lambda w, _: w.Ping(), deadline)
+                raise Unavailable("the slots of this grant are in the arena of another daemon")
+            return self._opened(connection, grant, start_bytes, size_bytes, writing)
+
+    def fill(self, fills: Sequence[tuple[Grant, int, Sequence[bytes] | None]]) -> list[int]:
+        """Tell that columns of slots leased by another process are written; returns how many blocks each of them
+        has committed, because no other column is missing.
+
+        fills: (grant, number of the column, xxh3_128 digest of the column in each slot; None: it will
+        not be written, and the lease is given up), at most 64. Raises Unavailable, Refused.
+        """
+        deadline = self._deadline()
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            if any(grant.life != connection.life for grant, _, _ in fills):
+                raise Unavailable("the slots of this grant are in the arena of another daemon")
+            packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
+            committed: list[int] = self._ask(connection, (), lambda w, _: w.Fill(packed), deadline).committed
+            return committed
+
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+        """Start promoting blocks to DRAM; answers how many are on their way."""
+        if not hashes:
+            return 0
+        joined = namespace.joined(hashes)
+        return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
+
+    # -- retention --
+
+    def pin(self, block_hash: bytes, namespace: str = "", pinned: bool = True) -> list[str]:
+        """Keep the prefix that ends with this block from being evicted, held or not; or let it go.
+
+        namespace: a unique beginning of the digest in hex; "": all that hold the block, or the only
+        one. Answers the digests in hex. On disk when this returns. Raises Unavailable, Refused
+        (`limit_exceeded`: pins hold what they may; `not_found`).
+        """
+        return _digests(self._call((), lambda w, _: w.SetPin(namespace, block_hash, pinned)))
+
+    def set_ttl(
+        self,
+        ttl_s: float | None,
+        *,
+        block_hash: bytes = b"",
+        namespace: str = "",
+        tenant: str | None = None,
+        is_set: bool = True,
+    ) -> list[str]:
+        """Have blocks dropped `ttl_s` seconds after they were stored (None: never); not is_set: remove the rule.
+
+        Of a prefix and everything below it (block_hash, as in `pin`), of a namespace, or of a
+        tenant. Answers the digests in hex. On disk when this returns.
+        """
+        return _digests(self._call((), lambda w, _: w.SetTtl(namespace, block_hash, tenant, ttl_s, is_set)))
+
+    def set_quota(
+        self,
+        dram_bytes: int | None,
+        nvme_bytes: int | None,
+        *,
+        namespace: str = "",
+        tenant: str | None = None,
+    ) -> list[str]:
+        """Bytes that a namespace or a tenant may hold in each tier; None: no limit there, -1: as it is.
+
+        Answers the digests in hex. On disk when this returns.
+        """
+        return _digests(self._call((), lambda w, _: w.SetQuota(namespace, tenant, dram_bytes, nvme_bytes)))
+
+    def retention(self) -> dict[str, Any]:
+        """All pins, TTLs and quotas; docs/cli.md names the fields."""
+        return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
+
+    def clear(
+        self,
+        *,
+        block_hash: bytes = b"",
+        namespace: str = "",
+        tenant: str | None = None,
+        everything: bool = False,
+        dry: bool = False,
+    ) -> dict[str, Any]:
+        """Have the daemon drop what its tiers hold of one of these; dry: drops nothing. docs/cli.md names the fields.
+
+        Takes as long as it takes: give the client a timeout_s that fits. The region's bucket is not touched.
+        """
+        answer = self._call((), lambda w, _: w.Clear(namespace, block_hash, tenant, everything, dry))
+        return answer.report  # type: ignore[no-any-return]
+
+    def find_prefixes(self, beginning: str, namespace: str = "") -> list[str]:
+        """Block hashes in hex that begin with these digits: none, the one, or a few of several.
+
+        A whole hash is its own answer, known or not. namespace: as in `pin`.
+        """
+        return self._call((), lambda w, _: w.FindPrefixes(namespace, beginning)).report["hashes"]  # type: ignore[no-any-return]
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon says of itself."""
+        return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
+
+    def live(self, minutes_since_s: float = 0.0) -> dict[str, Any]:
+        """What is going on, in one small answer that may be asked for every second; docs/cli.md names the fields.
+
+        minutes_since_s: unix seconds; of the minutes that are remembered, those from this time on.
+        """
+        return self._call((), lambda w, _: w.Live(minutes_since_s)).report  # type: ignore[no-any-return]
+
+    def chains(self, block_hash: bytes, namespace: str = "") -> list[tuple[bytes, bytes]]:
+        """Of the prefix that ends with this block: the digest of each namespace that knows it, and its hashes, joined."""
+        report = self._call((), lambda w, _: w.Chain(namespace, block_hash)).report
+        return [(digest, hashes) for digest, hashes in report["chains"]]
+
+    def warm_prefix(self, block_hash: bytes, namespace: str = "") -> dict[str, Any]:
+        """Bring the prefix that ends with this block into DRAM: begins, and, asked again by this client, goes on, until
+        `is_over`. namespace: a beginning of a digest in hex; docs/cli.md names the fields. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.WarmPrefix(namespace, block_hash)).report  # type: ignore[no-any-return]
+
+    def settings(self, name: str = "") -> list[dict[str, Any]]:
+        """The daemon's settings in force: of one key, of a section, or all; docs/cli.md names the fields."""
+        return self._call((), lambda w, _: w.GetSettings(name)).report["settings"]  # type: ignore[no-any-return]
+
+    def change_setting(self, key: str, text: str) -> dict[str, Any]:
+        """Give a key another value, written as in `--set`, until a restart or a reload. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.SetSetting(key, text)).report  # type: ignore[no-any-return]
+
+    def record(self) -> frames.Recorded:
+        """Requests of engines since the last call; the first one begins, the end of the connection ends it."""
+        return self._call((), lambda w, _: w.Record())  # type: ignore[no-any-return]
+
+    def check(self) -> list[str]:
+        """Have the daemon prove that its books balance; one line per problem.
+
+        Only for a client with attach=False. Who asks while a check is under way gets its answer.
+        """
+        return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
+
+    def ping(self) -> None:
+        """One round trip; connects if need be."""
+        self._call((), lambda w, _: w.Ping())
+
+    # -- what put and leases call --
+
+    def deadline(self) -> float:
+        """When a call that starts now must be over."""
+        return time.monotonic() + self.timeout_s
+
+    def reserve_soon(
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int, deadline: float
+    ) -> Callable[[float], WriteLease]:
+        """`reserve` that waits for no answer: what this returns does, until a deadline of its own, and is to be called."""
+        self._require_arena(writable=True)
+        make = _reserving(namespace.joined(hashes), parent, ticket)
+
+        def lease(r: Any) -> WriteLease:
+            slots = SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
+            opened = self._opened(connection, slots.grant, 0, namespace.record_bytes, writing=True)
+            try:
+                return WriteLease(slots, opened, namespace.columns)
+            except Refused as error:  # it took the slots back at once, or they are not ours
+                raise self._nonsense(connection, error) from error
+
+        with self._locked(deadline):
+            connection = self._connect(deadline)
+            return self._ask_soon(connection, (namespace,), make, lease, deadline)
+
+    def commit_lease(
+        self, connection: Connection, lease: int, checksums: Mapping[int, bytes], deadline: float
+    ) -> Callable[[float], int]:
+        """Close a write lease: commit these indexes, abort the others. Waits for no answer: what this returns does."""
+        indexes, joined = list(checksums), b"".join(checksums.values())
+        try:
+            with self._locked(deadline):
+                if connection.lost:
+                    raise Unavailable("the connection that this lease belongs to was lost")
+                return self._ask_soon(
+                    connection, (), lambda w, _: w.Commit(lease, indexes, joined), _count, deadline
+                )
+        except Unavailable:
+            connection.owe(lease)
+            raise
+
+    def release_lease(self, connection: Connection, lease: int) -> None:
+        """Give a lease back (uncommitted, if it is one for writing). Waits for no answer, and never raises.
+
+        While another thread's call is on the wire, that thread sends it.
+        """
+        connection.owe(lease)
+        self._give_back()
+
+    # -- inside --
+
+    def _deadline(self, extra_s: float = 0.0) -> float:
+        """When a call that starts now must be over. Raises Unavailable while backing off: no system call."""
+        if self._connection is None:
+            self._raise_if_backing_off()
+        return self.deadline() + max(0.0, extra_s)
+
+    def _raise_if_backing_off(self) -> None:
+        if self._closed:
+            raise Unavailable("this client is closed")
+        if self._clock() < self._retry_at:
+            raise Unavailable(f"waiting before the next attempt to connect: {self._reason}")
+
+    @contextmanager
+    def _locked(self, deadline: float) -> Iterator[None]:
+        """A turn on the wire, waited for no longer than the deadline. Raises Unavailable."""
+        guard = self._guard
+        if not guard.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise Unavailable("deadline passed while another thread's call was on the wire")
+        try:
+            yield
+        finally:
+            guard.release()
+            self._give_back()
+
+    def _call(self, namespaces: Sequence[Namespace], make: Make) -> Any:
+        deadline = self._deadline()
+        with self._locked(deadline):
+            return self._ask(self._connect(deadline), namespaces, make, deadline)
+
+    def _give_back(self) -> None:
+        """Send what is owed, unless a call is on the wire: `_locked` does it at the end of that."""
+        while (connection := self._connection) is not None and connection.owes:
+            if not self._guard.acquire(blocking=False):
+                return
+            try:
+                connection.give_back(self.deadline())
+            except Unavailable as error:
+                self._lose(connection, error)
+            finally:
+                self._guard.release()
+
+    def _lose(self, connection: Connection, error: BaseException) -> None:
+        """The connection cannot be used any more. Called with the lock held."""
+        connection.close()
+        if self._connection is connection:
+            self._connection = None
+            self._back_off(error)
+
+    def _connect(self, deadline: float) -> Connection:
+        """The connection; a new one if there is none. Called with the lock held."""
+        if self._connection is not None:
+            return self._connection
+        self._raise_if_backing_off()
+        from kvstore.client.connection import Connection
+
+        try:
+            connection = Connection(self._path, self._label, self._attach, self._writable, deadline)
+        except ClientError as error:
+            self._back_off(error)
+            raise
+        self._connection = connection
+        self._failures = 0
+        if self._attach:
+            self._view = connection.arena()
+        return connection
+
+    def _ask(self, connection: Connection, spaces: Sequence[Namespace], make: Make, deadline: float) -> Any:
+        """Exchange, registering namespaces first where this connection does not know them."""
+        return self._answer(
+            connection, self._send(connection, spaces, make, deadline), spaces, make, deadline
+        )
+
+    def _ask_soon(
+        self,
+        connection: Connection,
+        spaces: Sequence[Namespace],
+        make: Make,
+        took: Callable[[Any], T],
+        deadline: float,
+    ) -> Callable[[float], T]:
+        """The same in two halves: what this returns waits for the answer, and returns what `took` makes of it."""
+        asked = self._send(connection, spaces, make, deadline)
+
+        def answered(deadline: float) -> T:
+            try:
+                with self._locked(deadline):
+                    return took(self._answer(connection, asked, spaces, make, deadline))
+            except Unavailable:
+                connection.forget(asked)
+                raise
+
+        return answered
+
+    def _send(
+        self, connection: Connection, spaces: Sequence[Namespace], make: Make, deadline: float
+    ) -> Asked:
+        from kvstore.protocol import frames
+
+        try:
+            connection.give_back(deadline)
+            ids = [self._namespace_id(connection, space, deadline) for space in spaces]
+            return connection.send(make(frames, ids), deadline)
+        except Refused:
+            raise
+        except BaseException as error:
+            self._lose(connection, error)
+            raise
+
+    def _answer(
+        self, connection: Connection, asked: Asked, spaces: Sequence[Namespace], make: Make, deadline: float
+    ) -> Any:
+        try:
+            return connection.answer(asked, deadline)
+        except Refused as refused:
+            if refused.code != "unknown_namespace" or not spaces:
+                raise
+        except BaseException as error:
+            self._lose(connection, error)
+            raise
+        for space in spaces:  # the daemon forgot one of them: register, and ask once more
+            connection.namespace_ids.pop(space, None)
+        return self._answer(connection, self._send(connection, spaces, make, deadline), (), make, deadline)
+
+    def _namespace_id(self, connection: Connection, namespace: Namespace, deadline: float) -> int:
+        number = connection.namespace_ids.get(namespace)
+        if number is None:
+            from kvstore.protocol import frames
+
+            for dropped in connection.take_dropped():
+                with contextlib.suppress(Refused):  # it has ended meanwhile
+                    connection.exchange(frames.Unregister(dropped, False), deadline)
+            answer: Any = connection.exchange(namespace.register(frames), deadline)
+            number = connection.namespace_ids[namespace] = int(answer.namespace)
+            connection.registered.add(number)
+        return number
+
+    def _back_off(self, error: BaseException) -> None:
+        self._reason = str(error)
+        self._retry_at = self._clock() + min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(self._failures, 16))
+        self._failures += 1
+
+    def _require_arena(self, writable: bool = False) -> None:
+        if not self._attach:
+            raise Refused("not_attached", "this client was made with attach=False")
+        if writable and not self._writable:
+            raise Refused("read_only", "this client was made with writable=False")
+
+    def _acquired(
+        self,
+        space: Namespace,
+        hashes: Sequence[bytes],
+        wait_s: float,
+        ticket: int,
+        parent: bytes,
+        deadline: float,
+    ) -> tuple[Connection, SlotLease]:
+        joined, connection = space.joined(hashes), self._connect(deadline)
+        wait_ms = max(0, int(wait_s * 1000))
+        a = self._ask(
+            connection, (space,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket, parent), deadline
+        )
+        return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending)
+
+    def _opened(
+        self, connection: Connection, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
+    ) -> GrantedSlots:
+        """The slots of a grant in the arena of this connection. Called with the lock held."""
+        lock = connection.lock_for_writing() if writing else None
+        try:
+            return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
+        except ValueError as error:
+            raise self._nonsense(connection, error) from error
+
+    def _nonsense(self, connection: Connection, error: Exception) -> Unavailable:
+        """The daemon named offsets outside of the arena, or slots that are not ours: nothing it says can be believed."""
+        self._lose(connection, error)
+        return Unavailable(f"kvstore daemon: {error}")
+
+    def _forget_in_child(self) -> None:
+        self._guard = threading.Lock()
+        if self._connection is not None:
+            self._connection.forget_in_child()
+        self._connection = None
+        self._view = None
+        self._failures, self._retry_at = 0, 0.0
+
+
+def _reserving(joined: bytes, parent: bytes, ticket: int) -> Make:
+    return lambda w, ids: w.Reserve(ids[0], joined, parent, ticket)
+
+
+def _count(answer: Any) -> int:
+    value: int = answer.value
+    return value
+
+
+def _digests(answer: Any) -> list[str]:
+    digests: list[str] = answer.report["namespaces"]
+    return digests
+
+
+_clients: weakref.WeakSet[Calls] = weakref.WeakSet()
+
+
+def _forget_all_in_child() -> None:
+    """A forked child shares sockets and locks with its parent until it lets go of them."""
+    for client in list(_clients):
+        client._forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)
