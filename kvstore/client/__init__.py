@@ -103,10 +103,10 @@ class Client(Calls):
             return 0
         step = min(PUT_BLOCKS_MAX, self._blocks_per_lease(namespace, PUT_SHARE_MAX))
         give_up_at = time.monotonic() + self.timeout_s * -(-len(hashes) // step)
-        committed: deque[Callable[[float], int]] = deque()
+        committed: deque[Callable[[float | None], int]] = deque()
         start = stored = 0
-        coming: Callable[[float], WriteLease] | None
-        coming = self.reserve_soon(namespace, hashes[:step], parent, 0, self.deadline())
+        coming: Callable[[float | None], WriteLease] | None
+        coming = self.reserve_soon(namespace, hashes[:step], parent)
         try:
             while coming is not None:
                 if len(committed) > 1:  # answered before the next lease is, with a deadline of its own
@@ -116,13 +116,13 @@ class Client(Calls):
                     following = start + step
                     if following < len(hashes) and not lease.full and time.monotonic() < give_up_at:
                         run, above = hashes[following : following + step], hashes[following - 1]
-                        coming = self.reserve_soon(namespace, run, above, 0, self.deadline())
+                        coming = self.reserve_soon(namespace, run, above)
                     pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
                     copy_begun = time.monotonic()
                     digests = _copied(copying.copy_and_digest, pairs, lease.touch, namespace.columns)
                     give_up_at += time.monotonic() - copy_begun
                     sums = {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
-                    committed.append(lease.commit_soon(sums, self.deadline()))
+                    committed.append(lease.commit_soon(sums))
                 start = following
         finally:
             if coming is not None:

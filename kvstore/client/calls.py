@@ -227,8 +227,7 @@ class Calls:
         whole prompt, which the daemon's policy wants to know. 1 to 512 hashes. A full
         arena answers at once, with fewer slots (a leading run) and `full`.
         """
-        deadline = self._deadline()
-        return self.reserve_soon(namespace, hashes, parent, ticket, deadline)(deadline)
+        return self.reserve_soon(namespace, hashes, parent, ticket)(None)
 
     def acquire(
         self,
@@ -434,11 +433,12 @@ class Calls:
         return time.monotonic() + self.timeout_s
 
     def reserve_soon(
-        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int, deadline: float
-    ) -> Callable[[float], WriteLease]:
-        """`reserve` that waits for no answer: what this returns does, until a deadline of its own, and is to be called."""
+        self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int = 0
+    ) -> Callable[[float | None], WriteLease]:
+        """`reserve` that waits for no answer: what this returns does, until a deadline (None: that of this call),
+        and is to be called."""
         self._require_arena(writable=True)
-        make = _reserving(namespace.joined(hashes), parent, ticket)
+        make, deadline = _reserving(namespace.joined(hashes), parent, ticket), self._deadline()
 
         def lease(r: Any) -> WriteLease:
             slots = SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
@@ -453,10 +453,10 @@ class Calls:
             return self._ask_soon(connection, (namespace,), make, lease, deadline)
 
     def commit_lease(
-        self, connection: Connection, lease: int, checksums: Mapping[int, bytes], deadline: float
-    ) -> Callable[[float], int]:
+        self, connection: Connection, lease: int, checksums: Mapping[int, bytes]
+    ) -> Callable[[float | None], int]:
         """Close a write lease: commit these indexes, abort the others. Waits for no answer: what this returns does."""
-        indexes, joined = list(checksums), b"".join(checksums.values())
+        indexes, joined, deadline = list(checksums), b"".join(checksums.values()), self.deadline()
         try:
             with self._locked(deadline):
                 if connection.lost:
@@ -557,14 +557,15 @@ class Calls:
         make: Make,
         took: Callable[[Any], T],
         deadline: float,
-    ) -> Callable[[float], T]:
+    ) -> Callable[[float | None], T]:
         """The same in two halves: what this returns waits for the answer, and returns what `took` makes of it."""
         asked = self._send(connection, spaces, make, deadline)
 
-        def answered(deadline: float) -> T:
+        def answered(until: float | None) -> T:
+            until = until or deadline
             try:
-                with self._locked(deadline):
-                    return took(self._answer(connection, asked, spaces, make, deadline))
+                with self._locked(until):
+                    return took(self._answer(connection, asked, spaces, make, until))
             except Unavailable:
                 connection.forget(asked)
                 raise

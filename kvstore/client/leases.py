@@ -41,12 +41,10 @@ if TYPE_CHECKING:
         """What a lease needs of its client."""
 
         def commit_lease(
-            self, connection: Connection, lease: int, checksums: Mapping[int, bytes], deadline: float
-        ) -> Callable[[float], int]: ...
+            self, connection: Connection, lease: int, checksums: Mapping[int, bytes]
+        ) -> Callable[[float | None], int]: ...
 
         def release_lease(self, connection: Connection, lease: int) -> None: ...
-
-        def deadline(self) -> float: ...
 
 
 class Slot:
@@ -101,18 +99,14 @@ class SlotLease:
         """How many of the leading slots were in DRAM when asked for."""
         return self.tiers[: self.leading()].count(IN_DRAM)
 
-    def commit_soon(self, checksums: Mapping[int, bytes], deadline: float) -> Callable[[float], int]:
+    def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """Make the records at these positions visible, and give up the others. Waits for no answer: what this
-        returns does, until a deadline of its own, and tells how many the daemon took. Both raise Unavailable
-        (nothing is stored), Refused."""
+        returns does, until a deadline (None: that of the call), and tells how many the daemon took. Both raise
+        Unavailable (nothing is stored), Refused."""
         connection, self._connection = self._connection, None
         if connection is None:
             return lambda _: 0
-        return self._client.commit_lease(connection, self._number, checksums, deadline)
-
-    def deadline(self) -> float:
-        """When a call that starts now must be over."""
-        return self._client.deadline()
+        return self._client.commit_lease(connection, self._number, checksums)
 
     def release(self) -> None:
         """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
@@ -195,21 +189,17 @@ class WriteLease:
         aborted. None: all slots, hashed here, which reads every byte once. Raises Unavailable
         (nothing is stored), Refused.
         """
-        try:
-            if checksums is None:
-                digests = copying.digest_all([slot.view for slot in self.slots], self._columns)
-                checksums = {slot.index: digest for slot, digest in zip(self.slots, digests, strict=True)}
-            deadline = self._lease.deadline()
-            return self.commit_soon(checksums, deadline)(deadline)
-        finally:
-            self.abort()
+        if checksums is None:
+            digests = copying.digest_all([slot.view for slot in self.slots], self._columns)
+            checksums = {slot.index: digest for slot, digest in zip(self.slots, digests, strict=True)}
+        return self.commit_soon(checksums)(None)
 
-    def commit_soon(self, checksums: Mapping[int, bytes], deadline: float) -> Callable[[float], int]:
+    def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """`commit` that waits for no answer; see SlotLease."""
         if self.slots and not self._is_open:
             raise Refused("unknown_lease", "this write lease is closed already")
         try:
-            return self._lease.commit_soon(checksums, deadline)
+            return self._lease.commit_soon(checksums)
         finally:
             self.abort()
 
