@@ -24,6 +24,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _run(words: list[str]) -> int:
     command = words[0] if words else ""
     if command not in COMMANDS:
         return _no_command(words)
-    module = importlib.import_module(f"kvstore.cli.{command}")
+    module = module_of(command)
     try:
         args = parser_of(command).parse_args(words[1:])
     except SystemExit:  # --help, and there it is
@@ -166,7 +167,7 @@ def _run(words: list[str]) -> int:
 
 def parser_of(command: str) -> Parser:
     """What reads the arguments of one of COMMANDS."""
-    module = importlib.import_module(f"kvstore.cli.{command}")
+    module = module_of(command)
     names_files = any(place in str(module.__doc__) for place in ("docs/", "deploy/"))
     parser = Parser(
         prog=f"kvstore {command}",
@@ -175,8 +176,14 @@ def parser_of(command: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.set_defaults(called=command)
     module.add_arguments(parser)
     return parser
+
+
+def module_of(command: str) -> ModuleType:
+    """What has its arguments and its work: `unpin` is of the same as `pin`."""
+    return importlib.import_module(f"kvstore.cli.{command.removeprefix('un')}")
 
 
 def shared() -> str:

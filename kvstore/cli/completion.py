@@ -11,11 +11,10 @@ It is complete as it is: no command is started while a shell completes. Names th
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli import COMMANDS, OK, Parser
+from kvstore.cli import COMMANDS, OK, Parser, module_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     commands = parser.add_subparsers()
     for name, summary in COMMANDS.items():
         of_command = commands.add_parser(name, help=summary, description=summary)
-        importlib.import_module(f"kvstore.cli.{name}").add_arguments(of_command)
+        module_of(name).add_arguments(of_command)
         for action in of_command._actions:
             _mark_paths(action, shtab.FILE, shtab.DIRECTORY)
             if name == "help" and action.dest == "command":

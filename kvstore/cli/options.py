@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.errors import StartError
-from kvstore.units import exact_duration, parse_duration
+from kvstore.units import exact_bytes, exact_duration, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from kvstore.daemon.config_sources import Loaded
@@ -58,16 +58,28 @@ def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str
     return words
 
 
-def duration(option: str, text: str, least_s: float, most_s: float) -> float:
-    """The seconds of an option that takes a time. option: "top: --interval". Raises CliError."""
+def duration(option: str, text: str, least_s: float, most_s: float, also: str = "") -> float:
+    """The seconds of an option that takes a time. option: "top: --interval". also: words that it takes. Raises CliError."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise CliError(f"{option} {text}: {error}", exit_code=USAGE) from error
+        raise CliError(f"{option} {text}: {error}{also}", exit_code=USAGE) from error
     if not least_s <= seconds <= most_s:
         allowed = f"{exact_duration(least_s)} to {exact_duration(most_s)}"
         raise CliError(f"{option} {text}: allowed are {allowed}", exit_code=USAGE)
     return seconds
+
+
+def size(option: str, text: str, least: int, most: int, also: str = "") -> int:
+    """The bytes of an option that takes a size. option: "warm: --budget". Raises CliError."""
+    try:
+        size_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise CliError(f"{option} {text}: {error}{also}", exit_code=USAGE) from error
+    if not least <= size_bytes <= most:
+        allowed = f"{exact_bytes(least)} to {exact_bytes(most)}"
+        raise CliError(f"{option} {text}: allowed are {allowed}", exit_code=USAGE)
+    return size_bytes
 
 
 def load_config(args: argparse.Namespace) -> Loaded:

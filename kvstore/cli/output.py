@@ -28,6 +28,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+Progress = Callable[[str, int, int], None]  # shows what, how much is done, how much there is
 CELL_BORDER = 3  # of each column: a line and two blanks
 HASH_DIGITS_SHOWN = 10  # of a block hash on a terminal: enough among millions
 WORD_WIDTH_MIN = 10  # neither words nor short cells are broken into pieces shorter than this
@@ -126,7 +127,7 @@ def _draw(
 
 
 @contextlib.contextmanager
-def progress_bars(of_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars(of_bytes: bool = False) -> Iterator[Progress]:
     """A function to call with (what, done, total); bars on stderr when that is a terminal, else nothing. of_bytes: they tell
     bytes and the rate, too."""
     if not sys.stderr.isatty():

@@ -1,11 +1,13 @@
-"""Keep a prefix from being evicted, now or when it comes, across restarts.
+"""Keep a prefix from being evicted, now or when it comes, across restarts; or let it be evicted again.
 
   kvstore pin 5f0c…e1                     the prefix that ends with this block, wherever it is held
   kvstore pin 5f0c…e1 --namespace 3fa2    in this namespace, held already or not
   kvstore pin 6f66b1302f                  any unique beginning of the hash will do, as tables have it
+  kvstore unpin 5f0c…e1                   wherever it is pinned; nothing leaves because of it
 
 Pins may hold retention.pinned_share_max of each tier; a pin beyond that is refused. A TTL drops
-pinned blocks, too. Exit code 1 when refused, 2 for a bad name, 3 when no such namespace is known.
+pinned blocks, too. Exit code 1 when refused, 2 for a bad name, 3 when no such namespace is known, or
+unpin finds no such pin.
 """
 
 from __future__ import annotations
@@ -25,11 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return set_pin(args, "pin", True)
-
-
-def set_pin(args: argparse.Namespace, command: str, pinned: bool) -> int:
-    """Also what `unpin` does. Raises CliError."""
+    command, pinned = args.called, args.called == "pin"
     require_beginning(command, args.prefix)
     namespace = namespace_of(command, args)
 

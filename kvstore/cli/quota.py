@@ -16,9 +16,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
+from kvstore.cli.options import size
 from kvstore.cli.prefixes import add_arguments_for, ask, confirm, namespace_of, subject, warn_of_tenant
 from kvstore.constants import AS_IT_IS, NVME_CAPACITY_BYTES_MAX
-from kvstore.units import exact_bytes, format_bytes, parse_bytes
+from kvstore.units import format_bytes
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -45,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     namespaces = ask(args, "quota", change)
     sizes = {"dram": dram_bytes, "nvme": nvme_bytes}
-    given = {name: size for name, size in sizes.items() if size != AS_IT_IS}
+    given = {name: limit for name, limit in sizes.items() if limit != AS_IT_IS}
     limits = ", ".join(f"{name} {'no limit' if n is None else format_bytes(n)}" for name, n in given.items())
-    facts = {"tenant": args.tenant, **{f"{name}_bytes": size for name, size in given.items()}}
+    facts = {"tenant": args.tenant, **{f"{name}_bytes": limit for name, limit in given.items()}}
     confirm(args, f"{subject(args, namespaces)}: {limits}", facts, namespaces)
     return OK
 
@@ -57,11 +58,4 @@ def _size(option: str, text: str | None) -> int | None:
         return AS_IT_IS
     if text == "none":
         return None
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise CliError(f'quota: --{option} {text}: {error}; or "none"', exit_code=USAGE) from error
-    if size > NVME_CAPACITY_BYTES_MAX:
-        most = exact_bytes(NVME_CAPACITY_BYTES_MAX)
-        raise CliError(f"quota: --{option} {text}: at most {most} are allowed", exit_code=USAGE)
-    return size
+    return size(f"quota: --{option}", text, 0, NVME_CAPACITY_BYTES_MAX, '; or "none"')

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.output import print_json, printable, progress_bars
-from kvstore.units import count, format_bytes, parse_bytes, plural
+from kvstore.cli.options import size
+from kvstore.cli.output import Progress, print_json, printable, progress_bars
+from kvstore.units import count, format_bytes, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.regions_file import Deployment
@@ -24,7 +25,6 @@ FINDINGS_TOLD = 1000  # in the JSON; all are counted
 LINES_TOLD = 20  # of each kind, for people
 BARS_AFTER_S = 2.0
 SPEED_BYTES_MAX = 1 << 40
-Progress = Callable[[str, int, int], None]
 Run = Callable[[Callable[[], Awaitable[dict[str, Any]]]], dict[str, Any]]
 
 
@@ -75,7 +75,9 @@ def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
     for option, value in (("--sample", args.sample), ("--bytes-per-s", args.bytes_per_s)):
         if value and not args.deep:
             raise CliError(f"region verify: {option} needs --deep", exit_code=USAGE)
-    deep = Deep(_share(args.sample), _speed(args.bytes_per_s)) if args.deep else None
+    text = args.bytes_per_s
+    speed = size("region verify: --bytes-per-s", text, 1, SPEED_BYTES_MAX) if text else 0
+    deep = Deep(_share(args.sample), speed) if args.deep else None
     return Asked(args.region, deep, args.repair, args.against)
 
 
@@ -91,20 +93,6 @@ def _share(text: str) -> float:
             f"region verify: --sample {text}: allowed are more than 0 up to 1, or up to 100%", exit_code=USAGE
         )
     return share
-
-
-def _speed(text: str) -> int:
-    if not text:
-        return 0
-    try:
-        size_bytes = parse_bytes(text)
-    except ValueError as error:
-        raise CliError(f"region verify: --bytes-per-s {text}: {error}", exit_code=USAGE) from error
-    if not 1 <= size_bytes <= SPEED_BYTES_MAX:
-        raise CliError(
-            f"region verify: --bytes-per-s {text}: allowed are 1 to {SPEED_BYTES_MAX}", exit_code=USAGE
-        )
-    return size_bytes
 
 
 def verify(args: argparse.Namespace, deployment: Deployment, run: Run) -> int:

@@ -17,6 +17,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
+from kvstore.cli.options import duration
 from kvstore.cli.prefixes import (
     add_arguments_for,
     ask,
@@ -28,7 +29,7 @@ from kvstore.cli.prefixes import (
     warn_of_tenant,
 )
 from kvstore.constants import TTL_S_MAX
-from kvstore.units import exact_duration, parse_duration
+from kvstore.units import exact_duration
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         raise CliError("ttl: for what? Give a prefix, --namespace or --tenant", exit_code=USAGE)
     if args.prefix:
         require_beginning("ttl", args.prefix)
-    ttl_s, is_set = _seconds(args.time), args.time != "off"
+    ttl_s, is_set = None, args.time != "off"
+    if args.time not in ("never", "off"):
+        ttl_s = duration("ttl: time", args.time, 0.001, TTL_S_MAX, '; or "never", "off"')
     namespace = namespace_of("ttl", args)
 
     def change(client: Client) -> tuple[bytes, list[str]]:
@@ -67,16 +70,3 @@ def run(args: argparse.Namespace) -> int:
         rule = "has no TTL of its own any more"
     confirm(args, f"{prefix or subject(args, namespaces)} {rule}", facts, namespaces)
     return OK
-
-
-def _seconds(text: str) -> float | None:
-    if text in ("never", "off"):
-        return None
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise CliError(f'ttl: time {text}: {error}; or "never", "off"', exit_code=USAGE) from error
-    if not 0 < seconds <= TTL_S_MAX:
-        most = exact_duration(TTL_S_MAX)
-        raise CliError(f"ttl: time {text}: allowed are more than 0 and at most {most}", exit_code=USAGE)
-    return seconds

@@ -31,11 +31,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, duration, load_config
+from kvstore.cli.options import add_config_arguments, add_output_argument, duration, load_config, size
 from kvstore.cli.output import Figure, print_json, print_table, progress_bars
 from kvstore.cli.region import add_regions_argument, asked, load_deployment, region_place
-from kvstore.constants import DAY_S
-from kvstore.units import NOTHING, count, format_bytes, format_duration, money, parse_bytes, percent
+from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
+from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
 
 if TYPE_CHECKING:
     from kvstore.cli.warm_plan import Plan
@@ -157,12 +157,7 @@ def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
                     f"warm: {option}: {len(name)} characters: allowed are 1 to {NAME_CHARS_MAX}",
                     exit_code=USAGE,
                 )
-    try:
-        budget_bytes = parse_bytes(args.budget) if args.budget else 0
-    except ValueError as error:
-        raise CliError(f"warm: --budget {args.budget}: {error}", exit_code=USAGE) from error
-    if args.budget and budget_bytes <= 0:
-        raise CliError(f"warm: --budget {args.budget}: allowed is more than 0", exit_code=USAGE)
+    budget_bytes = size("warm: --budget", args.budget, 1, NVME_CAPACITY_BYTES_MAX) if args.budget else 0
     made_s = clock()
     return Order(
         models=tuple(sorted(set(args.model))),

@@ -8,11 +8,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, OK, USAGE, CliError
-from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table, progress_bars
+from kvstore.cli.output import (
+    HASH_DIGITS_SHOWN,
+    Figure,
+    Progress,
+    is_terminal,
+    print_json,
+    print_table,
+    progress_bars,
+)
 from kvstore.cli.prefixes import ask, find_prefix, namespace_of, require_beginning
 from kvstore.constants import WARM_PAUSE_S, WARM_SHOWN_AFTER_S
 from kvstore.units import count, format_bytes
@@ -64,13 +71,7 @@ def _checked(args: argparse.Namespace) -> str:
     return namespace_of("warm", args)
 
 
-def _warm_all(
-    client: Client,
-    prefixes: list[str],
-    namespace: str,
-    show: Callable[[str, int, int], None],
-    rows: list[Told],
-) -> None:
+def _warm_all(client: Client, prefixes: list[str], namespace: str, show: Progress, rows: list[Told]) -> None:
     """All are found before the first one is loaded."""
     found = [find_prefix(client, "warm", text, namespace) for text in prefixes]
     for block_hash in dict.fromkeys(found):
@@ -82,7 +83,7 @@ def _warm_all(
         rows.append({"prefix": block_hash.hex(), "state": _state(told), **told})
 
 
-def _later(show: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+def _later(show: Progress) -> Progress:
     """Bars for what takes longer than a moment."""
     begun_s = time.monotonic()
 

@@ -546,9 +546,8 @@ class Calls:
 
     def _ask(self, connection: Connection, spaces: Sequence[Namespace], make: Make, deadline: float) -> Any:
         """Exchange, registering namespaces first where this connection does not know them."""
-        return self._answer(
-            connection, self._send(connection, spaces, make, deadline), spaces, make, deadline
-        )
+        asked = self._send(connection, spaces, make, deadline)
+        return self._answer(connection, asked, spaces, make, deadline)
 
     def _ask_soon(
         self,

@@ -41,13 +41,11 @@ _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is 
 class Asked:
     """A request that was sent. answer: what came, which may be an Error; None until it was read."""
 
-    __slots__ = ("answer", "is_unwanted", "name")
+    answer: frames.Answer | None = None
 
     def __init__(self, name: str, is_unwanted: bool = False) -> None:
         """is_unwanted: nobody waits for the answer."""
-        self.answer: frames.Answer | None = None
-        self.is_unwanted = is_unwanted
-        self.name = name
+        self.name, self.is_unwanted = name, is_unwanted
 
 
 class Connection:

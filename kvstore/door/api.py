@@ -391,9 +391,8 @@ class Caller:
         namespace.users -= 1
         self._process.namespaces -= 1
 
-    def _list(self, request: frames.Namespaces) -> frames.Answer:
-        skip = min(request.skip, constants.NAMESPACES_MAX)
-        return frames.StatusReport(self._engine.list_namespaces(skip))
+    def _list(self, r: frames.Namespaces) -> frames.Answer:
+        return frames.StatusReport(self._engine.list_namespaces(min(r.skip, constants.NAMESPACES_MAX)))
 
     # -- reading --
 
@@ -419,14 +418,13 @@ class Caller:
             for recording in self._api.recordings:
                 recording.asked(request, [self._namespaces[number] for number in request.namespaces])
             if self._api.tracing is not None:
-                self._trace(self._api.tracing, request)
+                pieces, space = (
+                    self._engine.accounts.pieces(request.ticket),
+                    self._known(request.namespaces[0]),
+                )
+                self._api.tracing.looked_up(request, space, pieces, self._begun_s, self._api.clock())
         except Exception:  # a bug of ours; the answer is out already
             log.exception("booking a lookup of %s failed", self.name)
-
-    def _trace(self, tracing: Tracing, request: frames.Lookup) -> None:
-        pieces = self._engine.accounts.pieces(request.ticket)
-        space = self._namespaces[request.namespaces[0]]
-        tracing.looked_up(request, space, pieces, self._begun_s, self._api.clock())
 
     def _settle(self, request: frames.Settle) -> frames.Answer:
         if request.hash and len(request.hash) != self._known(request.namespace).hash_bytes:
@@ -583,9 +581,6 @@ class Caller:
 
     # -- retention: answered when the rule is on disk --
 
-    def _pin(self, r: frames.SetPin) -> Later:
-        return self._rule(self._engine.retention.pin, r.namespace, r.hash, r.pinned)
-
     def _ttl(self, r: frames.SetTtl) -> Later:
         return self._rule(self._engine.retention.ttl, r.namespace, r.hash, r.tenant, r.ttl_s, r.is_set)
 
@@ -605,19 +600,13 @@ class Caller:
         command(*rule, done)
         return later
 
-    def _retention(self, _: frames.Retention) -> frames.Answer:
-        return frames.StatusReport(self._engine.retention.report())
-
     def _clear(self, r: frames.Clear) -> Later:
         later = Later()
-        self._engine.clear(
-            r.namespace,
-            r.hash,
-            r.tenant,
-            r.everything,
-            r.dry,
-            lambda told: later.set(frames.StatusReport(told)),
-        )
+
+        def told(cleared: dict[str, object]) -> None:
+            later.set(frames.StatusReport(cleared))
+
+        self._engine.clear(r.namespace, r.hash, r.tenant, r.everything, r.dry, told)
         return later
 
     def _warm(self, r: frames.WarmPrefix) -> Steps[frames.Answer]:
@@ -649,12 +638,6 @@ class Caller:
 
     # -- the daemon --
 
-    def _status(self, _: frames.Status) -> frames.Answer:
-        return frames.StatusReport(self._api.report())
-
-    def _report(self, request: frames.Report) -> frames.Answer:
-        return frames.StatusReport(self._api.totals(request.since_s, request.skip))
-
     def _live(self, request: frames.Live) -> Steps[frames.Answer]:
         return frames.StatusReport((yield from self._api.live(request.minutes_since_s)))
 
@@ -680,9 +663,6 @@ class Caller:
         if self.attached:
             raise BadRequest("check: only for a connection without the arena, as that of `kvstore fsck`")
         return self._api.check()
-
-    def _ping(self, _: frames.Ping) -> frames.Answer:
-        return _DONE
 
     # -- limits --
 
@@ -728,7 +708,7 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[type[Any], Kind] = {
-    frames.Ping: Kind(Caller._ping, 5),
+    frames.Ping: Kind(lambda _c, _: _DONE, 5),
     frames.Register: Kind(Caller._register, 30),
     frames.Unregister: Kind(Caller._unregister, 30),
     frames.Lookup: Kind(Caller._lookup, 60, 0.02, frames.HASHES_MAX),
@@ -740,15 +720,15 @@ KINDS: dict[type[Any], Kind] = {
     frames.Fill: Kind(Caller._fill, 30, 0.35),
     frames.Acquire: Kind(Caller._acquire, 30, 0.1, frames.LEASE_HASHES_MAX),
     frames.Release: Kind(Caller._release, 60),
-    frames.Status: Kind(Caller._status, 1000),
+    frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.report()), 1000),
     frames.Namespaces: Kind(Caller._list, 1000),
-    frames.Report: Kind(Caller._report, 2000),
+    frames.Report: Kind(lambda c, r: frames.StatusReport(c._api.totals(r.since_s, r.skip)), 2000),
     frames.Explain: Kind(Caller._explain, 100, 0.05, frames.HASHES_MAX),
     frames.Check: Kind(Caller._check, 100),
-    frames.SetPin: Kind(Caller._pin, 200),
+    frames.SetPin: Kind(lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), 200),
     frames.SetTtl: Kind(Caller._ttl, 200),
     frames.SetQuota: Kind(Caller._quota, 200),
-    frames.Retention: Kind(Caller._retention, 2000),
+    frames.Retention: Kind(lambda c, _: frames.StatusReport(c._engine.retention.report()), 2000),
     frames.Clear: Kind(Caller._clear, 3000),
     frames.FindPrefixes: Kind(Caller._find_prefixes, 1000),
     frames.Live: Kind(Caller._live, 1000),

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
-from kvstore.movement.shared import Done, Fetched, SharedLevel, SharedLimits, Wanted
+from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
 from replication.errors import RegionError, ReplicationError
 from replication.region_reader import RegionReader
 from tiers.base import Get
@@ -111,13 +111,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         reader = self._reader
         return reader.held(namespace.spec, hashes, start) if reader is not None else start
 
-    def chains(
-        self,
-        namespaces: Sequence[bytes],
-        block_hash: bytes,
-        most: int,
-        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
-    ) -> None:
+    def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
         reader = self._reader
         none: Mapping[bytes, Sequence[bytes]] = {}
         if reader is None:

@@ -47,6 +47,9 @@ class Brought(NamedTuple):
     problem: str = ""
 
 
+Done = Callable[[Brought], None]
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """Consecutive blocks of one namespace; the first one follows `parent`. next: position of the one to look at. under_way: begun, and not ended."""
@@ -55,7 +58,7 @@ class Run:
     hashes: Sequence[bytes]
     parent: bytes
     to: To
-    done: Callable[[Brought], None]
+    done: Done
     next: int = 0
     under_way: int = 0
     held: int = 0
@@ -111,14 +114,7 @@ class Warmer:
 
     # -- asking --
 
-    def bring(
-        self,
-        spec: NamespaceSpec,
-        parent: bytes,
-        hashes: Sequence[bytes],
-        to: To,
-        done: Callable[[Brought], None],
-    ) -> None:
+    def bring(self, spec: NamespaceSpec, parent: bytes, hashes: Sequence[bytes], to: To, done: Done) -> None:
         """Have these blocks in a tier; `done` is called once, later."""
         try:
             namespace = self._residency.namespaces.get(self._register(spec))

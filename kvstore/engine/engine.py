@@ -399,9 +399,8 @@ class Engine(Parts):
         known = list(map(namespace.blocks.get, asked))
         if forest.would_cycle(namespace, parent, known):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
-        prompt = session.prompt_before(namespace, parent) if not ticket else None
-        if prompt is None:
-            prompt = self.prompts.recall(number, ticket, len(asked))
+        before = session.prompt_before(namespace, parent) if not ticket else None
+        prompt = before or self.prompts.recall(number, ticket, len(asked))
         lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
         end = self._reserve(lease, known, session.owner)
         refused = forest.not_held(namespace, asked[end:])

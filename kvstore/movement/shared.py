@@ -29,6 +29,7 @@ class Wanted(NamedTuple):
 
 Fetched = tuple[Get, Record | None]  # the record where it is a HIT: its parent, checksum and columns
 Done = Callable[[Sequence[Fetched]], None]
+Chained = Callable[[Mapping[bytes, Sequence[bytes]]], None]
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,7 @@ class SharedLevel(ABC):
     def probe(self, done: Callable[[bool], None]) -> None:
         """Find out whether the level answers, with a request that nobody waits for; `done` is called as by `fetch`."""
 
-    def chains(
-        self,
-        namespaces: Sequence[bytes],
-        block_hash: bytes,
-        most: int,
-        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
-    ) -> None:
+    def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
         """Call `done` once, on the engine's thread, with the hashes of the prefix that ends with this block, from the first
         one on, by digest: of at most so many of these namespaces, of which this level has all of it. Never raises."""
         done({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli import COMMANDS
+from kvstore.cli import COMMANDS, module_of
 from kvstore.daemon.config_sources import load
 from tests.running import ROOT, environment, kvstore
 
@@ -66,7 +65,7 @@ def test_every_command_has_help(command: str) -> None:
     done = kvstore(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: kvstore {command}")
-    assert (importlib.import_module(f"kvstore.cli.{command}").__doc__ or "").splitlines()[0] in done.stdout
+    assert (module_of(command).__doc__ or "").splitlines()[0] in done.stdout
 
 
 def test_the_overview_lists_every_command() -> None:

@@ -211,7 +211,7 @@ def test_names_cannot_steer_a_terminal(place: Place, serve: Serve) -> None:
         (["pin", "00" * 32, "--namespace", "q"], 2, "pin: --namespace q: not a digest in hex"),
         (["ttl", "soon", "--tenant", "acme"], 2, "ttl: time soon: not a time: allowed are"),
         (["ttl", "5s"], 2, "ttl: for what? Give a prefix, --namespace or --tenant"),
-        (["ttl", "0", "--tenant", "acme"], 2, "ttl: time 0: allowed are more than 0"),
+        (["ttl", "0", "--tenant", "acme"], 2, "ttl: time 0: allowed are 0.001 s to"),
         (["ttl", "1h", "00" * 32, "--tenant", "acme"], 2, "give one of them"),
         (["quota", "--tenant", "acme"], 2, "quota: nothing to set: give --dram, --nvme, or both"),
         (["quota", "--dram", "1GiB"], 2, "quota: give --tenant or --namespace, one of them"),

@@ -9,11 +9,11 @@ Time is the caller's: `later(delay_s, call)` runs a call after a delay, as an ev
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.index.block import Namespace
-from kvstore.movement.shared import Done, Fetched, SharedLevel, SharedLimits, Wanted
+from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
 from tiers.base import Get, Record
 from tiers.checksum import digest
 
@@ -74,13 +74,7 @@ class SharedMemoryLevel(SharedLevel):
                 high = middle
         return low
 
-    def chains(
-        self,
-        namespaces: Sequence[bytes],
-        block_hash: bytes,
-        most: int,
-        done: Callable[[Mapping[bytes, Sequence[bytes]]], None],
-    ) -> None:
+    def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
         found: dict[bytes, Sequence[bytes]] = {}
         for digest_bytes in namespaces:
             chain, key = [], digest_bytes + block_hash

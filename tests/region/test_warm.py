@@ -264,7 +264,7 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, serve: Serve) -> None
         (("na", "--model", "other"), 3, "models are a model, tenants acme"),
         (("na", "--tenant", ""), 2, "allowed are 1 to"),
         (("na", "--budget", "10GB"), 2, "ambiguous"),
-        (("na", "--budget", "0"), 2, "allowed is more than 0"),
+        (("na", "--budget", "0"), 2, "allowed are 1 to"),
         (("na", "--for", "1s"), 2, "allowed are"),
         (("na", "--to", "disk"), 2, "dram"),
         (("na", "--to", "nvme"), 1, "no daemon of region na has the tier nvme"),
