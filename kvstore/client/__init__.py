@@ -102,21 +102,21 @@ class Client(Calls):
         if not hashes:
             return 0
         step = min(PUT_BLOCKS_MAX, self._blocks_per_lease(namespace, PUT_SHARE_MAX))
-        give_up_at = time.monotonic() + self.timeout_s * -(-len(hashes) // step)
+        give_up_at = time.monotonic() + self._timeout_s * -(-len(hashes) // step)
         committed: deque[Callable[[float | None], int]] = deque()
         start = stored = 0
         coming: Callable[[float | None], WriteLease] | None
-        coming = self.reserve_soon(namespace, hashes[:step], parent)
+        coming = self._reserve_soon(namespace, hashes[:step], parent)
         try:
             while coming is not None:
                 if len(committed) > 1:  # answered before the next lease is, with a deadline of its own
-                    stored += committed.popleft()(self.deadline())
+                    stored += committed.popleft()(self._deadline())
                 this, coming = coming, None
-                with this(self.deadline()) as lease:
+                with this(self._deadline()) as lease:
                     following = start + step
                     if following < len(hashes) and not lease.full and time.monotonic() < give_up_at:
                         run, above = hashes[following : following + step], hashes[following - 1]
-                        coming = self.reserve_soon(namespace, run, above)
+                        coming = self._reserve_soon(namespace, run, above)
                     pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
                     copy_begun = time.monotonic()
                     digests = _copied(copying.copy_and_digest, pairs, lease.touch, namespace.columns)
@@ -127,8 +127,8 @@ class Client(Calls):
         finally:
             if coming is not None:
                 with contextlib.suppress(ClientError):
-                    coming(self.deadline()).abort()
-        return stored + sum(count(self.deadline()) for count in committed)
+                    coming(self._deadline()).abort()
+        return stored + sum(count(self._deadline()) for count in committed)
 
     def get(
         self,
@@ -150,7 +150,7 @@ class Client(Calls):
         _require_buffers(namespace, hashes, into)
         begun, copied, copy_s = time.monotonic(), 0, 0.0
         step = self._blocks_per_lease(namespace, GET_SHARE_MAX) if hashes else 1
-        patience_s = wait_s + self.timeout_s * -(-len(hashes) // step)
+        patience_s = wait_s + self._timeout_s * -(-len(hashes) // step)
         while copied < len(hashes):
             wait_left_s = max(0.0, begun + wait_s + copy_s - time.monotonic())
             above = hashes[copied - 1] if copied else parent

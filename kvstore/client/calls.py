@@ -58,7 +58,7 @@ class Calls:
         False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
         """
         self._path = os.fspath(socket_path or default_socket())
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._label = label
         self._attach = attach
         self._writable = writable
@@ -227,7 +227,7 @@ class Calls:
         whole prompt, which the daemon's policy wants to know. 1 to 512 hashes. A full
         arena answers at once, with fewer slots (a leading run) and `full`.
         """
-        return self.reserve_soon(namespace, hashes, parent, ticket)(None)
+        return self._reserve_soon(namespace, hashes, parent, ticket)(None)
 
     def acquire(
         self,
@@ -428,11 +428,7 @@ class Calls:
 
     # -- what put and leases call --
 
-    def deadline(self) -> float:
-        """When a call that starts now must be over."""
-        return time.monotonic() + self.timeout_s
-
-    def reserve_soon(
+    def _reserve_soon(
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int = 0
     ) -> Callable[[float | None], WriteLease]:
         """`reserve` that waits for no answer: what this returns does, until a deadline (None: that of this call),
@@ -456,7 +452,7 @@ class Calls:
         self, connection: Connection, lease: int, checksums: Mapping[int, bytes]
     ) -> Callable[[float | None], int]:
         """Close a write lease: commit these indexes, abort the others. Waits for no answer: what this returns does."""
-        indexes, joined, deadline = list(checksums), b"".join(checksums.values()), self.deadline()
+        indexes, joined, deadline = list(checksums), b"".join(checksums.values()), self._deadline()
         try:
             with self._locked(deadline):
                 if connection.lost:
@@ -482,7 +478,7 @@ class Calls:
         """When a call that starts now must be over. Raises Unavailable while backing off: no system call."""
         if self._connection is None:
             self._raise_if_backing_off()
-        return self.deadline() + max(0.0, extra_s)
+        return time.monotonic() + self._timeout_s + max(0.0, extra_s)
 
     def _raise_if_backing_off(self) -> None:
         if self._closed:
@@ -513,7 +509,7 @@ class Calls:
             if not self._guard.acquire(blocking=False):
                 return
             try:
-                connection.give_back(self.deadline())
+                connection.give_back(time.monotonic() + self._timeout_s)
             except Unavailable as error:
                 self._lose(connection, error)
             finally:

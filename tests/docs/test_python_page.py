@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
+from kvstore.client.calls import Calls
 from tests.running import Daemon, Place
 
 PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
@@ -32,7 +33,8 @@ def as_written(name: str, member: object) -> str:
 
 def test_every_public_method_has_a_heading_with_its_parameters() -> None:
     """The page's headings are the client's public methods and properties, with the parameters that they have."""
-    members = {name: member for name, member in vars(Client).items() if not name.startswith("_")}
+    members = {**vars(Calls), **vars(Client)}
+    members = {name: member for name, member in members.items() if not name.startswith("_")}
     assert set(members) >= WITHOUT_A_HEADING
     expected = {as_written(name, member) for name, member in members.items() if name not in WITHOUT_A_HEADING}
     made = as_written("Client", Client.__init__).replace("<built-in function monotonic>", "time.monotonic")

@@ -81,7 +81,7 @@ def test_a_copy_that_fails_leaves_no_lease(
 def test_a_lease_that_nobody_waits_for_is_given_back(daemon: Daemon, client: Client) -> None:
     """Another thread is on the wire for too long: the answer is read by somebody else, later."""
     space = space_of(client)
-    coming = client.reserve_soon(space, hashes_of(2), b"")
+    coming = client._reserve_soon(space, hashes_of(2), b"")
     with client._guard, pytest.raises(Unavailable, match="another thread"):
         coming(time.monotonic() + 0.05)
     assert client.put(space, hashes_of(4, "other"), b"", records_of(4)) == 4
