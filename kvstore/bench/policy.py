@@ -50,6 +50,7 @@ SYSTEM_BLOCKS = 4  # of them, which are those of its application
 APPLICATIONS = 12
 REUSED_SHARE = 0.5
 BROUGHT_SHARE = 1.5  # prompts before it is measured, of those that fit: blocks have come and gone by then
+AGED_EVERY = 1000  # prompts, about half a second
 STEP_S = 0.05  # of the engine's clock, between two prompts
 
 
@@ -123,6 +124,8 @@ def _ask(node: Node, step: int, hashes: bytes) -> float:
     """Ask for one prompt. Answers how long it took, in s."""
     before_s = time.process_time()
     node.ask(step * STEP_S, hashes)
+    if step % AGED_EVERY == 0:  # as a daemon does every second
+        heap.age()
     return time.process_time() - before_s
 
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from kvstore.protocol import frames
 
     T = TypeVar("T")
-    Make = Callable[
-        [Any, list[int]], frames.Request
-    ]  # of the module of frames, and the numbers of namespaces
+    Make = Callable[[Any, list[int]], frames.Request]  # of the module of frames, and numbers of namespaces
 
 TIMEOUT_S = 1.0
 BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
@@ -54,8 +52,9 @@ class Calls:
         """Does not connect: the first call does.
 
         socket_path: by default where the daemon of this user listens. timeout_s: deadline of every
-        call. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve, acquire, put, get are refused). writable:
-        False maps the arena read-only (reserve and put are refused). clock: seconds, measures the backoff.
+        call. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve,
+        acquire, put, get are refused). writable: False maps the arena read-only (reserve and put are refused).
+        clock: seconds, measures the backoff.
         """
         self._path = os.fspath(socket_path or default_socket())
         self._timeout_s = timeout_s

@@ -418,6 +418,7 @@ class Service:
                     f"arena {self.storage.arena.path}: somebody cut it off; its records are lost, start again"
                 )
                 self._stop.set()
+            heap.age()
             now_s = time.monotonic()
             figures.look(self.engine, now_s)
             if figures.idle_s(now_s) >= CHECK_IDLE_S and not self.engine.sessions:

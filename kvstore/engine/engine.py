@@ -122,17 +122,10 @@ class Engine(Parts):
         self.counters = Counters()
         self.sessions: list[Session] = []
         self.endurance = endurance or Endurance(0, clock)
+        names = [f"nvme{number}" if len(devices) > 1 else "nvme" for number in range(len(devices))]
         self.nvme = Nvme(
             [
-                Member(
-                    number,
-                    "nvme" if len(devices) == 1 else f"nvme{number}",
-                    device,
-                    own_io,
-                    clock,
-                    stall_s,
-                    self._sources_changed,
-                )
+                Member(number, names[number], device, own_io, clock, stall_s, self._sources_changed)
                 for number, (device, own_io) in enumerate(devices)
             ]
         )
@@ -762,11 +755,4 @@ def _fitting(rows: list[Total]) -> list[Total]:
 
 
 def _tier_status(stats: TierStats) -> dict[str, object]:
-    return {
-        "name": stats.name,
-        "capacity_bytes": stats.capacity_bytes,
-        "used_bytes": stats.used_bytes,
-        "free_bytes": stats.free_bytes,
-        "records": stats.records,
-        "classes": [{"slot_bytes": c.slot_bytes, "total": c.total, "used": c.used} for c in stats.classes],
-    }
+    return {**asdict(stats), "free_bytes": stats.free_bytes}

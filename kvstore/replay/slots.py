@@ -17,6 +17,7 @@ from tiers.slots import SLOT_ALIGN_BYTES
 
 RECORD_BYTES = 1  # what a namespace of these places says of its records
 FREE, WRITING, READY = 0, 1, 2
+CHECK_SLICE_STATES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ class CountedPlaces:
         free, states = set(self._free), self._states
         is_twice = len(free) != len(self._free) or NO_SLOT in free
         yield ["places: a slot is free twice"] * is_twice
-        is_wrong = any(states[slot] != FREE for slot in free) or states.count(FREE) != len(free)
+        counts = [0] * 3
+        for at in range(0, len(states), CHECK_SLICE_STATES):
+            for state in (FREE, WRITING, READY):
+                counts[state] += states.count(state, at, at + CHECK_SLICE_STATES)
+            yield []
+        is_wrong = any(states[slot] != FREE for slot in free) or counts[FREE] != len(free)
         yield ["places: used + free is not the capacity"] * is_wrong
-        yield ["places: records are miscounted"] * (states.count(READY) != self._records_ready)
+        yield ["places: records are miscounted"] * (counts[READY] != self._records_ready)

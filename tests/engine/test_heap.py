@@ -46,3 +46,21 @@ def test_what_is_there_is_not_searched_for_garbage() -> None:
     done = subprocess.run([sys.executable, "-c", FREEZE], capture_output=True, text=True, check=True)
     walked, full_rounds = map(int, done.stdout.split())
     assert walked < 1000 and full_rounds >= 1_000_000
+
+
+AGE = """
+import gc
+from kvstore.daemon import heap
+gc.disable()
+held = [[number] for number in range(100_000)]
+heap.age()
+young = len(gc.get_objects(0)) + len(gc.get_objects(1))
+print(young, len(held))
+"""
+
+
+def test_what_stays_is_walked_once_while_it_is_small() -> None:
+    """A hundred thousand lists that stay are no longer young or middle-aged, so that no such collection walks them."""
+    done = subprocess.run([sys.executable, "-c", AGE], capture_output=True, text=True, check=True)
+    young, held = map(int, done.stdout.split())
+    assert held == 100_000 and young < 1000
