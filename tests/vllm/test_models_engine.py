@@ -17,6 +17,7 @@ from tests.vllm.engines import EngineHost, Generated
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+REFERENCE = {"attention_backend": "CPU_MLA"}  # of latent attention: where a CPU has AMX, vLLM prefers another
 PROMPTS = [prompt(70, 330), prompt(71, 192), prompt(70, 200) + prompt(72, 60)]
 
 
@@ -57,9 +58,9 @@ def test_latent_attention_is_declined_where_vllm_forbids_reuse(
     host: EngineHost, daemon: Daemon, latent: Path
 ) -> None:
     """On a CPU without AMX vLLM computes such prompts in one piece; the connector says so once, and stores nothing."""
-    host.start(None, model=str(latent))
+    host.start(None, model=str(latent), **REFERENCE)
     expected = host.generate(PROMPTS)
-    host.start(daemon.socket, model=str(latent))
+    host.start(daemon.socket, model=str(latent), **REFERENCE)
     for _ in range(2):
         got = host.generate(PROMPTS)
         assert (got.tokens, got.cached) == (expected.tokens, [0, 0, 0])
@@ -69,7 +70,24 @@ def test_latent_attention_is_declined_where_vllm_forbids_reuse(
 
 def test_latent_attention(mended: EngineHost, daemon: Daemon, latent: Path) -> None:
     """Where latent attention can start in the middle of a prompt, a second engine loads what the first computed."""
-    pass_on(mended, daemon, [320, 192, 256], model=str(latent), block_size=16)
+    pass_on(mended, daemon, [320, 192, 256], model=str(latent), block_size=16, **REFERENCE)
+
+
+@pytest.mark.skipif("amx_tile" not in Path("/proc/cpuinfo").read_text(), reason="needs a CPU with AMX")
+def test_latent_attention_with_amx(host: EngineHost, daemon: Daemon, latent: Path) -> None:
+    """The same where vLLM's build lacks nothing. Its answers depend on where a prompt is cut: a load is compared
+    with a hit of the engine's own."""
+    host.start(daemon.socket, model=str(latent), dtype="bfloat16", block_size=32)
+    prompts = [PROMPTS[0], PROMPTS[2]]
+    for each in prompts:
+        host.generate([each])
+    own = [host.generate([each]) for each in prompts]
+    host.finish_saves()
+    host.reset_prefix()
+    again = [host.generate([each]) for each in prompts]
+    assert [got.tokens for got in again] == [got.tokens for got in own]
+    assert [got.cached for got in again] == [got.cached for got in own] == [[320], [256]]
+    assert host.metrics()["loaded_blocks"] == 10 + 2  # the second prompt begins as the first
 
 
 def test_recurrent_states(mended: EngineHost, daemon: Daemon, model: Path, directory: Path) -> None:
