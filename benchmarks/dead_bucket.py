@@ -50,7 +50,7 @@ class Run:
     """One daemon and one engine over it; `name` names their files. Context manager."""
 
     def __init__(self, args: argparse.Namespace, scratch: Path, name: str, **others: str | int) -> None:
-        arena_directory = choose_arena_path(None, "auto", 4 * ARENA_BYTES, "bench").path.parent
+        arena_directory = choose_arena_path(None, "auto", 4 * ARENA_BYTES, "bench").parent
         self.daemon = Daemon(scratch / name, settings(arena_directory, ARENA_BYTES, **others))
         try:
             self.engine = Engine(name, scratch, connector(self.daemon.socket_path), args.threads)

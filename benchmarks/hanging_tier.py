@@ -52,7 +52,7 @@ SHIM = Path(__file__).resolve().parents[1] / "tests" / "kill" / "sick_disk.c"
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
     chosen = settings(
         arena_directory,
         ARENA_BYTES,

@@ -205,7 +205,7 @@ class Pairs:
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
     chosen = settings(
         arena_directory,
         ARENA_BYTES,

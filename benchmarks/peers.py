@@ -136,7 +136,7 @@ class LMCache:
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", 2 * STORE_BYTES, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", 2 * STORE_BYTES, "bench").parent
     others = Others()
     with ExitStack() as running:
         daemon = running.enter_context(Daemon(scratch / "daemon", settings(arena_directory, STORE_BYTES)))

@@ -45,7 +45,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     model = make_model(scratch)
     (model / "model.safetensors").unlink()  # only its tokenizer is wanted
     (model / "config.json").write_text(json.dumps(MODEL))
-    arena_directory = choose_arena_path(None, "auto", ARENA_SHARE * ARENA_BYTES, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", ARENA_SHARE * ARENA_BYTES, "bench").parent
     others = Others()
     with ExitStack() as running:
         daemon = running.enter_context(Daemon(scratch / "daemon", settings(arena_directory, ARENA_BYTES)))

@@ -133,7 +133,7 @@ class Engine:
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises DaemonError, ClientError."""
-    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", 2 * ARENA_BYTES, "bench").parent
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     url = f"http://{listen}/metrics"

@@ -45,7 +45,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The report. Raises BenchError, DaemonError."""
     (scratch / "config.json").write_text(json.dumps(args.model))
     arena_bytes = args.arena_gib * GIB
-    arena_directory = choose_arena_path(None, "auto", 2 * arena_bytes, "bench").path.parent
+    arena_directory = choose_arena_path(None, "auto", 2 * arena_bytes, "bench").parent
     report: dict[str, Any] = {"aim_percent": AIM_PERCENT, "pairs": args.pairs, "load": args.load}
     others = Others()
     with Daemon(scratch / "daemon", settings(arena_directory, arena_bytes)) as daemon:

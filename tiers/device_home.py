@@ -29,14 +29,14 @@ from pathlib import Path
 from tiers.constants import DEVICE_VERSION, NVME_MAGIC
 from tiers.device_table import NAME as TABLE
 from tiers.errors import BusyError, DamagedError, NotOursError, OpenError, SettingError, VersionError
+from tiers.files import replace_file
 
 _log = logging.getLogger(__name__)
 
 MARKER = "kvstore.json"
 LOCK = "lock"
-_TEMPORARY = MARKER + ".tmp"
 _MARKER_BYTES_MAX = 4096
-_HARMLESS = frozenset({LOCK, _TEMPORARY, "lost+found"})  # a claim cut short; a fresh ext4
+_HARMLESS = frozenset({LOCK, MARKER + ".tmp", "lost+found"})  # a claim cut short; a fresh ext4
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,7 +84,8 @@ class Home:
         if changed:
             _log.warning("nvme directory %s: %s: it starts cold", path, changed)
         _remove_records(path)
-        _write(path, wanted)
+        content = json.dumps({"magic": NVME_MAGIC, **asdict(wanted)}, indent=1) + "\n"
+        replace_file(path / MARKER, content.encode())
         return wanted
 
 
@@ -177,26 +178,6 @@ def _read(path: Path) -> bytes:
         return os.read(fd, _MARKER_BYTES_MAX)
     finally:
         os.close(fd)
-
-
-def _write(path: Path, marker: Marker) -> None:
-    """Write the marker durably: it is there as a whole or not at all."""
-    temporary = path / _TEMPORARY
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(temporary, flags, 0o600)
-    try:
-        os.write(fd, (json.dumps({"magic": NVME_MAGIC, **asdict(marker)}, indent=1) + "\n").encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path / MARKER)
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _lock(path: Path) -> int:

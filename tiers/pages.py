@@ -50,14 +50,6 @@ class Mount:
     options: frozenset[str]
 
 
-@dataclass(slots=True, frozen=True)
-class Place:
-    """A file for the arena and the pages that its directory gives."""
-
-    path: Path
-    page_kind: PageKind
-
-
 def mounts(table: Path = Path("/proc/self/mounts")) -> list[Mount]:
     """Every mount of this process's namespace, in mount order."""
     found = []
@@ -90,7 +82,7 @@ def find_arena(preferred: Path | None, huge_pages: HugePages, instance: str) -> 
     )
 
 
-def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str) -> Place:
+def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str) -> Path:
     """Where the arena of this instance goes. `preferred` is a directory and rules out all others.
 
     May mount a huge tmpfs at /run/kvstore/huge when we may. Raises SettingError where
@@ -99,20 +91,19 @@ def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes:
     name = arena_name(instance)
     found = find_arena(preferred, huge_pages, instance)
     if found is not None:
-        return Place(found, page_kind(found.parent))
+        return found
     for place in places(preferred, huge_pages):
         if place != SHM and has_pages(place, size_bytes):
-            return Place(place / name, page_kind(place))
+            return place / name
     if preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
-        return Place(HUGE_TMPFS / name, page_kind(HUGE_TMPFS))
+        return HUGE_TMPFS / name
     if huge_pages == "on":
         raise SettingError(
             f"huge_pages is on, but {format_bytes(size_bytes)} of huge pages cannot be had: reserve "
             f"{-(-size_bytes // SLAB_ALIGN_BYTES)} pages (vm.nr_hugepages) and mount hugetlbfs, or mount a "
             f'tmpfs with huge=always at {HUGE_TMPFS}, or allow "auto" or "off"'
         )
-    directory = preferred or SHM
-    return Place(directory / name, page_kind(directory))
+    return (preferred or SHM) / name
 
 
 def arena_directories() -> list[Path]:

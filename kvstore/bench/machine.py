@@ -10,13 +10,14 @@ from pathlib import Path
 
 from kvstore import __version__
 from kvstore.bench.figures import Value
-from tiers.pages import mounts, page_kind
+from tiers.pages import mount_of, page_kind
 
 PACKAGES = ("msgspec", "xxhash", "uvloop")
 
 
 def facts(directory: Path, arena_directory: Path) -> dict[str, Value]:
     """CPU, kernel, pages, file system of `directory`, versions."""
+    mount = mount_of(directory)
     return {
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -24,7 +25,7 @@ def facts(directory: Path, arena_directory: Path) -> dict[str, Value]:
         "page_kind": page_kind(arena_directory),
         "arena_directory": str(arena_directory),
         "directory": str(directory),
-        "filesystem": _file_system(directory),
+        "filesystem": mount.kind if mount is not None else "unknown",
         "python_version": platform.python_version(),
         "kvstore_version": __version__,
         **{f"{name}_version": importlib.metadata.version(name) for name in PACKAGES},
@@ -51,14 +52,6 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _file_system(directory: Path) -> str:
-    """The type of the file system that holds the directory: the last mount of the longest path."""
-    resolved = directory.resolve()
-    holding = [mount for mount in mounts() if resolved.is_relative_to(mount.path)]
-    best = max(enumerate(holding), key=lambda item: (len(item[1].path.parts), item[0]), default=None)
-    return best[1].kind if best is not None else "unknown"
 
 
 def _machine_jiffies() -> tuple[int, int]:

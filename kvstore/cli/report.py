@@ -103,7 +103,7 @@ def require_page(path: Path | None, command: str) -> None:
 
 def write_page(path: Path, text: str, command: str) -> None:
     """Write it whole or not at all. Raises CliError."""
-    from kvstore.files import replace_file
+    from tiers.files import replace_file
 
     require_page(path, command)
     try:

@@ -34,8 +34,8 @@ from pathlib import Path
 
 from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
-from kvstore.files import replace_file
 from kvstore.protocol import places
+from tiers.files import replace_file
 
 log = logging.getLogger("kvstore.daemon.data_dir")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.files import replace_file
 from kvstore.retention.clock import boot_id
 from tiers import memory_limits
 from tiers.constants import MEMORY_HEADROOM_BYTES
+from tiers.files import replace_file
 
 log = logging.getLogger("kvstore.daemon.last_run")
 

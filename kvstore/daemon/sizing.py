@@ -90,7 +90,7 @@ def _new(
     asked = dram.capacity_bytes
     wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
     layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
-    path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance).path
+    path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance)
     bounds = [
         (limit, min(limit.limit_bytes, limit.free_bytes + reusable_bytes) - headroom_bytes)
         for limit in _memory(path.parent, proc)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvstore.constants import DEMAND_SAVE_INTERVAL_S
 from kvstore.durable.demand import Demand
-from kvstore.files import replace_file
 from kvstore.io_pool import Io
+from tiers.files import replace_file
 
 log = logging.getLogger("kvstore.durable.demand_file")
 

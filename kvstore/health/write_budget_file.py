@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.files import replace_file
 from kvstore.health.write_budget import Endurance, Ledger
 from kvstore.io_pool import Io
+from tiers.files import replace_file
 
 log = logging.getLogger("kvstore.health.write_budget")
 

@@ -26,11 +26,11 @@ import msgspec
 
 from kvstore.constants import NAMESPACE_DROP_BLOCKS, NAMESPACE_DROP_LOOKS, NAMESPACES_MAX
 from kvstore.errors import NamespaceConflict, UnknownNamespace
-from kvstore.files import replace_file
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_ANY
 from tiers.base import NAMESPACE_BYTES
 from tiers.checksum import described
+from tiers.files import replace_file
 from tiers.namespace_spec import NamespaceSpec
 
 log = logging.getLogger("kvstore.index.namespaces")

@@ -14,7 +14,7 @@ from itertools import islice
 from kvstore.constants import VERIFY_JOBS_MAX
 from kvstore.index.block import Block
 from kvstore.io_pool import Io
-from kvstore.movement.waiting import Waiter, Waiting
+from kvstore.movement.waiting import Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
 from kvstore.residency.residency import Residency
 
@@ -54,10 +54,10 @@ class Verifier:
         fresh = [b for b in islice(unverified, 2 * VERIFY_JOBS_MAX) if b not in self._waiting]
         for block in fresh[: VERIFY_JOBS_MAX - self._in_background]:
             self._in_background += 1
-            self._waiting.add(block, _Background(self))
+            self._waiting.add(block, Prefetch(lambda _: self._ended()))
             self._submit(block, urgent=False)
 
-    def ended(self) -> None:
+    def _ended(self) -> None:
         """One of those in the background is through."""
         self._in_background -= 1
         self.next_ones()
@@ -80,17 +80,3 @@ class Verifier:
         for waiter in waiters:
             waiter(block)
         residency.unpin(block)
-
-
-class _Background:
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
-
-    def __call__(self, block: Block | None, /) -> None:
-        self._verifier.ended()
-
-    def is_waiting(self) -> bool:
-        return True
-
-    def waits_for_room(self) -> bool:
-        return False

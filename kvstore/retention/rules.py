@@ -34,8 +34,8 @@ from kvstore.constants import (
     TENANT_CHARS_MAX,
 )
 from kvstore.errors import LimitExceeded, NotFound
-from kvstore.files import replace_file
 from tiers.base import NAMESPACE_BYTES
+from tiers.files import replace_file
 
 log = logging.getLogger("kvstore.retention.rules")
 

@@ -11,7 +11,7 @@ from kvstore.daemon import config_sources
 from kvstore.daemon.config_sources import ConfigError
 from kvstore.daemon.data_dir import MARK, hold
 from kvstore.errors import DataDirError
-from kvstore.files import replace_file
+from tiers.files import replace_file
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:

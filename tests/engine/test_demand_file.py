@@ -10,7 +10,7 @@ import pytest
 from kvstore.durable import demand_file
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
-from kvstore.files import replace_file
+from tiers.files import replace_file
 
 
 def test_a_slow_write_does_not_undo_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

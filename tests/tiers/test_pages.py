@@ -54,9 +54,7 @@ def only_ours(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     )
 
 
-def choose(
-    huge: pages.HugePages, preferred: Path | None = None, size_bytes: int = NEEDED_BYTES
-) -> pages.Place:
+def choose(huge: pages.HugePages, preferred: Path | None = None, size_bytes: int = NEEDED_BYTES) -> Path:
     return pages.choose_arena_path(preferred, huge, size_bytes, "test-pages")
 
 
@@ -68,7 +66,7 @@ def require_huge_pages() -> None:
 
 def test_off_means_plain_shared_memory() -> None:
     """With huge_pages off the arena lies in /dev/shm, named after its instance."""
-    assert choose("off") == pages.Place(Path("/dev/shm/kvstore-test-pages.arena"), pages.page_kind(pages.SHM))
+    assert choose("off") == Path("/dev/shm/kvstore-test-pages.arena")
 
 
 def test_on_without_huge_pages_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,31 +79,33 @@ def test_on_without_huge_pages_says_what_to_do(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_auto_falls_back_to_small_pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With huge_pages auto and none to be had, /dev/shm is used and reported as what it is."""
+    """With huge_pages auto and none to be had, /dev/shm is used."""
     only_ours(monkeypatch, tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert choose("auto").path.parent == pages.SHM
-    assert choose("auto").page_kind == pages.page_kind(pages.SHM)
+    assert choose("auto").parent == pages.SHM
 
 
 def test_a_preferred_directory_rules_out_others(tmp_path: Path) -> None:
-    """A configured directory is used, and its pages are reported."""
-    assert choose("auto", tmp_path) == pages.Place(tmp_path / "kvstore-test-pages.arena", "4 KiB")
+    """A configured directory is used, and its pages are told."""
+    assert choose("auto", tmp_path) == tmp_path / "kvstore-test-pages.arena"
+    assert pages.page_kind(tmp_path) == "4 KiB"
 
 
 def test_hugetlbfs_is_used_while_it_has_pages(mounter: Mounter) -> None:
     """Free huge pages come first; when there are too few, the arena goes elsewhere."""
     require_huge_pages()
     directory = mounter("hugetlbfs", "pagesize=2M")
-    assert choose("auto") == choose("on") == pages.Place(directory / "kvstore-test-pages.arena", "hugetlb")
-    assert choose("auto", size_bytes=1 << 50).page_kind != "hugetlb"
+    assert choose("auto") == choose("on") == directory / "kvstore-test-pages.arena"
+    assert pages.page_kind(directory) == "hugetlb"
+    assert pages.page_kind(choose("auto", size_bytes=1 << 50).parent) != "hugetlb"
 
 
 def test_auto_mounts_a_huge_tmpfs(mounter: Mounter, tmp_path: Path) -> None:
     """Where we may mount, a tmpfs with huge=always is made once and used from then on."""
     mounter("tmpfs", "size=1m")  # skips where mounting is not allowed
     place = choose("auto")
-    assert place == pages.Place(tmp_path / "huge" / "kvstore-test-pages.arena", "huge tmpfs")
+    assert place == tmp_path / "huge" / "kvstore-test-pages.arena"
+    assert pages.page_kind(place.parent) == "huge tmpfs"
     assert choose("on") == place
     assert sum(mount.path == tmp_path / "huge" for mount in pages.mounts()) == 1
     assert (tmp_path / "huge").stat().st_mode & 0o777 == 0o700
@@ -119,8 +119,8 @@ def test_an_arena_left_behind_is_found_first(
     monkeypatch.setattr(pages, "SHM", shm)
     real = pages.mounts
     monkeypatch.setattr(pages, "mounts", lambda: [*real(), pages.Mount(shm, "tmpfs", frozenset())])
-    open_arena(choose("off").path, 4 * SLAB_BYTES, SLAB_BYTES).close()
-    assert choose("auto").path.parent == shm
+    open_arena(choose("off"), 4 * SLAB_BYTES, SLAB_BYTES).close()
+    assert choose("auto").parent == shm
 
 
 @pytest.mark.parametrize(("kind", "options"), [("hugetlbfs", "pagesize=2M"), ("tmpfs", "huge=always")])
