@@ -404,7 +404,6 @@ WARM_RECORDS_MAX, WARM_BYTES_MAX = 256, 32 * MIB  # under way at a time, because
 WARM_DRAM_SHARE = 8  # … and no more than one in so many bytes of DRAM
 WARM_STEP_BLOCKS = 512  # looked at between two yields: less than a millisecond
 WARM_NAMESPACES_MAX = 256  # of one named prefix: KV groups and ranks of an engine, and not all tenants
-WARM_SHOWN_AFTER_S = 2.0  # with bars on a terminal
 WARM_PAUSE_S = 0.01  # between two steps while there is something to bring
 WARM_PACKS_MAX = 16  # handed to the engine at a time, of one order
 WARM_ROUND_S = 5.0  # between two looks for more, while mirrors copy or something failed

@@ -98,9 +98,6 @@ class BlockMover(ABC):
                     f"block {block} of {self.blocks.block_count}, record of {record.nbytes} bytes"
                 )
 
-    def close(self) -> None:  # noqa: B027 (nothing to give back unless a subclass has something)
-        """Give back threads. No other call may follow."""
-
 
 def address_of(record: Buffer) -> int:
     """Where a record starts in memory; read-only views too."""

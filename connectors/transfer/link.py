@@ -13,9 +13,7 @@ from connectors.transfer.settlements import Debts
 from kvstore.client import Namespace
 
 
-def _open(
-    socket_path: str, timeout_s: float, label: str, *, attach: bool = False, writable: bool = True
-) -> Any:
+def _open(socket_path: str, timeout_s: float, label: str, *, attach: bool, writable: bool) -> Any:
     from kvstore.client import Client
 
     return Client(socket_path, timeout_s=timeout_s, label=label, attach=attach, writable=writable)

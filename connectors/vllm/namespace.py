@@ -27,7 +27,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +38,15 @@ DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 
 
-@dataclass(slots=True, frozen=True)
-class SpaceSpec:
-    """What names a namespace, and what people are told of it."""
-
-    digest: bytes
-    record_bytes: int
-    fields: dict[str, str]
-
-
-def space_spec(fields: Mapping[str, str], column_bytes: Sequence[int], block_tokens: int) -> SpaceSpec:
-    """The namespace of these fields; equal fields, in any order, give equal digests."""
+def space_spec(
+    fields: Mapping[str, str], column_bytes: Sequence[int], block_tokens: int
+) -> tuple[bytes, dict[str, str]]:
+    """The digest that names the namespace of these fields, and all that it is of, as people are told it. Equal
+    fields, in any order, give equal digests."""
     sizes = {"column bytes": _short(str(list(column_bytes))), "record bytes": str(sum(column_bytes))}
     exact = {**fields, **sizes, "block tokens": str(block_tokens)}
     text = json.dumps(exact, sort_keys=True, ensure_ascii=True)
-    digest = hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES]
-    return SpaceSpec(digest, sum(column_bytes), exact)
+    return hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES], exact
 
 
 def joined_facts(facts: Mapping[int, GroupFacts]) -> dict[str, str]:

@@ -22,7 +22,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from connectors import constants as limits
@@ -38,7 +37,7 @@ from connectors.transfer.weights import (
 )
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard, logger
-from connectors.vllm.messages import Rank, this_node
+from connectors.vllm.messages import Rank, Weights, this_node
 from connectors.vllm.namespace import identity_fields, joined_facts, model_fields, space_spec
 from kvstore.client import ClientError, Namespace
 
@@ -67,7 +66,7 @@ class Spaces:
         self._weights.wait(limits.WEIGHTS_START_WAIT_S)
         self._ranks: list[Rank] = []
         self._ranks_due_s, self._asked = 0.0, False
-        self._live = _Live()
+        self._live = Weights()  # of all ranks together
         self._epoch, self._said = "", ""
         self._has_said_connected = False
         # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
@@ -190,9 +189,9 @@ class Spaces:
             }
             facts = dict(sorted(facts.items()))
             sizes = [shard.record_bytes for shard in facts.values()]
-            spec = space_spec({**identity, **joined_facts(facts)}, sizes, group.block_tokens)
+            digest, fields = space_spec({**identity, **joined_facts(facts)}, sizes, group.block_tokens)
             space = self._line.client.namespace(
-                spec.digest, spec.record_bytes, hash_bytes, group.block_tokens, spec.fields, columns=sizes
+                digest, sum(sizes), hash_bytes, group.block_tokens, fields, columns=sizes
             )
             starts = enumerate(itertools.accumulate(sizes, initial=0))
             of_shard = {shard: Column(*start) for shard, start in zip(facts, starts, strict=False)}
@@ -265,22 +264,13 @@ class Spaces:
             self._old.popleft()
 
 
-@dataclass(slots=True, frozen=True)
-class _Live:
-    """Digests of what all ranks together compute with. first: at the start. now: after the last reset. unseen: why one
-    of them is empty."""
-
-    first: str = ""
-    now: str = ""
-    unseen: str = ""
-
-
-def _live_of(ranks: list[Rank]) -> _Live:
+def _live_of(ranks: list[Rank]) -> Weights:
+    """What all ranks together compute with."""
     said = [rank.weights for rank in sorted(ranks, key=lambda rank: rank.number)]
-    return _Live(
+    return Weights(
         _joined([weights.first for weights in said]),
         _joined([weights.now for weights in said]),
-        "; ".join(sorted({weights.unseen for weights in said if weights.unseen})),
+        unseen="; ".join(sorted({weights.unseen for weights in said if weights.unseen})),
     )
 
 

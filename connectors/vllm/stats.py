@@ -125,26 +125,19 @@ class KVStorePromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters: dict[tuple[str, int], Any] = {}
-        for name, meaning in MEANINGS.items():
-            family = self._counter_cls(
-                name=f"vllm:kvstore_{name}", documentation=meaning, labelnames=labelnames
-            )
+        self._series: dict[tuple[str, int], Any] = {}
+        for name, meaning in (MEANINGS | GAUGES).items():
+            kind = self._gauge_cls if name in GAUGES else self._counter_cls
+            family = kind(name=f"vllm:kvstore_{name}", documentation=meaning, labelnames=labelnames)
             for engine, values in per_engine_labelvalues.items():
-                self._counters[name, engine] = family.labels(*values)
-        self._gauges: dict[tuple[str, int], Any] = {}
-        for name, meaning in GAUGES.items():
-            family = self._gauge_cls(
-                name=f"vllm:kvstore_{name}", documentation=meaning, labelnames=labelnames
-            )
-            for engine, values in per_engine_labelvalues.items():
-                self._gauges[name, engine] = family.labels(*values)
+                self._series[name, engine] = family.labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, amount in transfer_stats_data.items():
-            counter = self._counters.get((name, engine_idx))
-            if counter is not None and amount > 0:
-                counter.inc(amount)
-            gauge = self._gauges.get((name, engine_idx))
-            if gauge is not None:
-                gauge.set(amount)
+            series = self._series.get((name, engine_idx))
+            if series is None:
+                continue
+            if name in GAUGES:
+                series.set(amount)
+            elif amount > 0:
+                series.inc(amount)

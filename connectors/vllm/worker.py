@@ -134,7 +134,7 @@ class WorkerHalf:
             thread = threading.Thread(target=serve, args=(self._line,), name=f"kvstore-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._keeper = ArenaKeeper([self._line], self._pinning, self.guard.note)
+        self._keeper = ArenaKeeper(self._line, self._pinning, self.guard.note)
         self._keeper.start()
 
     def release_blocks(self) -> None:
@@ -230,8 +230,6 @@ class WorkerHalf:
         if self._pinning is not None:
             self._pinning.close()
         self._line.close()
-        for mover in self._movers.values():
-            mover.close()
 
 
 def _record_order(layers: dict[str, Any]) -> list[str]:

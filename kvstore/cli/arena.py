@@ -58,10 +58,13 @@ def _list(found: list[Found], output: str) -> int:
     if not found:
         print("No arena lies in memory.")
         return OK
+
+    from kvstore.doctor.findings import user_name
+
     rows = [
         (
             arena.instance,
-            _user(arena.uid),
+            user_name(arena.uid),
             arena.state,
             Figure(format_bytes(arena.capacity_bytes)),
             Figure(format_bytes(arena.held_bytes)),
@@ -101,12 +104,3 @@ def _remove(chosen: list[Found], output: str) -> int:
     if problems:
         raise CliError(*problems, exit_code=FAILED)
     return OK
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.cli.get import as_written
 from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
 from kvstore.cli.output import print_json
-from kvstore.units import exact_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "init":
         return _init(args)
 
-    from kvstore.daemon.config import keys, value_of
+    from kvstore.daemon.config import keys, plain, value_of
     from kvstore.daemon.config_sources import Given
 
     loaded = load_config(args)
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return OK
     default = Given(None, "default", "default")
     given = {key: loaded.given.get(key, default) for key in keys()}
-    values = {key: _plain(value_of(loaded.config, key)) for key in given}
+    values = {key: plain(value_of(loaded.config, key)) for key in given}
     if args.output == "json":
         rows = {
             key: {"value": value, "source": given[key].source, "where": given[key].where}
@@ -81,20 +80,10 @@ def _init(args: argparse.Namespace) -> int:
 
 def _print_toml(values: list[tuple[str, Any, str]]) -> None:
     """A file that `--config` takes back, giving exactly this configuration."""
-    from kvstore.daemon.config_sources import written
-
     section = ""
     for key, value, where in values:
         table, _, name = key.rpartition(".")
         if table != section:
             section = table
             print(f"\n[{table}]")
-        is_size = isinstance(value, int) and (name.endswith("_bytes") or "_bytes_" in name)
-        text = written(exact_bytes(value) if is_size else value)
-        print(f"{name} = {text}  # {where}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+        print(f"{name} = {as_written(key, value)}  # {where}")

@@ -21,7 +21,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.cli import OK, USAGE, CliError
+from kvstore.cli.buckets import code_of, opened
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.prefixes import whole_or_found
@@ -107,19 +108,14 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
 async def _bury(deployment: Deployment, regions: list[str], tombstone: Tombstone) -> list[tuple[str, int]]:
     """What to say of each region, and the exit code it asks for."""
     from replication.errors import ReplicationError
-    from replication.region import open_region
     from replication.tombstones import bury
-    from tiers.errors import ObjectUnavailable, TierError
+    from tiers.errors import TierError
 
     async def one(name: str) -> tuple[str, int]:
         try:
-            objects = deployment.regions[name].open()
-            await open_region(objects, deployment.deployment, name)
-            await bury(objects, tombstone)
-        except ObjectUnavailable as error:
-            return str(error), UNREACHABLE
+            await bury(await opened(deployment, name), tombstone)
         except (ReplicationError, TierError) as error:
-            return str(error), FAILED
+            return str(error), code_of(error)
         return "buried", OK
 
     return list(await asyncio.gather(*map(one, regions)))

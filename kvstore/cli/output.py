@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ def is_terminal() -> bool:
 
 
 Progress = Callable[[str, int, int], None]  # shows what, how much is done, how much there is
+BARS_AFTER_S = 2.0
 CELL_BORDER = 3  # of each column: a line and two blanks
 HASH_DIGITS_SHOWN = 10  # of a block hash on a terminal: enough among millions
 WORD_WIDTH_MIN = 10  # neither words nor short cells are broken into pieces shorter than this
@@ -148,3 +150,14 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Progress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield show
+
+
+def later(bars: Progress) -> Progress:
+    """The same bars, of what takes longer than a moment."""
+    begun_s = time.monotonic()
+
+    def show(what: str, done: int, total: int) -> None:
+        if time.monotonic() - begun_s >= BARS_AFTER_S:
+            bars(what, done, total)
+
+    return show

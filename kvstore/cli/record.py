@@ -15,7 +15,6 @@ at the start; one that goes away later is waited for.
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import stat
 import sys
@@ -31,11 +30,11 @@ from kvstore.constants import RECORD_POLL_S, RECORD_S_MAX, RECORD_S_MIN
 from kvstore.units import count, format_bytes, format_duration, percent, plural, short_count
 
 if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
     from kvstore.client import Client
     from kvstore.replay.recorder import Recorder
-
-PROGRESS_S = 1.0
-CLEAR_LINE = "\r\x1b[K"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,9 +127,10 @@ def _until_end(
     from kvstore.client import Refused, Unavailable
 
     interruptions, is_away, left, ended = 0, False, 0, ""
-    with _Progress() as progress:
+    with _shown() as progress:
         while True:
             now_s = time.monotonic()
+            progress.update(_line(recorder, now_s - begun_s, for_s))
             if not ended:
                 ended = _end(recorder, None if for_s is None else begun_s + for_s - now_s, stop)
             if ended and (is_away or recorder.is_full):
@@ -144,7 +144,6 @@ def _until_end(
             except Unavailable as error:
                 if not is_away:
                     interruptions += 1
-                    progress.clear()
                     _say(f"{printable(str(error))}; waiting for it (what is asked meanwhile is missing)")
                     recorder.disconnected()
                 is_away, left = True, 0
@@ -153,14 +152,12 @@ def _until_end(
             except Refused as error:
                 raise CliError(f"record: {error.message}") from error
             if is_away:
-                progress.clear()
                 _say("the daemon is back")
                 is_away = False
             recorder.take(recorded, time.monotonic())
             left = recorded.left
             if is_last and not left:
                 return ended, interruptions
-            progress.show(recorder, begun_s, for_s)
 
 
 def _end(recorder: Recorder, left_s: float | None, stop: _Stop) -> str:
@@ -172,41 +169,25 @@ def _end(recorder: Recorder, left_s: float | None, stop: _Stop) -> str:
     return "time" if left_s is not None and left_s <= 0 else ""
 
 
-class _Progress:
-    """One line on stderr that is written over, where that is a terminal."""
+def _shown() -> Live:
+    """A line on stderr that is written over, and goes away in the end, where that is a terminal; warnings stand above it."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self) -> None:
-        self._shown_s = 0.0
-        self._is_on = sys.stderr.isatty()
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    return Live(console=console, transient=True, redirect_stdout=False)
 
-    def __enter__(self) -> _Progress:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.clear()
+def _line(recorder: Recorder, recorded_s: float, for_s: float | None) -> Text:
+    from rich.text import Text
 
-    def clear(self) -> None:
-        """Before something else is printed."""
-        if self._is_on and self._shown_s:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
-
-    def show(self, recorder: Recorder, begun_s: float, for_s: float | None) -> None:
-        now_s = time.monotonic()
-        if not self._is_on or now_s - self._shown_s < PROGRESS_S:
-            return
-        self._shown_s = now_s
-        rate = recorder.requests / max(1e-3, now_s - begun_s)
-        words = [plural(recorder.requests, "request"), f"{short_count(rate)}/s"]
-        words.append(format_bytes(recorder.file.size_bytes))
-        if for_s is not None:
-            words.append(f"{format_duration(max(0.0, begun_s + for_s - now_s))} left")
-        line = f"record: {', '.join(words)} (Ctrl-C ends it)"
-        print(
-            f"{CLEAR_LINE}{line[: shutil.get_terminal_size().columns - 1]}",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+    rate = recorder.requests / max(1e-3, recorded_s)
+    words = [plural(recorder.requests, "request"), f"{short_count(rate)}/s"]
+    words.append(format_bytes(recorder.file.size_bytes))
+    if for_s is not None:
+        words.append(f"{format_duration(max(0.0, for_s - recorded_s))} left")
+    line = f"record: {', '.join(words)} (Ctrl-C ends it)"
+    return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -19,18 +19,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from kvstore.cli import FAILED, OK, UNREACHABLE, USAGE, CliError
+from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli.buckets import asked, opened
 from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
 from kvstore.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from kvstore.daemon.regions_file import Deployment, Place
-
-T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.cli import region_verify
 
     if args.action == "verify":
-        return region_verify.verify(args, load_deployment(args), asked)
+        return region_verify.verify(args, load_deployment(args))
     if option := region_verify.is_given(args):
         raise CliError(f"region {args.action}: {option} is for verify", exit_code=USAGE)
     if args.action == "ls":
@@ -92,22 +90,6 @@ def region_place(args: argparse.Namespace, region: str, asked_by: str) -> Place:
         raise CliError(*error.problems, exit_code=USAGE) from error
 
 
-def asked(work: Callable[[], Awaitable[T]]) -> T:
-    """Run something that talks to buckets. Raises CliError for what a bucket or its content does wrong."""
-    from replication.errors import ReplicationError
-    from tiers.errors import ObjectUnavailable, TierError
-
-    async def answer() -> T:
-        return await work()
-
-    try:
-        return asyncio.run(answer())
-    except ObjectUnavailable as error:
-        raise CliError(str(error), exit_code=UNREACHABLE) from error
-    except (ReplicationError, TierError) as error:
-        raise CliError(str(error), exit_code=FAILED) from error
-
-
 def _mirrors(args: argparse.Namespace) -> int:
     from kvstore.cli.region_mirrors import show_mirrors
 
@@ -134,14 +116,13 @@ def _init(args: argparse.Namespace) -> int:
 
 def _ls(args: argparse.Namespace) -> int:
     from replication.errors import ReplicationError
-    from replication.region import open_region
     from tiers.errors import TierError
 
     deployment = load_deployment(args)
 
     async def state(name: str) -> str:
         try:
-            await open_region(deployment.regions[name].open(), deployment.deployment, name)
+            await opened(deployment, name)
         except (ReplicationError, TierError) as error:
             return str(error)
         return "ready"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvstore.cli import FAILED, OK, UNREACHABLE
+from msgspec.structs import asdict
+
+from kvstore.cli import FAILED, OK
+from kvstore.cli.buckets import code_of, opened
 from kvstore.cli.output import Figure, print_json, print_table
+from kvstore.daemon.regions_file import Deployment
 from kvstore.units import NOTHING, format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from kvstore.daemon.regions_file import Deployment
-    from replication.mirror_state import MirrorState
+from replication.errors import ReplicationError
+from replication.mirror_state import MirrorState, judged, read_mirrors, segments_behind
+from replication.rules import sources_for
+from tiers.errors import TierError
 
 
 class Pair(NamedTuple):
@@ -52,30 +56,17 @@ async def _pairs(
 
 async def _into(deployment: Deployment, region: str, is_live: bool, clock: Callable[[], float]) -> list[Pair]:
     """All mirrors into a region: those of its rules, and others that there were."""
-    from replication.errors import ReplicationError
-    from replication.mirror_state import read_mirrors
-    from replication.region import open_region
-    from replication.rules import sources_for
-    from tiers.errors import ObjectUnavailable, TierError
-
     sources = sources_for(deployment.copy_rules(), region, deployment.regions)
     try:
-        objects = deployment.regions[region].open()
-        await open_region(objects, deployment.deployment, region)
-        states = await read_mirrors(objects, sources)
+        states = await read_mirrors(await opened(deployment, region), sources)
     except (ReplicationError, TierError) as error:
-        code = UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+        code = code_of(error)
         return [Pair({"source": source, "region": region, "state": str(error)}, code) for source in sources]
     states = [state for state in states if state.source in sources]
     return await asyncio.gather(*(_pair(deployment, region, state, is_live, clock()) for state in states))
 
 
 async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:
-    from replication.errors import ReplicationError
-    from replication.mirror_state import judged, segments_behind
-    from replication.region import open_region
-    from tiers.errors import ObjectUnavailable, TierError
-
     behind = state.behind(state.read)
     word: str = judged(state, now_s)
     code = OK if word == "ok" else FAILED
@@ -83,11 +74,9 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
         word = state.problem
     if is_live:
         try:
-            source = deployment.regions[state.source].open()
-            await open_region(source, deployment.deployment, state.source)
-            behind = await segments_behind(source, state)
+            behind = await segments_behind(await opened(deployment, state.source), state)
         except (ReplicationError, TierError) as error:
-            word, code = str(error), UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+            word, code = str(error), code_of(error)
     return Pair(_facts(state, region, word, behind, now_s), code)
 
 
@@ -109,10 +98,7 @@ def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float
         "lag_p99_s": state.lag_p99_s,
         "lag_max_s": state.lag_max_s,
         "in_time_share": state.in_time_share,
-        "failures": [
-            {"pack": one.pack, "reason": one.reason, "attempts": one.attempts, "since_s": one.since_s}
-            for one in state.failures
-        ],
+        "failures": [asdict(one) for one in state.failures],
         "lost_packs": list(state.lost_packs),
     }
 

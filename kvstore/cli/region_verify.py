@@ -7,13 +7,14 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli.buckets import asked
 from kvstore.cli.options import size
-from kvstore.cli.output import Progress, print_json, printable, progress_bars
+from kvstore.cli.output import Progress, later, print_json, printable, progress_bars
 from kvstore.units import count, format_bytes, plural
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 FINDINGS_TOLD = 1000  # in the JSON; all are counted
 LINES_TOLD = 20  # of each kind, for people
-BARS_AFTER_S = 2.0
 SPEED_BYTES_MAX = 1 << 40
-Run = Callable[[Callable[[], Awaitable[dict[str, Any]]]], dict[str, Any]]
 
 
 class Asked(NamedTuple):
@@ -95,12 +94,12 @@ def _share(text: str) -> float:
     return share
 
 
-def verify(args: argparse.Namespace, deployment: Deployment, run: Run) -> int:
-    """Verify a region, say what was found; the exit code. run: what talks to buckets. Raises CliError."""
+def verify(args: argparse.Namespace, deployment: Deployment) -> int:
+    """Verify a region, say what was found; the exit code. Raises CliError."""
     wanted = asked_for(args, deployment)
     found = _Found()
     with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
-        facts = run(lambda: _verified(deployment, wanted, Path(directory), found, _later(bars)))
+        facts = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
     facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": not found.open}
     if args.output == "json":
         print_json({**facts, "findings": [finding._asdict() for finding in found.told]})
@@ -183,17 +182,6 @@ async def _followed(
         outside.close()
         raise
     return outside
-
-
-def _later(bars: Progress) -> Progress:
-    """Bars for what takes longer than a moment."""
-    begun_s = time.monotonic()
-
-    def show(what: str, done: int, total: int) -> None:
-        if time.monotonic() - begun_s > BARS_AFTER_S:
-            bars(what, done, total)
-
-    return show
 
 
 def _print(facts: dict[str, Any], found: _Found) -> None:

@@ -27,13 +27,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli.buckets import asked, opened
 from kvstore.cli.options import add_config_arguments, add_output_argument, duration, load_config, size
 from kvstore.cli.output import Figure, print_json, print_table, progress_bars
-from kvstore.cli.region import add_regions_argument, asked, load_deployment, region_place
+from kvstore.cli.region import add_regions_argument, load_deployment, region_place
 from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
 from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
 
@@ -95,17 +96,18 @@ def run(args: argparse.Namespace) -> int:
         what = "--namespace goes with --prefix" if args.namespace else "give a REGION, or --prefix HASH"
         raise CliError(f"warm: {what} (see kvstore warm --help)", exit_code=USAGE)
     clock = time.time
-    order, wait_s = _order(args, clock), _duration("--wait", args.wait, "60s", 0.0, WAIT_S_MAX)
-    made_s = order.made_s
+    made_s = clock()
+    order = _order(args, made_s)
+    wait_s = duration("warm: --wait", "60s" if args.wait is None else args.wait, 0.0, WAIT_S_MAX)
     place = region_place(args, args.region, "warm")
     if args.cancel:
-        return _cancel(args, place.open(), order)
-    plan = _plan(args, order, clock)
+        return _cancel(args, order)
+    plan = _plan(args, order)
     facts: dict[str, Any] = {"region": args.region, "order": _order_facts(order), "plan": vars(plan)}
     if args.output == "table":
         _show_plan(args, plan)
     if not args.dry_run:
-        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order, clock)))
+        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order, clock())))
     if args.dry_run or not wait_s:
         state = "planned" if args.dry_run else "ordered"
         if args.output == "json":
@@ -147,7 +149,7 @@ def _watch(
 # -- what is asked for --
 
 
-def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
+def _order(args: argparse.Namespace, made_s: float) -> Order:
     from replication.orders import Order
 
     for option, names in (("--model", args.model), ("--tenant", args.tenant)):
@@ -158,26 +160,22 @@ def _order(args: argparse.Namespace, clock: Callable[[], float]) -> Order:
                     exit_code=USAGE,
                 )
     budget_bytes = size("warm: --budget", args.budget, 1, NVME_CAPACITY_BYTES_MAX) if args.budget else 0
-    made_s = clock()
+    life_s = duration("warm: --for", "1d" if args.life is None else args.life, LIFE_S_MIN, LIFE_S_MAX)
     return Order(
         models=tuple(sorted(set(args.model))),
         tenants=tuple(sorted(set(args.tenant))),
         budget_bytes=budget_bytes,
         to=args.to,
         made_s=made_s,
-        until_s=made_s + _duration("--for", args.life, "1d", LIFE_S_MIN, LIFE_S_MAX),
+        until_s=made_s + life_s,
     )
 
 
-def _duration(option: str, text: str | None, default: str, least_s: float, most_s: float) -> float:
-    return duration(f"warm: {option}", default if text is None else text, least_s, most_s)
-
-
-def _plan(args: argparse.Namespace, order: Order, clock: Callable[[], float]) -> Plan:
+def _plan(args: argparse.Namespace, order: Order) -> Plan:
     from kvstore.cli.warm_plan import NothingNamed, Planner
 
     deployment, prices = load_deployment(args), load_config(args).config.durable
-    planner = Planner(deployment, args.region, order, prices, clock)
+    planner = Planner(deployment, args.region, order, prices, time.time)
 
     async def planned() -> Plan:
         try:
@@ -188,25 +186,24 @@ def _plan(args: argparse.Namespace, order: Order, clock: Callable[[], float]) ->
     return asked(planned)
 
 
-async def _put(objects: Objects, order: Order, clock: Callable[[], float]) -> Order:
+async def _put(objects: Objects, order: Order, now_s: float) -> Order:
     from replication.constants import ORDERS_MAX
     from replication.orders import clear_over, put_order, read_orders
 
-    await clear_over(objects, clock())
+    await clear_over(objects, now_s)
     others = [one for one in (await read_orders(objects, {})).values() if one.id != order.id]
     if len(others) >= ORDERS_MAX:
         raise CliError(f"warm: {len(others)} orders are in force: allowed are {ORDERS_MAX}; cancel some")
     return await put_order(objects, order)
 
 
-def _cancel(args: argparse.Namespace, objects: Objects, order: Order) -> int:
+def _cancel(args: argparse.Namespace, order: Order) -> int:
     from replication.orders import cancel_order, read_orders
-    from replication.region import open_region
 
-    deployment = load_deployment(args).deployment
+    deployment = load_deployment(args)
 
     async def cancel() -> list[Order]:
-        await open_region(objects, deployment, args.region)
+        objects = await opened(deployment, args.region)
         if await cancel_order(objects, order.id):
             return []
         there = list((await read_orders(objects, {})).values())

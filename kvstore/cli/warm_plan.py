@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvstore.cli.buckets import opened
 from kvstore.daemon.config import Durable
 from kvstore.daemon.regions_file import Deployment
 from replication.announced import Announced
@@ -93,8 +94,8 @@ class Planner:
 
     async def plan(self) -> Plan:
         """Changes nothing anywhere. Raises NothingNamed, NoTier, other ReplicationError, TierError."""
-        objects = self._deployment.regions[self._region].open()
-        nodes = await self._nodes(objects, self._region)
+        objects = await opened(self._deployment, self._region)
+        nodes = await read_nodes(objects)
         alive = [node for node in nodes if node.at_s > self._clock() - _ALIVE_S]
         self._plan.daemons = [node.writer for node in alive]
         holds_bytes = [node.holds_bytes(self._order.to) for node in alive]
@@ -113,10 +114,6 @@ class Planner:
         if rates:
             self._plan.preload_s = self._plan.preload_bytes / statistics.median(rates)
         return self._plan
-
-    async def _nodes(self, objects: Objects, region: str) -> list[Node]:
-        await open_region(objects, self._deployment.deployment, region)
-        return await read_nodes(objects)
 
     async def _catalogue(self, objects: Objects, region: str, directory: Path) -> Catalogue:
         """All that a region has announced, to be closed. Raises RegionError, ObjectError."""

@@ -16,12 +16,13 @@ from kvstore.cli.output import (
     Figure,
     Progress,
     is_terminal,
+    later,
     print_json,
     print_table,
     progress_bars,
 )
 from kvstore.cli.prefixes import ask, find_prefix, namespace_of, require_beginning
-from kvstore.constants import WARM_PAUSE_S, WARM_SHOWN_AFTER_S
+from kvstore.constants import WARM_PAUSE_S
 from kvstore.units import count, format_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run_prefixes(args: argparse.Namespace) -> int:
     rows: list[Told] = []
     try:
         with progress_bars(of_bytes=True) as show:
-            ask(args, "warm", lambda client: _warm_all(client, args.prefix, namespace, _later(show), rows))
+            ask(args, "warm", lambda client: _warm_all(client, args.prefix, namespace, later(show), rows))
     except KeyboardInterrupt:
         print("kvstore: warm: stopped; what is loaded stays", file=sys.stderr)
         return INTERRUPTED
@@ -81,17 +82,6 @@ def _warm_all(client: Client, prefixes: list[str], namespace: str, show: Progres
             show(block_hash.hex()[:HASH_DIGITS_SHOWN], loaded, to_load)
             time.sleep(WARM_PAUSE_S)
         rows.append({"prefix": block_hash.hex(), "state": _state(told), **told})
-
-
-def _later(show: Progress) -> Progress:
-    """Bars for what takes longer than a moment."""
-    begun_s = time.monotonic()
-
-    def told(what: str, done: int, total: int) -> None:
-        if time.monotonic() - begun_s >= WARM_SHOWN_AFTER_S:
-            show(what, done, total)
-
-    return told
 
 
 def _state(told: Told) -> str:

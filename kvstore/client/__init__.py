@@ -72,6 +72,9 @@ LEASE_HASHES_MAX = 512  # as in kvstore.protocol.frames, which is not imported h
 PUT_BLOCKS_MAX = 176  # per lease of a put: 512 blocks, a prompt of 8,192 tokens, are three
 PUT_SHARE_MAX = 0.125  # of the arena, per lease of a put, which has two at a time
 GET_SHARE_MAX = 0.25  # of the arena, per lease of a get
+LEASES_SHARE_MAX = (
+    0.5  # of the arena, all leases of a connection: `door.lease_share_max`, as it is by default
+)
 ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
 
 
@@ -95,18 +98,24 @@ class Client(Calls):
 
         It takes ceil(bytes / lease) leases, two at a time; one holds up to 176 blocks, 512 MiB and an eighth
         of the arena. Each call of the daemon has its own deadline of timeout_s. After
-        leases x timeout_s no new lease is begun, so that the put, the time of copying aside,
-        lasts at most (leases + 4) x timeout_s; what was stored by then is answered.
+        leases x timeout_s no new lease is begun, so that the put of a client that no other thread uses, the time
+        of copying aside, lasts at most (leases + 4) x timeout_s; what was stored by then is answered.
         """
         _require_buffers(namespace, hashes, buffers)
         if not hashes:
             return 0
+        begun = time.monotonic()
         step = min(PUT_BLOCKS_MAX, self._blocks_per_lease(namespace, PUT_SHARE_MAX))
-        give_up_at = time.monotonic() + self._timeout_s * -(-len(hashes) // step)
+        give_up_at = begun + self._timeout_s * -(-len(hashes) // step)
         committed: deque[Callable[[float | None], int]] = deque()
         start = stored = 0
-        coming: Callable[[float | None], WriteLease] | None
-        coming = self._reserve_soon(namespace, hashes[:step], parent)
+        is_ahead = self._blocks_per_lease(namespace, LEASES_SHARE_MAX) > 1  # there is room for two at a time
+
+        def reserve(start: int) -> Callable[[float | None], WriteLease]:
+            above = hashes[start - 1] if start else parent
+            return self._reserve_soon(namespace, hashes[start : start + step], above)
+
+        coming: Callable[[float | None], WriteLease] | None = reserve(0)
         try:
             while coming is not None:
                 if len(committed) > 1:  # answered before the next lease is, with a deadline of its own
@@ -114,15 +123,17 @@ class Client(Calls):
                 this, coming = coming, None
                 with this(self._deadline()) as lease:
                     following = start + step
-                    if following < len(hashes) and not lease.full and time.monotonic() < give_up_at:
-                        run, above = hashes[following : following + step], hashes[following - 1]
-                        coming = self._reserve_soon(namespace, run, above)
+                    goes_on = following < len(hashes) and not lease.full and time.monotonic() < give_up_at
+                    if goes_on and is_ahead:
+                        coming = reserve(following)
                     pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
                     copy_begun = time.monotonic()
                     digests = _copied(copying.copy_and_digest, pairs, lease.touch, namespace.columns)
                     give_up_at += time.monotonic() - copy_begun
                     sums = {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
                     committed.append(lease.commit_soon(sums))
+                if goes_on and not is_ahead:
+                    coming = reserve(following)
                 start = following
         finally:
             if coming is not None:

@@ -173,6 +173,8 @@ class OwnerLock:
     def enter(self) -> None:
         """A write lease opens; look at its generations after this. Raises OSError where somebody else has the byte."""
         with self._guard:
+            if self._fd < 0:
+                raise OSError(errno.EBADF, "the connection was lost")
             if not self._writers:
                 self._set(fcntl.F_WRLCK)
             self._writers += 1

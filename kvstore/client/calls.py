@@ -459,7 +459,7 @@ class Calls:
                 return self._ask_soon(
                     connection, (), lambda w, _: w.Commit(lease, indexes, joined), _count, deadline
                 )
-        except Unavailable:
+        except BaseException:
             connection.owe(lease)
             raise
 
@@ -560,8 +560,11 @@ class Calls:
             try:
                 with self._locked(until):
                     return took(self._answer(connection, asked, spaces, make, until))
-            except Unavailable:
+            except Refused:
+                raise
+            except BaseException:  # an interrupt, too
                 connection.forget(asked)
+                self._give_back()
                 raise
 
         return answered

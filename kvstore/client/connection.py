@@ -130,13 +130,13 @@ class Connection:
                 self._read_answers(self._asked[-1], deadline)
             frames.encode_frame_into(request, self._out)
             self._set_timeout(deadline)
+            self._asked.append(asked)
             self._socket.sendall(self._out)
         except _LOST as error:
             raise self._gone(error, asked) from error
         except BaseException:
             self.close()
             raise
-        self._asked.append(asked)
         return asked
 
     def answer(self, asked: Asked, deadline: float) -> frames.Answer:
@@ -175,6 +175,8 @@ class Connection:
     def _read_answers(self, last: Asked, deadline: float) -> None:
         """Of all requests up to this one."""
         while last.answer is None:
+            if self.lost:
+                raise ConnectionError("the connection was lost")
             answer = frames.answer_decoder.decode(self._receive(deadline))
             asked = self._asked.popleft()
             asked.answer = answer

@@ -102,7 +102,7 @@ class SlotLease:
     def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """Make the records at these positions visible, and give up the others. Waits for no answer: what this
         returns does, until a deadline (None: that of the call), and tells how many the daemon took. Both raise
-        Unavailable (nothing is stored), Refused."""
+        Unavailable (some of it may be stored nevertheless), Refused."""
         connection, self._connection = self._connection, None
         if connection is None:
             return lambda _: 0
@@ -187,7 +187,7 @@ class WriteLease:
 
         checksums: index -> checksum of the record (tiers/checksum.py); indexes left out are
         aborted. None: all slots, hashed here, which reads every byte once. Raises Unavailable
-        (nothing is stored), Refused.
+        (some of it may be stored nevertheless), Refused.
         """
         if checksums is None:
             digests = copying.digest_all([slot.view for slot in self.slots], self._columns)

@@ -226,7 +226,7 @@ class Door(Section):
     """What the processes that attach here may take."""
 
     connections_max: Annotated[Count, between(1, limits.CONNECTIONS_MAX_MAX)] = limits.DOOR_CONNECTIONS_MAX
-    leases_max: Annotated[Count, between(1, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
+    leases_max: Annotated[Count, between(2, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
     lease_share_max: Annotated[Number, between(0.01, 1.0)] = limits.DOOR_LEASE_SHARE_MAX
 
 
@@ -329,6 +329,13 @@ def value_of(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = getattr(value, part)
     return value
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Path):
+        return str(value)
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 def misfits(config: Config) -> Iterator[tuple[str, str]]:

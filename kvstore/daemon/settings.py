@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.daemon.config import DEFAULT_FILE, Config, keys, value_of
+from kvstore.daemon.config import DEFAULT_FILE, Config, keys, plain, value_of
 from kvstore.daemon.config_sources import ConfigError, Given, Loaded, nearest, parse_one, variable
 from kvstore.daemon.reloading import CHANGEABLE, InForce, apply, carry_out
 from kvstore.errors import BadRequest
@@ -111,10 +111,3 @@ class Settings:
 
     def _place(self) -> str:
         return str(self._file or DEFAULT_FILE)
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, Path):
-        return str(value)
-    return [plain(part) for part in value] if isinstance(value, tuple) else value

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.constants import BUNDLE_COMMAND_S, BUNDLE_LOG_LINES, BUNDLE_MEMBER_BYTES_MAX
-from kvstore.daemon.config import keys, value_of
+from kvstore.daemon.config import keys, plain, value_of
 from kvstore.doctor.findings import Case, read_text
 from kvstore.doctor.scrub import Scrubber, names_in, names_in_log, secrets_in, secrets_of
 from tiers import memory_limits
@@ -87,7 +87,7 @@ def _documents(case: Case, answer: Mapping[str, Any], asked: Asked) -> dict[str,
     if asked.settings is not None:
         found["settings"] = {each["key"]: each["value"] for each in asked.settings}
     elif case.config is not None:
-        found["settings"] = {key: _plain(value_of(case.config, key)) for key in keys()}
+        found["settings"] = {key: plain(value_of(case.config, key)) for key in keys()}
     if case.config is not None and case.config.regions_file:
         found["regions"] = _parsed(Path(case.config.regions_file))
     return found
@@ -100,12 +100,6 @@ def _parsed(path: Path, parse: Callable[[str], Any] = tomllib.loads) -> Any:
         return parse(path.read_text(errors="replace"))
     except (OSError, ValueError, RecursionError) as error:
         return {"could not be read": type(error).__name__}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _versions() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 
 from kvstore.constants import TICK_INTERVAL_S
 from kvstore.durable.persister import Life
@@ -46,12 +45,7 @@ class ObjectLevel(RegionLevel[RegionNode]):
         self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]
     ) -> None:
         """Put a pack and announce it; `done` is called once: whether it is durable now."""
-        node = self._reader
-        if node is None:
-            self._reply(lambda: done(False))
-        else:
-            work = partial(node.persist, header, records, life.stored_s, life.kept_until_s)
-            self._thread.post(work, done, False)
+        self._ask(lambda node: node.persist(header, records, life.stored_s, life.kept_until_s), done, False)
 
     def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:
         """By block hash, until when the packs with these blocks are worth keeping."""

@@ -29,6 +29,7 @@ from tiers.errors import ObjectRefused, TierError
 log = logging.getLogger("kvstore.durable.region_level")
 
 Reader = TypeVar("Reader", bound=RegionReader)
+T = TypeVar("T")
 
 
 class RegionLevel(SharedLevel, Generic[Reader]):
@@ -112,30 +113,26 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         return reader.held(namespace.spec, hashes, start) if reader is not None else start
 
     def chains(self, namespaces: Sequence[bytes], block_hash: bytes, most: int, done: Chained) -> None:
-        reader = self._reader
         none: Mapping[bytes, Sequence[bytes]] = {}
-        if reader is None:
-            self._reply(lambda: done(none))
-        else:
-            self._thread.post(lambda: reader.chains(namespaces, block_hash, most), done, none)
+        self._ask(lambda reader: reader.chains(namespaces, block_hash, most), done, none)
 
     def load_s(self, records: int, size_bytes: int) -> float:
         return 0.0  # what is measured says more
 
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
-        reader = self._reader
         failed: list[Fetched] = [(Get.FAILED, None)] * len(wanted)
+        self._ask(lambda reader: reader.fetch(wanted), done, failed)
+
+    def probe(self, done: Callable[[bool], None]) -> None:
+        self._ask(lambda reader: reader.probe(), done, False)
+
+    def _ask(self, work: Callable[[Reader], Awaitable[T]], done: Callable[[T], None], failed: T) -> None:
+        """Run `work` on this level's thread, then `done` on the engine's: with `failed` if it fails, or nothing is joined."""
+        reader = self._reader
         if reader is None:  # it was left meanwhile
             self._reply(lambda: done(failed))
         else:
-            self._thread.post(lambda: reader.fetch(wanted), done, failed)
-
-    def probe(self, done: Callable[[bool], None]) -> None:
-        reader = self._reader
-        if reader is None:
-            self._reply(lambda: done(False))
-        else:
-            self._thread.post(reader.probe, done, False)
+            self._thread.post(lambda: work(reader), done, failed)
 
     def status(self) -> dict[str, object]:
         """Not older than a second; the fields are documented in docs/cli.md."""

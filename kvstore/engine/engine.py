@@ -393,6 +393,8 @@ class Engine(Parts):
         if forest.would_cycle(namespace, parent, known):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         before = session.prompt_before(namespace, parent) if not ticket else None
+        if before is not None and not before.last:  # no lookup said how long it is
+            before.blocks += len(asked)
         prompt = before or self.prompts.recall(number, ticket, len(asked))
         lease = WriteLease(self._next_lease(), namespace, asked, parent, prompt)
         end = self._reserve(lease, known, session.owner)

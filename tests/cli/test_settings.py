@@ -96,12 +96,13 @@ def test_limits_of_the_door_change_while_serving(place: Place, serve: Serve) -> 
     put(place.socket)
     with Client(place.socket, timeout_s=10) as client:
         space = namespace(client)
-        with client.acquire(space, [bytes([1]) * 32]):
-            changed(place, "door.leases_max", "1")
-            with pytest.raises(Refused, match="1 open leases on one connection are allowed"):
-                client.acquire(space, [bytes([2]) * 32])
+        one, two = [bytes([1]) * 32], [bytes([2]) * 32]
+        with client.acquire(space, one), client.acquire(space, two):
             changed(place, "door.leases_max", "2")
-            client.acquire(space, [bytes([2]) * 32]).release()
+            with pytest.raises(Refused, match="2 open leases on one connection are allowed"):
+                client.acquire(space, one)
+            changed(place, "door.leases_max", "3")
+            client.acquire(space, one).release()
     assert kvstore("pin", "01" * 32, "--socket", place.socket).returncode == 0
     done = kvstore("set", "retention.pinned_share_max", "0.001", "--socket", place.socket)
     assert done.returncode == 2 and "pins hold more than that already" in done.stderr

@@ -65,12 +65,12 @@ def in_thread(work: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def test_all_lines_of_a_process_share_one_registration(driver: SimulatedDriver, warnings: list[str]) -> None:
-    """Four lines to one daemon: each byte of the arena is registered once, in one mapping."""
+def test_an_arena_is_registered_once(driver: SimulatedDriver, warnings: list[str]) -> None:
+    """However often the daemon is asked, each byte of its arena is registered once, in one mapping."""
     fd = arena_file(SIZE)
     pins = Pinning(driver, warnings.append)
-    lines = [FakeLine(lambda: map_file(fd, SIZE)) for _ in range(4)]
-    keeper = ArenaKeeper(lines, pins, pytest.fail)  # type: ignore[arg-type]  # fakes with what it needs
+    line = FakeLine(lambda: map_file(fd, SIZE))
+    keeper = ArenaKeeper(line, pins, pytest.fail)  # type: ignore[arg-type]  # fakes with what it needs
     in_thread(keeper.refresh)
     in_thread(keeper.refresh)
     assert driver.registrations == SIZE // PIECE
@@ -90,7 +90,7 @@ def test_a_replaced_arena_is_unregistered_and_then_unmapped(driver: SimulatedDri
     weakref.finalize(first.mapping, lambda: unmapped_registered.append(driver.is_registered(address, SIZE)))
     pins = Pinning(driver, pytest.fail)  # type: ignore[arg-type]  # any warning fails the test
     line = FakeLine(lambda: current[0])
-    keeper = ArenaKeeper([line], pins, pytest.fail)  # type: ignore[list-item, arg-type]  # as above
+    keeper = ArenaKeeper(line, pins, pytest.fail)  # type: ignore[arg-type]  # as above
     in_thread(keeper.refresh)
     held = first.view(0, 16)  # a lease that was just given back
     current[0] = arena(SIZE)
@@ -107,7 +107,7 @@ def test_a_lease_in_hand_keeps_its_arena_registered(driver: SimulatedDriver) -> 
     current = [arena(SIZE)]
     lease_of = current[0]
     pins = Pinning(driver, pytest.fail)  # type: ignore[arg-type]  # any warning fails the test
-    keeper = ArenaKeeper([FakeLine(lambda: current[0])], pins, pytest.fail)  # type: ignore[list-item, arg-type]  # fakes
+    keeper = ArenaKeeper(FakeLine(lambda: current[0]), pins, pytest.fail)  # type: ignore[arg-type]  # fakes
     keeper.refresh()
     current[0] = arena(SIZE)
     keeper.refresh()
@@ -174,14 +174,19 @@ def test_a_failed_batch_is_waited_for(driver: SimulatedDriver) -> None:
 
 
 def test_a_daemon_that_is_away_is_asked_again(driver: SimulatedDriver) -> None:
-    """A line without a daemon stops neither the others nor the next round."""
-
-    def away() -> ArenaView:
-        raise Unavailable("planted")
-
+    """A daemon that does not answer does not stop the next round."""
     view = arena(SIZE)
+    answers = iter([Unavailable("planted"), view])
+
+    def serves() -> ArenaView:
+        if isinstance(answer := next(answers), Unavailable):
+            raise answer
+        return answer
+
     pins = Pinning(driver, pytest.fail)  # type: ignore[arg-type]  # any warning fails the test
-    keeper = ArenaKeeper([FakeLine(away), FakeLine(lambda: view)], pins, pytest.fail)  # type: ignore[list-item, arg-type]  # fakes
+    keeper = ArenaKeeper(FakeLine(serves), pins, pytest.fail)  # type: ignore[arg-type]  # fakes
+    keeper.refresh()
+    assert not driver.registered
     keeper.refresh()
     assert sum(driver.registered.values()) == SIZE
     pins.close()

@@ -57,7 +57,7 @@ class Rank:
         self.loads = Loads({0: mover}, self.note)
         self.saves = Saves({0: mover}, self.note)
         self.line = Line("", 1.0, "", attach=True, writable=True)
-        self.keeper = ArenaKeeper([self.line], self.pins, self.note)
+        self.keeper = ArenaKeeper(self.line, self.pins, self.note)
         self.holds: dict[int, bytes] = {}  # block -> hash, as the engine has it
         self.loaded = self.saved = 0
 

@@ -67,8 +67,6 @@ def test_blocks_survive_a_round_trip(layout: str, mover: Callable[[Blocks], Bloc
         assert torch.equal(source[:, here], target[:, there])
     for untouched in (0, 5):
         assert torch.equal(target[:, untouched], before[:, untouched])
-    out.close()
-    into.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -73,7 +73,7 @@ def digest(**changes: Any) -> bytes:
     other = GroupFacts(64, dict.fromkeys(facts.fields, "x"))
     columns = {shard: facts if shard == fact["shards"][0] else other for shard in fact["shards"]}
     sizes = [column.record_bytes for column in columns.values()]
-    return space_spec({**identity, **joined_facts(columns)}, sizes, fact["block_tokens"]).digest
+    return space_spec({**identity, **joined_facts(columns)}, sizes, fact["block_tokens"])[0]
 
 
 CHANGES: dict[str, Any] = {
