@@ -366,12 +366,12 @@ class Engine(Parts):
 
     def prefetch_steps(self, number: int, hashes: bytes) -> Steps[int]:
         """Start bringing blocks into DRAM; returns how many are on the way. Evicts nothing before it reads."""
-        namespace = self.namespaces.get(number)
-        asked, coming = self._split(namespace, hashes), 0
-        for start in range(0, len(asked), STEP_SLOW_BLOCKS):
+        namespace, coming = self.namespaces.get(number), 0
+        size = namespace.hash_bytes
+        for start in range(0, self._count(namespace, hashes) * size, STEP_SLOW_BLOCKS * size):
             before = self.loader.underway
-            for block_hash in asked[start : start + STEP_SLOW_BLOCKS]:
-                block = namespace.blocks.get(block_hash)
+            asked = forest.split_hashes(hashes[start : start + STEP_SLOW_BLOCKS * size], size)
+            for block in map(namespace.blocks.get, asked):
                 if block is not None and block.where & IN_ANY:
                     self.loader.prefetch(block)
             self.loader.pump()

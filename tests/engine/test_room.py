@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.constants import STEP_SLOW_BLOCKS
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import BadRequest
+from kvstore.index import forest
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
 from kvstore.policies.base import Policies
@@ -224,6 +226,20 @@ def test_a_load_waits_for_room(two_tiers: Node) -> None:
     two_tiers.engine.release(two_tiers.session, lease)
     two_tiers.io.run()
     assert held(answers[0])[0] is not None
+
+
+def test_a_prefetch_looks_at_a_few_hashes_at_a_time(two_tiers: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking 65,536 hashes apart in one go held everybody up for 4 ms."""
+    split, sizes = forest.split_hashes, []
+
+    def split_hashes(hashes: bytes, hash_bytes: int) -> list[bytes]:
+        sizes.append(len(hashes) // hash_bytes)
+        return split(hashes, hash_bytes)
+
+    monkeypatch.setattr(forest, "split_hashes", split_hashes)
+    steps = two_tiers.engine.prefetch_steps(two_tiers.space, bytes(8 * 65_536))
+    assert sum(1 for _ in steps) == len(sizes) == -(-65_536 // STEP_SLOW_BLOCKS)
+    assert max(sizes) == STEP_SLOW_BLOCKS
 
 
 def test_a_prefetch_does_not_wait_for_room(two_tiers: Node) -> None:
