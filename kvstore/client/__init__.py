@@ -72,9 +72,7 @@ LEASE_HASHES_MAX = 512  # as in kvstore.protocol.frames, which is not imported h
 PUT_BLOCKS_MAX = 176  # per lease of a put: 512 blocks, a prompt of 8,192 tokens, are three
 PUT_SHARE_MAX = 0.125  # of the arena, per lease of a put, which has two at a time
 GET_SHARE_MAX = 0.25  # of the arena, per lease of a get
-LEASES_SHARE_MAX = (
-    0.5  # of the arena, all leases of a connection: `door.lease_share_max`, as it is by default
-)
+LEASES_SHARE_MAX = 0.5  # of the arena, all leases of a connection (`door.lease_share_max`)
 ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
 
 
