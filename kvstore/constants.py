@@ -129,7 +129,7 @@ PROBE_GAIN = 1.2  # times as fast as before: a tier recovers, and is measured ag
 PROBE_READS_MAX = 4  # records read at once to measure: about the depth of a real load
 
 # ---- accounts (kvstore/ledger/accounts.py, totals.py, departed.py) ------------------------------
-DEPARTED_KEYS_MAX = 1 << 20  # keys whose end is remembered, 4 bytes each
+DEPARTED_KEYS_MAX = 1 << 21  # keys whose end is remembered, 4 bytes each
 BOOK_LOOKS_MAX = 1024  # blocks that booking a lookup looks at; of longer prompts, every second, third, …
 LOOKUP_WRITING_MAX = 4096  # blocks behind those held of which a lookup says that they are being written
 TICKETS_OPEN_MAX = 4096  # requests whose account can still change

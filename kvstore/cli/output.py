@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
-def print_json(value: Mapping[str, Any], indent: int | None = 2) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     """One JSON document on stdout. Keys keep their order; bytes never appear."""
-    print(json.dumps(value, indent=indent, ensure_ascii=False), flush=True)
+    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
 def printable(text: str) -> str:

@@ -2,22 +2,20 @@
 
   kvstore status                       tables, for people
   kvstore status -o json               the whole report; docs/cli.md lists its fields
-  kvstore status --watch               again and again, until Ctrl-C (with -o json: one line each)
 
-Exit code 0 when the daemon is healthy, 1 when its last check found problems, 4 when none answers.
+`kvstore top` shows it live. Exit code 0 when the daemon is healthy, 1 when its last check found problems, 4 when none answers.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
-from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli import FAILED, OK
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
-from kvstore.constants import MEMORIES, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
+from kvstore.constants import MEMORIES
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural
 
 FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
@@ -28,45 +26,17 @@ Report = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_output_argument(parser, "table", "json")
-    parser.add_argument("--watch", action="store_true", help="repeat until interrupted")
-    parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="pause between two looks (default 2)"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if not WATCH_INTERVAL_S_MIN <= args.interval <= WATCH_INTERVAL_S_MAX:
-        raise CliError(
-            f"status: --interval {args.interval}: "
-            f"allowed are {WATCH_INTERVAL_S_MIN} to {WATCH_INTERVAL_S_MAX} seconds",
-            exit_code=USAGE,
-        )
-    if args.watch:
-        return _watch(args)
     report = ask(args, "status", lambda client: client.status())
-    _print(report, args.output)
-    return OK if report["health"]["ok"] else FAILED
-
-
-def _watch(args: argparse.Namespace) -> int:
-    while True:
-        report = ask(args, "status", lambda client: client.status())
-        if args.output == "json":
-            print_json(report, indent=None)
-        else:
-            if is_terminal():
-                print("\033[H\033[2J", end="")
-            _print(report, "table")
-        time.sleep(args.interval)
-
-
-def _print(report: Report, output: str) -> None:
-    if output == "json":
+    if args.output == "json":
         print_json(report)
-        return
-    _print_head(report)
-    _print_tiers(report)
-    _print_lists(report)
+    else:
+        _print_head(report)
+        _print_tiers(report)
+        _print_lists(report)
+    return OK if report["health"]["ok"] else FAILED
 
 
 def _print_head(report: Report) -> None:

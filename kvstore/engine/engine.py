@@ -371,7 +371,7 @@ class Engine(Parts):
         for start in range(0, self._count(namespace, hashes) * size, STEP_SLOW_BLOCKS * size):
             before = self.loader.underway
             asked = forest.split_hashes(hashes[start : start + STEP_SLOW_BLOCKS * size], size)
-            for block in map(namespace.blocks.get, asked):
+            for block in namespace.blocks.get_run(asked):
                 if block is not None and block.where & IN_ANY:
                     self.loader.prefetch(block)
             self.loader.pump()
@@ -389,7 +389,7 @@ class Engine(Parts):
         asked = self._split(namespace, hashes, parent)
         if len({parent, *asked}) != len(asked) + 1:
             raise BadRequest("reserve: a block hash is repeated; a prefix has each block once")
-        known = list(map(namespace.blocks.get, asked))
+        known = namespace.blocks.get_run(asked)
         if forest.would_cycle(namespace, parent, known):
             raise BadRequest("reserve: a block of this run is an ancestor of its own parent")
         before = session.prompt_before(namespace, parent) if not ticket else None

@@ -39,7 +39,6 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import slot_bytes_for
 
 ROOTED = 4
-KEY_NAME_MASK = (1 << 56) - 1
 NO_SLOT = -1
 DEVICES_MAX = 256  # of one node's NVMe level
 DEVICE_SHIFT = 36  # a slot of a device, below the device's number
@@ -48,6 +47,10 @@ _SLOT_MASK = SLOT_MAX + 1
 _DRAM_SHIFT, NVME_SHIFT = 8, 52
 _WITHOUT_DRAM = ~(_SLOT_MASK << _DRAM_SHIFT)
 _WITHOUT_NVME = ~(_SLOT_MASK << NVME_SHIFT)
+WITHOUT = {
+    IN_DRAM: _WITHOUT_DRAM & ~IN_DRAM,
+    IN_NVME: _WITHOUT_NVME & ~IN_NVME,
+}  # `where` without a tier and its slot
 _PIN_SHIFT = 96
 PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
@@ -69,13 +72,7 @@ class Block(msgspec.Struct, gc=False, eq=False):
 
     def put_in(self, slot: int) -> None:
         """Its bytes are in this slot of the arena."""
-        self.where = self.where & _WITHOUT_DRAM | (slot + 1) << _DRAM_SHIFT
-
-    def take_out(self) -> int:
-        """Its bytes are in no slot of the arena any more: returns in which they were."""
-        where = self.where
-        self.where = where & _WITHOUT_DRAM
-        return (where >> _DRAM_SHIFT & _SLOT_MASK) - 1
+        self.where = self.where & _WITHOUT_DRAM | dram_bits(slot)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -91,12 +88,6 @@ class Block(msgspec.Struct, gc=False, eq=False):
     def put_on(self, device: int, slot: int) -> None:
         """Its bytes are in this slot of a device."""
         self.where = self.where & _WITHOUT_NVME | nvme_bits(device, slot)
-
-    def take_off(self) -> tuple[int, int]:
-        """Its bytes are on no device any more: returns (device, slot) where they were."""
-        place = self.place
-        self.where &= _WITHOUT_NVME
-        return place
 
     @property
     def pins(self) -> int:
@@ -155,6 +146,11 @@ class Block(msgspec.Struct, gc=False, eq=False):
         return f"<Block {self.hash[:4].hex()} where={self.where & 255} pins={self.pins}>"
 
 
+def dram_bits(slot: int) -> int:
+    """The part of `where` that names this slot of the arena."""
+    return (slot + 1) << _DRAM_SHIFT
+
+
 def nvme_bits(device: int, slot: int) -> int:
     """The part of `where` that names this slot of a device; the next slot is 1 << NVME_SHIFT more."""
     return ((device << DEVICE_SHIFT | slot) + 1) << NVME_SHIFT
@@ -211,7 +207,9 @@ class Namespace:
         self.registered = False  # by a client, in this daemon's life
         self.users = 0  # connections that have it registered now
         self.is_ended = False  # gone for good: its blocks are being dropped
-        self.salt = int.from_bytes(spec.digest[:8], "little")  # tells equal hashes of two namespaces apart
+        self.salt = (
+            int.from_bytes(spec.digest[:8], "little") >> 1
+        )  # tells equal hashes of two namespaces apart
         self.spec = spec
         self.digest = spec.digest
         self.hash_bytes = spec.hash_bytes
@@ -229,10 +227,10 @@ class Namespace:
         return not (self.blocks or self.writing or self.incoming)
 
     def names_of(self, hashes: Iterable[bytes]) -> list[int]:
-        """Short names of these blocks' keys, for tables of this process that may be wrong once in 2**56 times.
-        Python keeps the hash of bytes that were looked up."""
+        """Short names of these blocks' keys, signed and of 64 bits, for tables of this process that may be wrong once in
+        2**63 times. Python keeps the hash of bytes that were looked up."""
         salt = self.salt
-        return [(hash(block_hash) ^ salt) & KEY_NAME_MASK for block_hash in hashes]
+        return [hash(block_hash) ^ salt for block_hash in hashes]
 
     def as_dict(self) -> dict[str, object]:
         """As it is in answers; the fields are documented in docs/cli.md."""

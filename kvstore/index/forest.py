@@ -15,10 +15,10 @@ takes leaves first, so that is rare (a corrupt record, a gap that is filled).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvstore.constants import STEP_BLOCKS
-from kvstore.index.block import NVME_SHIFT, ROOTED, Block, Children, Namespace, nvme_bits
+from kvstore.index.block import NVME_SHIFT, ROOTED, WITHOUT, Block, Children, Namespace, dram_bits, nvme_bits
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.steps import Steps
 
@@ -57,16 +57,16 @@ def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:
         found.append(block)
         block = block.parent
     found.reverse()
-    return [*map(get, hashes[: len(hashes) - len(found)]), *found]
+    return [*namespace.blocks.get_run(hashes[: len(hashes) - len(found)]), *found]
 
 
 def not_held(namespace: Namespace, hashes: list[bytes]) -> list[bytes]:
     """Those of a run, in prompt order, that no tier has: all of them, where the index does not know the
     first one, as it knows every block that something hangs on."""
-    get = namespace.blocks.get
-    if not hashes or get(hashes[0]) is None:
+    if not hashes or namespace.blocks.get(hashes[0]) is None:
         return hashes
-    return [h for h in hashes if (block := get(h)) is None or not block.where & IN_ANY]
+    blocks = namespace.blocks.get_run(hashes)
+    return [h for h, b in zip(hashes, blocks, strict=True) if b is None or not b.where & IN_ANY]
 
 
 def knows_below(namespace: Namespace, block_hash: bytes) -> bool:
@@ -85,7 +85,7 @@ def held_or_coming(namespace: Namespace, hashes: list[bytes]) -> int:
 
 def residency(namespace: Namespace, hashes: bytes) -> bytes:
     """One byte a hash: 0 absent, WRITING, else the bits of `where`, and BROKEN_PREFIX if not rooted."""
-    get, writing = namespace.blocks.get, namespace.writing
+    writing = namespace.writing
     asked = split_hashes(hashes, namespace.hash_bytes)
     places = bytes(
         0
@@ -93,7 +93,7 @@ def residency(namespace: Namespace, hashes: bytes) -> bytes:
         else tiers
         if b.where & ROOTED
         else tiers | BROKEN_PREFIX
-        for b in map(get, asked)
+        for b in namespace.blocks.get_run(asked)
     )
     if not writing:
         return places
@@ -151,35 +151,45 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
     return block
 
 
-def arrived_in_turn(namespace: Namespace, hashes: Iterable[bytes], parent: bytes, bit: int) -> list[Block]:
-    """A tier has these blocks now. `parent` is the hash before the first one; the others follow one another."""
+def arrived_in_turn(
+    namespace: Namespace, hashes: Sequence[bytes], parent: bytes, slots: Sequence[int]
+) -> tuple[list[Block], list[int]]:
+    """These slots of the arena have these blocks now. `parent` is the hash before the first one; the others follow
+    one another. Returns the blocks, and the slots of those that were in DRAM before and stay where they are."""
     file = namespace.blocks.setdefault
     run: list[Block] = []
+    spare: list[int] = []
     above: Block | None = None
-    for block_hash in hashes:
-        block = new = Block(namespace, block_hash)
-        if (parent and above is None) or (block := file(block_hash, new)) is not new:
-            block = arrived(namespace, block_hash, parent, bit)
+    for block_hash, slot in zip(hashes, slots, strict=True):
+        new = Block(namespace, block_hash)
+        block = file(block_hash, new)
+        if block is not new or (parent and above is None):
+            if block.where & IN_DRAM:
+                spare.append(slot)
+            else:
+                arrived(namespace, block_hash, parent, IN_DRAM).put_in(slot)
         elif above is None:
-            block.where = bit | ROOTED
+            block.where = IN_DRAM | ROOTED | dram_bits(slot)
         else:
             block.parent = above
-            block.where = bit | above.where & ROOTED
+            block.where = IN_DRAM | above.where & ROOTED | dram_bits(slot)
             if above.children is None:
                 above.children = block
             else:
                 above.add_child(block)
         run.append(block)
         above, parent = block, block_hash
-    return run
+    return run, spare
 
 
-def left(run: Iterable[Block], bit: int) -> None:
-    """A tier lost these blocks. Forgets those, and ghosts above them, that nothing needs."""
+def left(run: Sequence[Block], bit: int) -> None:
+    """A tier lost these blocks of one namespace. Forgets those, and ghosts above them, that nothing needs."""
+    unneeded: list[bytes] = []
+    others = WITHOUT[bit]
     for block in run:
         above = block.parent
         if block.where & bit:
-            block.where &= ~bit
+            block.where &= others
             if above is not None and above.children is not block:
                 above.count_child(bit, -1)
         if block.where & IN_ANY:
@@ -189,9 +199,9 @@ def left(run: Iterable[Block], bit: int) -> None:
                 _spread(block, 0)
             continue
         block.where &= ~ROOTED
-        blocks, gone = block.namespace.blocks, block
+        gone = block
         while not gone.where & IN_ANY and gone.children is None:
-            del blocks[gone.hash]
+            unneeded.append(gone.hash)
             above, gone.parent = gone.parent, None  # whoever still holds the block holds no chain
             if above is None:
                 break
@@ -200,6 +210,7 @@ def left(run: Iterable[Block], bit: int) -> None:
             else:
                 above.remove_child(gone)
             gone = above
+    run[0].namespace.blocks.delete_run(unneeded)
 
 
 def load(
@@ -221,7 +232,10 @@ def load(
             new = Block(namespace, block_hash, last, None, first + (slot << NVME_SHIFT) | last.where & ROOTED)
             block: Block | None = file(block_hash, new)
             if block is new:
-                last.add_child(new)
+                if last.children is None:
+                    last.children = new
+                else:
+                    last.add_child(new)
                 filed.append(new)
                 last = new
                 continue

@@ -18,7 +18,7 @@ bits; its dict is the one of these entries, and never grows beyond what it holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -77,14 +77,21 @@ class BlockTable(Generic[B]):
                 self._make_room(number, part)
         return found
 
-    def __delitem__(self, block_hash: bytes) -> None:
-        number = hash(block_hash) >> _SHIFT & self._mask
-        blocks = self._dicts[number]
-        del blocks[block_hash]
-        self._count -= 1
-        if not blocks:
-            blocks.clear()  # the places of all that ever were there
-            self._parts[number].room = TABLE_PART_ENTRIES[0]
+    def get_run(self, hashes: Iterable[bytes]) -> list[B | None]:
+        """The block of each hash, None where there is none; in less time than a call for each."""
+        dicts, mask = self._dicts, self._mask
+        return [dicts[hash(block_hash) >> _SHIFT & mask].get(block_hash) for block_hash in hashes]
+
+    def delete_run(self, hashes: Sequence[bytes]) -> None:
+        """Raises KeyError for one that is not here."""
+        dicts, mask = self._dicts, self._mask
+        for block_hash in hashes:
+            blocks = dicts[hash(block_hash) >> _SHIFT & mask]
+            del blocks[block_hash]
+            self._count -= 1
+            if not blocks:
+                blocks.clear()  # the places of all that ever were there
+                self._parts[hash(block_hash) >> _SHIFT & mask].room = TABLE_PART_ENTRIES[0]
 
     def __len__(self) -> int:
         return self._count
@@ -108,17 +115,17 @@ class BlockTable(Generic[B]):
         """No entry is left: drop those of blocks that went, and let it grow; or make several parts of this one."""
         blocks = part.blocks
         part.room = _room(len(blocks))
+        low = number & ((1 << part.depth) - 1)
         if part.room:
-            kept: dict[bytes, B] = {}
-            kept.update(blocks)
-            blocks.clear()
-            blocks.update(kept)
+            part.blocks = {}
+            part.blocks.update(blocks)
+            for same in range(low, len(self._parts), 1 << part.depth):
+                self._dicts[same] = part.blocks
             return
         if part.depth == self._mask.bit_length():
             self._parts *= _SPLIT_PARTS
             self._dicts *= _SPLIT_PARTS
             self._mask = len(self._parts) - 1
-        low = number & ((1 << part.depth) - 1)
         self._split(part, low)
 
     def _split(self, part: Part[B], low: int) -> None:

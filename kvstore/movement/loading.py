@@ -270,13 +270,13 @@ class Loader:
 
     def _arrived(self, source: Source, block: Block, slot: int) -> Block | None:
         """The block in DRAM; None if its time is over."""
-        if not isinstance(source, SharedSource):
-            self._residency.promoted(block, slot)
-            return block
         known = block.namespace.blocks.get(block.hash)
         if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
             self._residency.give_up(block.namespace, [slot])
             return known
+        if not isinstance(source, SharedSource):
+            self._residency.promoted(block, slot)
+            return block
         run = self._residency.arrived_in_dram(block.namespace, [block.hash], source.parents[block], [slot])
         expiry = self._residency.expiry
         if expiry.covers(block.namespace):

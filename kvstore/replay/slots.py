@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvstore.index.block import NO_SLOT
 from tiers.base import Record, TierStats
 from tiers.slot_table import Extents
-from tiers.slots import SLOT_ALIGN_BYTES
+from tiers.slots import SLOT_ALIGN_BYTES, neighbours
 
 RECORD_BYTES = 1  # what a namespace of these places says of its records
 FREE, WRITING, READY = 0, 1, 2
@@ -48,10 +48,12 @@ class CountedPlaces:
         self, keys: Sequence[bytes], parents: Sequence[bytes], size_bytes: int, owner: int, columns: bytes
     ) -> list[int]:
         count, width = min(len(keys), len(self._free)), self._key_bytes
-        slots = [self._free.pop() for _ in range(count)]
-        for slot, key in zip(slots, keys, strict=False):
-            self._keys[slot * width : (slot + 1) * width] = key
-            self._states[slot] = WRITING
+        slots = self._free[len(self._free) - count :].tolist()[::-1]
+        del self._free[len(self._free) - count :]
+        for start, end in neighbours(slots):
+            at, behind = slots[start], slots[end - 1] + 1
+            self._keys[at * width : behind * width] = b"".join(keys[start:end])
+            self._states[at:behind] = bytes([WRITING]) * (end - start)
         return slots
 
     def commit_run(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:

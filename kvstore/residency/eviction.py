@@ -36,7 +36,7 @@ class Eviction:
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
-        self._evictions = 0
+        self._until_next_look = SLAB_TAKEOVER_EVERY  # of evictions
         self._spared: Block | None = None  # what the latest new block hangs on: not displaced for it
         self.no_room = outcomes.NOT_ADMITTED  # why the last slot of DRAM was refused
 
@@ -82,10 +82,20 @@ class Eviction:
                 found += got
                 if got:
                     continue
-            free = self._evict_from_dram(namespace, hashes[at], prompt, len(keys) - at)
+            free = self._make_room(namespace, hashes[at : at + 1 if limited else None], prompt)
             if not free:
                 break
         return found
+
+    def _make_room(self, namespace: Namespace, incoming: Sequence[bytes], prompt: Prompt | None) -> int:
+        """Free slots of DRAM for these blocks: returns how many, about; 0 if nothing may leave for the first one."""
+        freed = 0
+        while freed < len(incoming):
+            more = self._evict_from_dram(namespace, incoming[freed], prompt, len(incoming) - freed)
+            if not more:
+                break
+            freed += more
+        return freed
 
     def _evict_from_dram(
         self, namespace: Namespace, incoming: bytes, prompt: Prompt | None, wanted: int
@@ -101,21 +111,20 @@ class Eviction:
             if not policy.admits(namespace, incoming, prompt):
                 residency.counters.not_admitted += 1
                 return 0
-        self._evictions += 1
-        if self._evictions % SLAB_TAKEOVER_EVERY == 0 and self._others_are_colder(policy):
-            if self._take_over_slab(namespace):
+        if self._until_next_look <= 0:
+            self._until_next_look = SLAB_TAKEOVER_EVERY
+            if self._others_are_colder(policy) and self._take_over_slab(namespace):
                 return wanted
-        until_next_look = SLAB_TAKEOVER_EVERY - self._evictions % SLAB_TAKEOVER_EVERY
         may_stay = bool(residency.nvme) or bool(residency.guards)
         why = outcomes.EVICTED_DRAM
         for victim in policy.victims(namespace.digest + incoming):
             if may_stay and self._stays(victim):
                 continue  # comes back to the policy when it was written, or could not be; when no pin guards it
-            run = policy.together(victim, min(most, until_next_look))
+            run = policy.together(victim, most)
             if may_stay:
                 why = self._why_evicted(victim)
                 run = list(takewhile(partial(self._goes_too, why), run))
-            self._evictions += len(run) - 1
+            self._until_next_look -= len(run)
             self._evict(run, why)
             return len(run)
         return wanted if self._take_over_slab(namespace) else 0

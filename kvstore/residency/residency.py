@@ -157,17 +157,18 @@ class Residency:
         self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes, slots: Sequence[int]
     ) -> list[Block]:
         """The slots are READY and hold the bytes of these blocks, each of which follows the one before; the
-        first one follows `parent`. `touched` and `settle` are the caller's."""
+        first one follows `parent`. Slots of blocks that are in DRAM already are given back: whoever reads those may
+        go on. `touched` and `settle` are the caller's."""
         if self.guards and len(hashes) > 1:  # a guard looks at what hangs on a block when it comes
             alone = zip(hashes, [parent, *hashes], slots, strict=False)
             return [self.arrived_in_dram(namespace, [h], above, [slot])[0] for h, above, slot in alone]
-        run = forest.arrived_in_turn(namespace, hashes, parent, IN_DRAM)
-        for block, slot in zip(run, slots, strict=True):
-            block.put_in(slot)
+        run, spare = forest.arrived_in_turn(namespace, hashes, parent, slots)
+        self.give_up(namespace, spare)
         if self.expiry:
             for block in run:
                 self.expiry.stored(block)
-        self._came(run, IN_DRAM)
+        came = [b for b, slot in zip(run, slots, strict=True) if slot not in spare] if spare else run
+        self._came(came, IN_DRAM)
         return run
 
     def adopted_in_dram(
@@ -229,15 +230,14 @@ class Residency:
         if self.unverified:
             for block in run:
                 self.unverified.pop(block, None)
-        self.arena.free_run([block.take_out() for block in run])
+        self.arena.free_run([block.slot for block in run])
         self._left(run, IN_DRAM, self.dram_policy(run[0].namespace), why)
 
     def left_nvme(self, *run: Block, why: int = outcomes.EVICTED_NVME, for_good: bool = False) -> None:
         """The same of the NVMe copies, all on one device. for_good: a restart must not find them again."""
         member = self.nvme.members[run[0].device]
         for block in run:
-            _, slot = block.take_off()
-            (member.drop if for_good else member.give)(slot)
+            (member.drop if for_good else member.give)(block.place[1])
         self._left(run, IN_NVME, self.nvme_policy(member, run[0].namespace), why)
 
     def drop(self, block: Block, why: int) -> bool:
@@ -263,8 +263,8 @@ class Residency:
 
     def give_up(self, namespace: Namespace, slots: Sequence[int], is_lost: bool = False) -> None:
         """Slots of DRAM that nothing was committed to. is_lost: their writer may be writing still."""
-        self.quotas.used(namespace, IN_DRAM, -len(slots))
         if slots:
+            self.quotas.used(namespace, IN_DRAM, -len(slots))
             (self.arena.abandon_run if is_lost else self.arena.free_run)(slots)
 
     def _left(self, run: Sequence[Block], bit: int, policy: Policy, why: int) -> None:

@@ -74,7 +74,7 @@ class _Space:
         """The block has this time from now on."""
         block_hash, times = block.hash, self.times
         if times.setdefault(block_hash, stored_s) != stored_s:
-            del times[block_hash]
+            times.delete_run([block_hash])
             times.setdefault(block_hash, stored_s)
         if block.children is not None and self._has_older_child(block, stored_s):
             self.newer.add(block_hash)
@@ -216,7 +216,7 @@ class Expiry:
         if space is not None:
             space.newer.discard(block.hash)
             if block.hash in space.times:
-                del space.times[block.hash]
+                space.times.delete_run([block.hash])
 
     # -- what is over --
 

@@ -21,11 +21,10 @@ from tests.running import ROOT, environment, kvstore
         (["--verbose"], "unknown option --verbose: known are "),
         ([], "no command: known are serve, "),
         (
-            ["status", "--what"],
-            "status: unrecognized arguments: --what: did you mean --watch? (see kvstore status",
+            ["status", "--socket-path"],
+            "status: unrecognized arguments: --socket-path: did you mean --socket? (see kvstore status",
         ),
         (["status", "-o", "yaml"], "status: argument -o/--output: invalid choice: 'yaml'"),
-        (["status", "--interval", "0"], "status: --interval 0.0: allowed are 0.1 to 3600.0 seconds"),
         (["web", "--listen=127.0.0.1:1", "--child=x,json", "--socket=s"], "web: --child x,json: "),
         (["web", "--listen=127.0.0.1:1", "--child=info,y", "--socket=s"], "web: --child info,y: "),
         (["config", "shwo"], "config: argument action: invalid choice: 'shwo'"),

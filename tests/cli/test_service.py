@@ -6,8 +6,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from kvstore.client import Client, Namespace
 from kvstore.ledger.sums import DEMOTED
 from kvstore.ledger.totals import Totals
-from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
+from tests.running import ROOT, TIMEOUT_S, Daemon, Place, kvstore
 
 Serve = Callable[..., Daemon]
 RECORD_BYTES = 100_000
@@ -256,26 +254,6 @@ def test_status_counts_what_happened(place: Place, serve: Serve) -> None:
     assert " test " in table.stdout and "\n  dram " in table.stdout and "\033" not in table.stdout
     assert "handed out" in table.stdout and " hits" not in table.stdout  # those are tokens, of reports
     assert f"1: {len(HASHES)} of {len(HASHES)} blocks found (100.0 %), " in table.stdout
-
-
-def test_watch_prints_one_object_a_line(place: Place, serve: Serve) -> None:
-    """status --watch -o json can be read line by line, and ends when the daemon does."""
-    daemon = serve(place)
-    words = ["status", "--watch", "--interval=0.1", "-o", "json", f"--socket={place.socket}"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "kvstore", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as watching:
-        assert watching.stdout is not None
-        looks = [json.loads(watching.stdout.readline())["daemon"]["pid"] for _ in range(2)]
-        daemon.stop()
-        _, errors = watching.communicate(timeout=TIMEOUT_S)
-    assert looks == [daemon.process.pid] * 2
-    assert watching.returncode == 4
-    assert str(place.socket) in errors
 
 
 def test_the_instance_decides_what_is_adopted(place: Place, serve: Serve) -> None:

@@ -30,7 +30,7 @@ def test_help_is_of_a_command() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["status", "--wacth"], "status: unrecognized arguments: --wacth: did you mean --watch? (see "),
+        (["status", "--sokcet"], "status: unrecognized arguments: --sokcet: did you mean --socket? (see "),
         (
             ["quota", "--tennant=a"],
             "quota: unrecognized arguments: --tennant=a: did you mean --tenant? (see ",

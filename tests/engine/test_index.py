@@ -168,10 +168,14 @@ def test_a_run_comes_and_goes_as_its_blocks_would_one_by_one(
     for space in (at_once, one_by_one):
         for number, bit in known:
             forest.arrived(space, names[number], parents[number], bit)
-    run = forest.arrived_in_turn(at_once, chain, above, IN_DRAM)
+    run, spare = forest.arrived_in_turn(at_once, chain, above, range(len(chain)))
     assert [block.hash for block in run] == chain
-    for before, block_hash in zip([above, *chain], chain, strict=False):
-        forest.arrived(one_by_one, block_hash, before, IN_DRAM)
+    for before, block_hash, slot in zip([above, *chain], chain, range(len(chain)), strict=False):
+        known_before = one_by_one.blocks.get(block_hash)
+        if known_before is not None and known_before.where & IN_DRAM:
+            assert slot in spare
+        else:
+            forest.arrived(one_by_one, block_hash, before, IN_DRAM).put_in(slot)
     assert forest_of(at_once) == forest_of(one_by_one)
     assert problems_of(at_once) == []
     leaving = run[::-1][: gone + 1]

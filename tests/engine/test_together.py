@@ -136,7 +136,9 @@ def test_what_something_else_hangs_on_stays() -> None:
     block = node.engine.namespaces.get(node.space).blocks.get
     last, tail, fork = block(name([53])), block(name([52])), block(name([61]))
     assert last is not None and tail is not None and fork is not None
-    assert [b.hash for b in policy.together(last, 9)] == [name([53])]  # of another kind
+    assert [b.hash for b in policy.together(last, 9)] == [
+        name([n]) for n in (53, 52, 51, 50)
+    ]  # of one request
     assert [b.hash for b in policy.together(tail, 9)] == [
         name([n]) for n in (52, 51, 50)
     ]  # then comes the fork

@@ -12,7 +12,7 @@ from itertools import islice
 from kvstore.constants import REUSE_GHOSTS_MIN, REUSE_GHOSTS_PARTS
 from kvstore.index.stretch import Stretch
 
-_SHIFT = 57 - REUSE_GHOSTS_PARTS.bit_length()  # of the 56 bits of a name; a dict uses the low ones itself
+_SHIFT, _MASK = 48, REUSE_GHOSTS_PARTS - 1  # of a name; a dict uses the low bits itself
 
 
 class Ghosts:
@@ -29,17 +29,18 @@ class Ghosts:
         self._part_max = part + self._forget
 
     def get(self, name: int) -> Stretch | None:
-        return self._parts[name >> _SHIFT].get(name)
+        return self._parts[name >> _SHIFT & _MASK].get(name)
 
-    def pop(self, name: int) -> Stretch | None:
-        """The block is back."""
-        return self._parts[name >> _SHIFT].pop(name, None)
+    def pop_run(self, names: Iterable[int]) -> list[Stretch | None]:
+        """These blocks are back, those that are known."""
+        parts = self._parts
+        return [parts[name >> _SHIFT & _MASK].pop(name, None) for name in names]
 
     def add(self, gone: Iterable[tuple[int, Stretch]]) -> None:
         """These blocks have left, the newest is the last."""
         parts, part_max = self._parts, self._part_max
         for name, stretch in gone:
-            part = parts[name >> _SHIFT]
+            part = parts[name >> _SHIFT & _MASK]
             part[name] = stretch
             if len(part) > part_max:
                 for oldest in list(islice(part, len(part) - part_max + self._forget)):

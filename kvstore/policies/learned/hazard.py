@@ -36,7 +36,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import add
 from zlib import crc32
 
@@ -289,20 +289,19 @@ class Reuse:
         self._begin(len(run))
         hashes = [block.hash for block in run]
         olds = [block.stretch for block in run]
-        were_held = all(olds)
-        if not were_held:
-            names, pop = run[0].namespace.names_of(hashes), self._ghosts.pop
-            olds = [old or pop(name) for old, name in zip(olds, names, strict=True)]
+        new = olds.count(None)
+        if new:
+            missing = (block_hash for block_hash, old in zip(hashes, olds, strict=True) if old is None)
+            back = iter(self._ghosts.pop_run(run[0].namespace.names_of(missing)))
+            olds = [old or next(back) for old in olds]
         prompt.turn = self._turn_of(run[0], olds, prompt)
         for start, end in _pieces(hashes, olds, prompt):
             old = olds[start]
             stretch = self._stretch(old, prompt.turn, prompt, hashes[start] == prompt.last, now_s)
             self._count(old, stretch, end - start)
-            piece = run[start:end]
-            if not were_held:
-                self.held += sum(block.stretch is None for block in piece)
-            for block in piece:
+            for block in run[start:end]:
                 block.stretch = stretch
+        self.held += new
         sample = ((run[at], run[at].stretch) for at in _sampled(hashes, below))
         return [(block.key, stretch) for block, stretch in sample if stretch is not None]
 
@@ -310,14 +309,14 @@ class Reuse:
         """A request brought these blocks and they were not let in: ghosts from the start."""
         self._begin(len(hashes))
         names, ghosts = namespace.names_of(hashes), self._ghosts
-        olds = list(map(ghosts.pop, names))
+        olds = ghosts.pop_run(names)
         for start, end in _pieces(hashes, olds, prompt):
             old = olds[start]
             if old is not None:
                 prompt.turn = old.next_turn()
             stretch = self._stretch(old, prompt.turn or 1, prompt, hashes[start] == prompt.last)
             self._count(old, stretch, end - start)
-            ghosts.add((name, stretch) for name in names[start:end])
+            ghosts.add(zip(names[start:end], repeat(stretch)))
         sample = ((hashes[at], ghosts.get(names[at])) for at in _sampled(hashes, below))
         return [
             (namespace.digest + block_hash, stretch) for block_hash, stretch in sample if stretch is not None
@@ -325,11 +324,11 @@ class Reuse:
 
     def forgotten(self, run: Sequence[Block], names: Sequence[int]) -> None:
         """No tier has these blocks of one namespace any more: from now on they are ghosts."""
-        gone: list[tuple[int, Stretch]] = []
-        for block, name in zip(run, names, strict=True):
-            stretch, block.stretch = block.stretch, None
-            if stretch is not None:
-                gone.append((name, stretch))
+        gone = [
+            (name, block.stretch) for name, block in zip(names, run, strict=True) if block.stretch is not None
+        ]
+        for block in run:
+            block.stretch = None
         self.held -= len(gone)
         self._ghosts.add(gone)
 
