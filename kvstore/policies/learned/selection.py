@@ -31,6 +31,7 @@ from kvstore.constants import (
     CONTEST_DUE_MAX,
     CONTEST_SAMPLE_MAX,
     CONTEST_THINNED,
+    CONTEST_THINNED_MOST,
     CONTEST_USES_MAX,
     CONTEST_WINDOW_CAPACITIES,
     CONTEST_WINDOW_REQUESTS,
@@ -139,9 +140,7 @@ class Contest:
         self.judge = judges[0]
         self.below = EVERY_HASH  # blocks whose hash has a smaller fingerprint are the sample
         self._full = False
-        self._due = deque[
-            tuple[list[Use], float]
-        ]()  # requests to be played; the share of all blocks held then
+        self._due: deque[tuple[list[Use], float]] = deque()  # to be played; the share of all blocks held then
         self._prompt: Prompt | None = None  # the request under way, which comes in pieces: …
         self._used: list[Use] = []
         self._refused: list[Use] = []  # … these are told first, and are behind the others
@@ -190,8 +189,9 @@ class Contest:
         behind = [shadow for shadow in self._shadows if shadow.below > self.below]
         if behind:
             behind[0].thin_out(self.below)  # one with each request: all at once would hold everybody up
-        elif max(map(len, self._shadows)) > CONTEST_SAMPLE_MAX:
-            self.below -= self.below // CONTEST_THINNED
+        elif (most := max(map(len, self._shadows))) > CONTEST_SAMPLE_MAX:
+            excess = min(most - CONTEST_SAMPLE_MAX, most // CONTEST_THINNED_MOST)
+            self.below -= max(self.below // CONTEST_THINNED, self.below * excess // most)
 
     def _score(self, answers: Sequence[int], fading: float) -> None:
         for shadow, hits in zip(self._shadows, answers, strict=True):
