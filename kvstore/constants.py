@@ -217,10 +217,8 @@ REUSE_STALE_ROUNDS = 16  # … and how often all queues are asked when none has 
 # ---- which judge decides (kvstore/policies/learned/selection.py) ---------------------------------
 POLICY_LEARNS_AFTER_S = 0.001  # what nobody waits for, while the client copies
 CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks …
-CONTEST_THINNED, CONTEST_THINNED_MOST = (
-    32,
-    4,
-)  # … by what is too much: at least one in 32, at most one in 4 at a time
+CONTEST_THINNED = 32  # … by what is too much, but by one in so many at least …
+CONTEST_THINNED_MOST = 4  # … and by one in so many at most, at a time
 CONTEST_DUE_MAX = 16  # requests that wait to be played; beyond it no shadow learns of one
 CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …

@@ -169,9 +169,7 @@ class Contest:
             while self._due:
                 uses, share = self._due[0]
                 below = min(shadow.below for shadow in self._shadows)
-                uses = [
-                    use for use in uses if fingerprint(use[0]) < below
-                ]  # one was thinned out since it came
+                uses = [use for use in uses if fingerprint(use[0]) < below]  # smaller since they came
                 answers = []
                 for shadow in self._shadows:
                     answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
