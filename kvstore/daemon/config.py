@@ -195,6 +195,7 @@ class Dram(Section):
     directory: AbsolutePath | Literal["auto"] = "auto"
     prefault: Flag = True
     keep_on_stop: Flag = True
+    verify_share: Annotated[Number, between(0, 1)] = 0.01
 
 
 class Nvme(Section):

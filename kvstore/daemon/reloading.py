@@ -46,6 +46,7 @@ CHANGEABLE: Final = (
         "stop_timeout_s",
         "nvme.write_bytes_per_day",
         "engine.prefill_tokens_per_s",
+        "dram.verify_share",
         "report.gpu_hour_price",
         "report.currency",
         "retention.pinned_share_max",
@@ -104,6 +105,7 @@ def carry_out(
         logs.configure(new.log.level, new.log.format)
     if "nvme.write_bytes_per_day" in changed:
         engine.endurance.set_budget(new.nvme.write_bytes_per_day)
+    engine.verifier.share = new.dram.verify_share
     if "engine.prefill_tokens_per_s" in changed:
         engine.lookups.break_even.configured = new.engine.prefill_tokens_per_s
     if "retention.pinned_share_max" in changed:

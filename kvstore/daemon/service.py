@@ -283,6 +283,7 @@ class Service:
             pinned_share_max=self.config.retention.pinned_share_max,
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
+            verify_share=self.config.dram.verify_share,
         )
         self.engine.blocks.journal = self._journal
         if self._publisher is not None:

@@ -113,6 +113,7 @@ class Engine(Parts):
         pinned_share_max: float = PINNED_SHARE_DEFAULT,
         shared: Sequence[SharedLevel] = (),
         persisting: Persisting | None = None,
+        verify_share: float = 0.0,
     ) -> None:
         """devices: each with the I/O threads that are its own. `io`: threads for everything else."""
         self.arena = arena
@@ -136,7 +137,7 @@ class Engine(Parts):
         self.accounts = Accounts(
             totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not devices and not shared
         )
-        self.verifier = Verifier(self.blocks, io)
+        self.verifier = Verifier(self.blocks, io, verify_share)
         sources = [DeviceSource(member, arena, jobs_max) for member in self.nvme.members]
         far = [SharedSource(level, arena, clock, self._sources_changed) for level in shared]
         self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
@@ -344,6 +345,8 @@ class Engine(Parts):
         if run := [block for block in run if block.where & IN_ANY]:
             blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self._clock())
             blocks.writes.offer_again(run)
+        if ready:
+            self.verifier.handed_out(ready)
         return lease
 
     def _fetch(self, lease: ReadLease, hashes: bytes, found: list[Block | None], parent: bytes) -> None:

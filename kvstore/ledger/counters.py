@@ -35,9 +35,9 @@ class Counters:
     cleared: int = 0  # dropped by hand (kvstore clear)
     displaced: int = 0  # copies that left a tier for the quota of their own tenant or namespace
     lost_before_demote: int = 0  # evicted from DRAM while no other tier had it
-    corrupt_dram: int = 0  # checksum did not match after adoption
+    corrupt_dram: int = 0  # checksum did not match after adoption, or of a sample
     corrupt_nvme: int = 0
-    verified: int = 0  # adopted records whose checksum matched
+    verified: int = 0  # the same that matched
     adopted: int = 0
     reservations_aborted: int = 0
     expired_acquires: int = 0

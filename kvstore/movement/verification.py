@@ -1,33 +1,45 @@
-"""Verification: bytes adopted from a dead daemon are believed only after their checksum matched.
+"""Verification: whether the bytes in DRAM are still those that were committed.
 
     adopted ─▶ asked for: at once │ else: a few at a time, in the background ─▶ true: served, and written to NVMe
                                                                             └▶ not: dropped, loaded from NVMe
+    handed out ─▶ a sample, in the background: a stray write of an engine ──────▶ not: dropped, and told
+
+Bytes that an earlier daemon left are believed only after their checksum matched. What engines stored since is handed out
+at once; who maps the arena to write could have overwritten it by mistake, which the sample finds. A block that somebody
+reads while it is found out stays until nobody does, and is not handed out again.
 
 A block being verified is pinned once by this object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from random import choice
 
 from kvstore.constants import VERIFY_JOBS_MAX
 from kvstore.index.block import Block
 from kvstore.io_pool import Io
 from kvstore.movement.waiting import Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.residency import Residency
+
+log = logging.getLogger("kvstore.movement.verification")
 
 
 class Verifier:
     """Compares checksums in I/O threads. Waiters are called with the block, whatever the result: if it is not in
-    DRAM any more, its bytes were not true."""
+    DRAM any more, or unverified still, its bytes were not true. share: of what is handed out, how much is compared."""
 
-    def __init__(self, residency: Residency, io: Io) -> None:
+    def __init__(self, residency: Residency, io: Io, share: float = 0.0) -> None:
+        self.share = share
         self._residency = residency
         self._io = io
         self._waiting = Waiting()
         self._in_background = 0
+        self._due = 0.0  # blocks handed out, times the share, less those that were compared or passed over
 
     @property
     def underway(self) -> int:
@@ -51,11 +63,24 @@ class Verifier:
     def next_ones(self) -> None:
         """Keep verifying adopted blocks that nobody asked for yet, a few at a time."""
         unverified = self._residency.unverified
-        fresh = [b for b in islice(unverified, 2 * VERIFY_JOBS_MAX) if b not in self._waiting]
+        fresh = [b for b in islice(unverified, 2 * VERIFY_JOBS_MAX) if b not in self._waiting and not b.pins]
         for block in fresh[: VERIFY_JOBS_MAX - self._in_background]:
-            self._in_background += 1
-            self._waiting.add(block, Prefetch(lambda _: self._ended()))
-            self._submit(block, urgent=False)
+            self._start(block)
+
+    def handed_out(self, run: Sequence[Block]) -> None:
+        """These blocks were in DRAM, and somebody reads them: compare a sample of them. Where threads are busy, fewer."""
+        self._due += self.share * len(run)
+        while self._due >= 1.0:
+            self._due -= 1.0
+            block = choice(run)
+            is_here = block.where & IN_DRAM and block not in self._waiting
+            if is_here and self._in_background < VERIFY_JOBS_MAX:
+                self._start(block)
+
+    def _start(self, block: Block) -> None:
+        self._in_background += 1
+        self._waiting.add(block, Prefetch(lambda _: self._ended()))
+        self._submit(block, urgent=False)
 
     def _ended(self) -> None:
         """One of those in the background is through."""
@@ -69,14 +94,24 @@ class Verifier:
 
     def _verified(self, block: Block, is_true: bool) -> None:
         residency = self._residency
-        residency.unverified.pop(block, None)
+        was_adopted = residency.unverified.pop(block, self) is None
         waiters = self._waiting.pop(block)
         if is_true:
             residency.counters.verified += 1
-            residency.writes.offer(block)
+            if was_adopted:
+                residency.writes.offer(block)
+        elif block.pins > 1:
+            residency.unverified[block] = None  # until nobody reads it
         else:
-            residency.counters.corrupt_dram += 1
-            residency.left_dram(block, why=outcomes.CORRUPT)
+            self._drop(block)
         for waiter in waiters:
             waiter(block)
         residency.unpin(block)
+
+    def _drop(self, block: Block) -> None:
+        self._residency.counters.corrupt_dram += 1
+        log.error(
+            "a block in DRAM has not the bytes that were committed: dropped",
+            extra={"namespace": block.namespace.digest.hex(), "block": block.hash.hex(), "slot": block.slot},
+        )
+        self._residency.left_dram(block, why=outcomes.CORRUPT)

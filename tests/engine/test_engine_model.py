@@ -77,6 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
             POLICIES[self.policy](),
             clock=self.tick_clock,
             totals=self.totals,
+            verify_share=0.3,
         )
         self.asked_before += sum(self.asked.values())
         self.asked.clear()
