@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from random import choice
+from random import sample
 
 from kvstore.constants import VERIFY_JOBS_MAX
 from kvstore.index.block import Block
@@ -39,7 +39,7 @@ class Verifier:
         self._io = io
         self._waiting = Waiting()
         self._in_background = 0
-        self._due = 0.0  # blocks handed out, times the share, less those that were compared or passed over
+        self._due = 0.0  # less than one block of what was handed out is still to be compared
 
     @property
     def underway(self) -> int:
@@ -69,12 +69,9 @@ class Verifier:
 
     def handed_out(self, run: Sequence[Block]) -> None:
         """These blocks were in DRAM, and somebody reads them: compare a sample of them. Where threads are busy, fewer."""
-        self._due += self.share * len(run)
-        while self._due >= 1.0:
-            self._due -= 1.0
-            block = choice(run)
-            is_here = block.where & IN_DRAM and block not in self._waiting
-            if is_here and self._in_background < VERIFY_JOBS_MAX:
+        wanted, self._due = divmod(self._due + self.share * len(run), 1.0)
+        for block in sample(run, min(int(wanted), len(run), VERIFY_JOBS_MAX - self._in_background)):
+            if block.where & IN_DRAM and block not in self._waiting:
                 self._start(block)
 
     def _start(self, block: Block) -> None:

@@ -59,7 +59,7 @@ def families(answer: Answer) -> Iterator[Metric]:
     yield _one("kvstore_web_scrape_seconds", answer.took_s)
     if live is None:
         return
-    about = {"version": str(live["version"]), "instance": str(live["instance"])}
+    about = {"version": str(live["version"]), "daemon": str(live["instance"])}
     yield InfoMetricFamily("kvstore", METRICS["kvstore_info"].meaning, value=about)
     yield _one("kvstore_uptime_seconds", live["uptime_s"])
     of_disks = set(live["left_alone"].values())

@@ -40,7 +40,7 @@ class Group:
 _SERVICE: Final = (
     Metric("kvstore_up", "gauge", "", (), "1 when the daemon answered this scrape, else 0 and nothing but "
            "`kvstore_web_scrape_seconds` is told"),
-    Metric("kvstore_info", "info", "", ("version", "instance"), "always 1; who answers"),
+    Metric("kvstore_info", "info", "", ("version", "daemon"), "always 1; who answers: the id of its data directory"),
     Metric("kvstore_uptime_seconds", "gauge", "seconds", (), "since the daemon was started"),
     Metric("kvstore_healthy", "gauge", "", (), "0 when the last check of the books found problems "
            "(`kvstore status` tells them); disks have their own metrics"),
