@@ -47,10 +47,7 @@ _SLOT_MASK = SLOT_MAX + 1
 _DRAM_SHIFT, NVME_SHIFT = 8, 52
 _WITHOUT_DRAM = ~(_SLOT_MASK << _DRAM_SHIFT)
 _WITHOUT_NVME = ~(_SLOT_MASK << NVME_SHIFT)
-WITHOUT = {
-    IN_DRAM: _WITHOUT_DRAM & ~IN_DRAM,
-    IN_NVME: _WITHOUT_NVME & ~IN_NVME,
-}  # `where` without a tier and its slot
+WITHOUT = {IN_DRAM: _WITHOUT_DRAM & ~IN_DRAM, IN_NVME: _WITHOUT_NVME & ~IN_NVME}  # a tier and its slot
 _PIN_SHIFT = 96
 PIN = 1 << _PIN_SHIFT  # one pin, as `Block.where` counts them
 
@@ -207,9 +204,7 @@ class Namespace:
         self.registered = False  # by a client, in this daemon's life
         self.users = 0  # connections that have it registered now
         self.is_ended = False  # gone for good: its blocks are being dropped
-        self.salt = (
-            int.from_bytes(spec.digest[:8], "little") >> 1
-        )  # tells equal hashes of two namespaces apart
+        self.salt = int.from_bytes(spec.digest[:8], "little") >> 1  # tells namespaces with equal hashes apart
         self.spec = spec
         self.digest = spec.digest
         self.hash_bytes = spec.hash_bytes

@@ -5,8 +5,8 @@
 Tells "evicted" from "never seen" for the last million keys or so, at 4 bytes each: a table
 of fixed size in which a newer key takes the place of an older one. Of ten
 million keys that never were here, less than one is mistaken for another: that costs a wrong
-word in a report. Words that are shared by several keys would forget a little later, and cost more time: this is
-told of every block that leaves.
+word in a report. Tried: buckets of two words, which forget a little later, and cost twice the time for every block
+that leaves.
 """
 
 from __future__ import annotations
