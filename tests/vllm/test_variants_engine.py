@@ -55,6 +55,9 @@ def test_adapters(host: EngineHost, daemon: Daemon, model: Path, directory: Path
     assert host.metrics().get("hook_errors", 0) == 0
 
 
+@pytest.mark.skipif(
+    "avx512" not in Path("/proc/cpuinfo").read_text(), reason="vLLM has it for CPUs with AVX-512 or AMX"
+)
 def test_kv_in_8_bits(host: EngineHost, daemon: Daemon) -> None:
     """KV of either 8-bit type is loaded by a fresh engine of that type; that of one type is nothing to the others."""
     kinds = ["fp8", "fp8_e5m2"]
