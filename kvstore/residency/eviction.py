@@ -82,9 +82,10 @@ class Eviction:
                 found += got
                 if got:
                     continue
-            free = self._make_room(namespace, hashes[at : at + 1 if limited else None], prompt)
-            if not free:
-                break
+            wanted = hashes[at : at + 1 if limited else len(keys)]
+            free = self._make_room(namespace, wanted, prompt)
+            if free < len(wanted):
+                del keys[at + free :]  # nothing may leave for what is behind
         return found
 
     def _make_room(self, namespace: Namespace, incoming: Sequence[bytes], prompt: Prompt | None) -> int:

@@ -146,3 +146,21 @@ def test_what_something_else_hangs_on_stays() -> None:
     assert [b.hash for b in policy.together(fork, 9)] == [name([n]) for n in (61, 60)]
     node.engine.acquire(node.session, node.space, name([*stem, 50, 51]), lambda answer: None)
     assert [b.hash for b in policy.together(tail, 9)] == [name([52])]
+
+
+def test_a_refused_block_is_asked_for_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run of which some blocks are let in, the first one that is not ends it."""
+    node = Node(100, judged_by(Density))
+    node.ask(0, name(range(100)))
+    asked: list[bytes] = []
+
+    def admits(policy: Judged, space: object, block_hash: bytes, prompt: object) -> bool:
+        asked.append(block_hash)
+        return block_hash != name([1003])
+
+    monkeypatch.setattr(Judged, "admits", admits)
+    node.ask(1, name(range(1000, 1010)))
+    assert asked == [name([number]) for number in (1000, 1001, 1002, 1003)]
+    counters = node.engine.counters
+    assert (counters.not_admitted, counters.reserve_no_room, counters.evicted_dram) == (1, 7, 3)
+    assert node.engine.check() == []
