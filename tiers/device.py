@@ -49,7 +49,7 @@ from tiers.constants import (
 )
 from tiers.device_home import Home
 from tiers.device_slabs import Slabs
-from tiers.device_table import Row, RowTable, runs
+from tiers.device_table import Piece, Row, RowTable, runs
 from tiers.direct import Direct, DiskIO
 from tiers.errors import OpenError
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, SlotPool, slot_bytes_for
@@ -160,7 +160,7 @@ class Device:
             raise
         self._home = home
 
-    def scan(self) -> Iterator[list[Row]]:
+    def scan(self) -> Iterator[Piece]:
         """Every sound row, in chunks of one slab; `ready` when it is through. Once after `open`, not again.
 
         Each slot found is in use. Two rows may have one key: the caller keeps one and gives the
@@ -169,19 +169,19 @@ class Device:
         pool = SlotPool(
             self.slab_count, self.slab_bytes, absent=set(range(self.slab_count)) - self._slabs.backed
         )
-        for piece in self._table.pieces():
+        for run in self._table.pieces():
             try:
-                rows, damaged = self._table.scan(piece)
+                piece, damaged = self._table.scan(run)
             except OSError as error:
                 self._count_error("reading rows", error)
                 continue
             if damaged:
                 self.counters.rows_damaged += damaged
-                self.clear(sorted(set(piece) - {row.slot for row in rows}))
-            rows = self._fitting(rows)
-            if rows:
-                pool.mark_run([row.slot for row in rows], self._cut[rows[0].slot // SLAB_SLOTS_MAX])
-                yield rows
+                self.clear(sorted(set(run).difference(piece.slots)))
+            piece = self._fitting(piece)
+            if piece.slots:
+                pool.mark_run(piece.slots, self._cut[run.start // SLAB_SLOTS_MAX])
+                yield piece
         pool.settle()
         if self.counters.rows_damaged or self.counters.rows_lost:
             text = "nvme directory %s: dropped %d damaged rows and %d whose bytes are gone"
@@ -191,32 +191,32 @@ class Device:
         self.ready = True
         self.grow()
 
-    def _fitting(self, rows: list[Row]) -> list[Row]:
+    def _fitting(self, piece: Piece) -> Piece:
         """Those rows of one slab that fit the class of its first one and have bytes in its file.
 
         All others, which a power cut or somebody's hand may leave, are cleared.
         """
-        if not rows:
-            return rows
-        slab = rows[0].slot // SLAB_SLOTS_MAX
-        slot_bytes = self._cut.setdefault(slab, self.slot_bytes(rows[0].size_bytes))
+        if not piece.slots:
+            return piece
+        slab = piece.slots[0] // SLAB_SLOTS_MAX
+        slot_bytes = self._cut.setdefault(slab, self.slot_bytes(piece.sizes_bytes[0]))
         have_bytes = self.slab_bytes if slab in self._slabs.backed else self._slabs.short.get(slab, 0)
-        classes = {size_bytes: self.slot_bytes(size_bytes) for size_bytes in {row.size_bytes for row in rows}}
-        if set(classes.values()) == {slot_bytes} and self._end(rows[-1], slot_bytes) <= have_bytes:
-            return rows
-        fitting: list[Row] = []
-        lost: list[Row] = []
-        for row in rows:
-            fits = classes[row.size_bytes] == slot_bytes and self._end(row, slot_bytes) <= have_bytes
-            (fitting if fits else lost).append(row)
-        self.clear([row.slot for row in lost])
+        classes = {size_bytes: self.slot_bytes(size_bytes) for size_bytes in set(piece.sizes_bytes)}
+        end = piece.slots[-1] % SLAB_SLOTS_MAX * slot_bytes + max(classes)
+        if set(classes.values()) == {slot_bytes} and end <= have_bytes:
+            return piece
+        fitting = piece.only(
+            [
+                at
+                for at, (slot, size_bytes) in enumerate(zip(piece.slots, piece.sizes_bytes, strict=True))
+                if classes[size_bytes] == slot_bytes
+                and slot % SLAB_SLOTS_MAX * slot_bytes + size_bytes <= have_bytes
+            ]
+        )
+        lost = set(piece.slots).difference(fitting.slots)
+        self.clear(sorted(lost))
         self.counters.rows_lost += len(lost)
         return fitting
-
-    @staticmethod
-    def _end(row: Row, slot_bytes: int) -> int:
-        """Where a record ends in its slab file."""
-        return row.slot % SLAB_SLOTS_MAX * slot_bytes + row.size_bytes
 
     # -- the device's I/O threads: records -----------------------------------------
 
@@ -278,7 +278,7 @@ class Device:
         """One line per violation. Blocks; only while nothing else is under way."""
         problems = self.pool.check() + self._slabs.check()
         for piece in self._table.pieces():
-            for row in self._table.scan(piece)[0]:
+            for row in self._table.scan(piece)[0].rows():
                 slab = row.slot // SLAB_SLOTS_MAX
                 if self.slot_bytes(row.size_bytes) != self._cut.get(slab):
                     problems.append(

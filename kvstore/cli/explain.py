@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.explain_asking import chosen, document_of
+from kvstore.cli.explain_asking import chosen, document_of, explain_prefix
 from kvstore.cli.options import add_config_arguments, add_output_argument
 from kvstore.cli.output import Figure, print_json, print_table, printable
 from kvstore.cli.prefixes import ask, require_beginning
@@ -74,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
             exit_code=USAGE,
         )
     if args.prefix:
-        from kvstore.cli.explain_prefix import explain_prefix
-
         require_beginning("explain", args.prefix)
         document = ask(args, "explain", lambda client: explain_prefix(client, args))
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import NOT_FOUND, USAGE, CliError
 from kvstore.cli.output import printable
+from kvstore.cli.prefixes import find_prefix, namespace_of
 from kvstore.protocol.outcomes import HITS, MEANINGS, NAMES
 from kvstore.units import count, percent
 
@@ -27,6 +28,25 @@ def chosen(known: Sequence[Space], args: argparse.Namespace) -> list[Space]:
     except explain.Unclear as error:
         code = NOT_FOUND if isinstance(error, explain.NoneSuch) else USAGE
         raise CliError(f"explain: {printable(str(error))}", exit_code=code) from error
+
+
+def explain_prefix(client: Client, args: argparse.Namespace) -> dict[str, Any]:
+    """The document of `-o json` for a prefix that is known by its hash alone, as reports show it. Raises CliError, Unavailable, Refused."""
+    selector = namespace_of("explain", args)
+    block_hash = find_prefix(client, "explain", args.prefix, selector)
+    chains = {digest.hex(): hashes for digest, hashes in client.chains(block_hash, selector)}
+    if not chains:
+        raise CliError(
+            f"explain: prefix {args.prefix}: no tier of this node knows it (a bucket may have it all the same)",
+            exit_code=NOT_FOUND,
+        )
+    spaces = chosen([space for space in client.list_namespaces() if space["digest"] in chains], args)
+    size, hashes = len(block_hash), chains[spaces[0]["digest"]]
+    fine = [hashes[start : start + size] for start in range(0, len(hashes), size)]
+    # Namespaces of one engine share hashes where their blocks are of one size.
+    alike = [space for space in spaces if chains[space["digest"]] == hashes]
+    block_tokens = alike[0]["block_tokens"] or 1
+    return document_of(client, alike, alike, fine, (block_tokens, block_tokens, len(fine) * block_tokens))
 
 
 def document_of(

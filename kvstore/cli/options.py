@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.errors import StartError
@@ -14,6 +14,8 @@ from kvstore.units import exact_bytes, exact_duration, parse_bytes, parse_durati
 if TYPE_CHECKING:
     from kvstore.daemon.config_sources import Loaded
     from tiers.errors import OpenError
+
+N = TypeVar("N", int, float)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,26 +62,25 @@ def names(option: str, given: Iterable[str], known: Collection[str]) -> list[str
 
 def duration(option: str, text: str, least_s: float, most_s: float, also: str = "") -> float:
     """The seconds of an option that takes a time. option: "top: --interval". also: words that it takes. Raises CliError."""
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise CliError(f"{option} {text}: {error}{also}", exit_code=USAGE) from error
-    if not least_s <= seconds <= most_s:
-        allowed = f"{exact_duration(least_s)} to {exact_duration(most_s)}"
-        raise CliError(f"{option} {text}: allowed are {allowed}", exit_code=USAGE)
-    return seconds
+    return _within(option, text, (parse_duration, exact_duration), least_s, most_s, also)
 
 
 def size(option: str, text: str, least: int, most: int, also: str = "") -> int:
     """The bytes of an option that takes a size. option: "warm: --budget". Raises CliError."""
+    return _within(option, text, (parse_bytes, exact_bytes), least, most, also)
+
+
+def _within(
+    option: str, text: str, form: tuple[Callable[[str], N], Callable[[N], str]], least: N, most: N, also: str
+) -> N:
+    parse, written = form
     try:
-        size_bytes = parse_bytes(text)
+        given = parse(text)
     except ValueError as error:
         raise CliError(f"{option} {text}: {error}{also}", exit_code=USAGE) from error
-    if not least <= size_bytes <= most:
-        allowed = f"{exact_bytes(least)} to {exact_bytes(most)}"
-        raise CliError(f"{option} {text}: allowed are {allowed}", exit_code=USAGE)
-    return size_bytes
+    if not least <= given <= most:
+        raise CliError(f"{option} {text}: allowed are {written(least)} to {written(most)}", exit_code=USAGE)
+    return given
 
 
 def load_config(args: argparse.Namespace) -> Loaded:

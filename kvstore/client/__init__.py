@@ -32,8 +32,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.calls import Calls
-from kvstore.client.leading import Leading
+from kvstore.client.calls import Calls, Leading
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
 from kvstore.errors import ClientError, Refused, Unavailable

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.leading import Leading
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
 from kvstore.errors import ClientError, Refused, Unavailable
@@ -35,6 +34,13 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1.0
 BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
 BACKOFF_S_MAX = 2.0
+
+
+class Leading(int):
+    """How many leading blocks there are. writing: behind those, blocks that somebody is writing right now, or that are held
+    behind such ones; who asks again will find them, unless their writer gives up. At most 4,096 are told."""
+
+    writing: int = 0  # of the class: nearly always, so that an answer costs no more than its number
 
 
 class Calls:

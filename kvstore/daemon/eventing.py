@@ -23,13 +23,6 @@ def publisher_of(
         return None
     from kvstore.events.publisher import Publisher, Settings
 
-    events = config.events
-    settings = Settings(
-        events.endpoint,
-        not binds(events.endpoint),
-        events.replay_endpoint,
-        events.topic,
-        events.hash,
-        events.replay_bytes,
-    )
+    e = config.events
+    settings = Settings(e.endpoint, not binds(e.endpoint), e.replay_endpoint, e.topic, e.hash, e.replay_bytes)
     return Publisher(settings, journal, held, wall_clock)

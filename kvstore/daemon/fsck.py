@@ -134,7 +134,7 @@ def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) 
 
 
 def _examine_device(device: Device, verify: bool, mend: bool, finding: Finding, progress: Progress) -> None:
-    held = [row for chunk in device.scan() for row in chunk]
+    held = [row for piece in device.scan() for row in piece.rows()]
     finding.records += len(held)
     finding.problems += device.check()
     rows = device.counters.rows_damaged + device.counters.rows_lost

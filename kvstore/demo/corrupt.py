@@ -29,7 +29,7 @@ def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) ->
     except OpenError as error:
         raise DaemonError(str(error)) from error
     try:
-        row = _middle_of_longest({row.key: row for rows in device.scan() for row in rows})
+        row = _middle_of_longest({row.key: row for piece in device.scan() for row in piece.rows()})
         content = bytearray(row.size_bytes)
         [(answer, _)] = device.read([(row.slot, row.key, memoryview(content))])
     finally:

@@ -19,10 +19,7 @@ def prefixes_steps(beginning: str, spaces: Sequence[Namespace], shown: Iterable[
     people see without asking for them: of rules, and of reports."""
     if any(len(beginning) == 2 * namespace.hash_bytes for namespace in spaces):
         return [beginning]
-    found = set()
-    for block_hash in shown:
-        if block_hash.startswith(beginning):
-            found.add(block_hash)
+    found = {block_hash for block_hash in shown if block_hash.startswith(beginning)}
     start = bytes.fromhex(beginning[: len(beginning) & ~1])
     for namespace in spaces:
         for looks, block in enumerate(namespace.blocks.walk(), 1):

@@ -11,7 +11,8 @@ is full, a namespace that has no blocks and that no connection has registered ma
 one that nobody asked for in this daemon's life, then the one asked for longest ago.
 
 A namespace that is *ended* is unknown to requests at once; it stays here, and its digest
-cannot be registered again, until its last block is dropped.
+cannot be registered again, until its last block is dropped. The file keeps the digests of the last
+ones, with sizes of 0: rows that a kill left behind are dropped at the next start, not adopted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import NAMESPACE_DROP_BLOCKS, NAMESPACE_DROP_LOOKS, NAMESPACES_MAX
+from kvstore.constants import (
+    NAMESPACE_DROP_BLOCKS,
+    NAMESPACE_DROP_LOOKS,
+    NAMESPACES_ENDED_MAX,
+    NAMESPACES_MAX,
+)
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_ANY
@@ -45,9 +51,12 @@ class NamespaceRegistry:
         self._by_id: dict[int, Namespace] = {}
         self._next_id = 0
         self._ended: deque[Namespace] = deque()
+        self._never_adopted: dict[bytes, None] = {}  # digests of the last that were ended, in this order
         self.changed = False  # `save` has something to do
         self.saving = False
-        for spec in self._read()[-NAMESPACES_MAX:]:
+        specs = self._read()
+        self._never_adopted.update((spec.digest, None) for spec in specs if not spec.record_bytes)
+        for spec in [spec for spec in specs if spec.record_bytes][-NAMESPACES_MAX:]:
             self._add(spec)
 
     def __iter__(self) -> Iterator[Namespace]:
@@ -69,6 +78,7 @@ class NamespaceRegistry:
         if known is None:
             self._make_room()
             known = self._add(spec)
+            self._never_adopted.pop(spec.digest, None)
             self.changed = True
         if known.is_ended:
             raise NamespaceConflict(
@@ -88,9 +98,12 @@ class NamespaceRegistry:
 
     def end(self, number: int) -> None:
         """Nobody will use it again: to be dropped with all its blocks. Raises UnknownNamespace."""
-        self.get(number).is_ended = True
-        self._ended.append(self._by_id[number])
-        self.changed = True
+        namespace = self.get(number)
+        namespace.is_ended = self.changed = True
+        self._ended.append(namespace)
+        self._never_adopted[namespace.digest] = None
+        if len(self._never_adopted) > NAMESPACES_ENDED_MAX:
+            del self._never_adopted[next(iter(self._never_adopted))]
 
     def forget(self, namespace: Namespace) -> bool:
         """One that holds nothing is not known any more. False for one that somebody uses, or that holds something."""
@@ -119,8 +132,10 @@ class NamespaceRegistry:
     def found(self, key: bytes, record_bytes: int, columns: bytes = b"") -> Namespace | None:
         """The namespace of a key that a tier holds; added if only the tier knows it.
 
-        None if the key cannot belong to it (another size or other columns), or no more namespaces fit.
+        None if it was ended, if the key cannot belong to it (another size or other columns), or if no more fit.
         """
+        if key[:NAMESPACE_BYTES] in self._never_adopted:
+            return None
         known = self._by_digest.get(key[:NAMESPACE_BYTES])
         if known is None:
             try:
@@ -173,7 +188,8 @@ class NamespaceRegistry:
         if self._path is None or not self.changed:
             return None
         self.changed, self.saving = False, True
-        return msgspec.json.encode([n.spec for n in self._by_id.values() if not n.is_ended])
+        ended = [NamespaceSpec(digest, 0, 0) for digest in self._never_adopted]
+        return msgspec.json.encode([*ended, *(n.spec for n in self._by_id.values() if not n.is_ended)])
 
     def save(self, content: bytes) -> bool:
         """Write a snapshot; blocks on the disk, so from an I/O thread. Never raises. True, for `saved`."""

@@ -14,7 +14,7 @@ Recency is not stored: the order of eviction starts anew, with what is asked for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from kvstore.constants import ADOPT_PIECES
@@ -23,13 +23,13 @@ from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
 from tiers.base import NAMESPACE_BYTES
-from tiers.device_table import Row
+from tiers.device_table import Piece
 from tiers.errors import OpenError
 
 log = logging.getLogger("kvstore.movement.adoption")
 
-Rows = Sequence[Row]
-Run = tuple[Row, list[AdoptedRow]]  # the first of them, and all
+Kind = tuple[bytes, int, bytes]  # of rows: their namespace's digest, the size of their records, its columns
+Run = tuple[Kind, list[AdoptedRow]]
 
 
 class Adoption:
@@ -64,8 +64,8 @@ class Adoption:
         for member in members:
             self._read_next(member, None)
 
-    def _read_next(self, member: Member, scan: Iterator[Rows] | None) -> None:
-        def work() -> tuple[Iterator[Rows], list[Run]] | None:
+    def _read_next(self, member: Member, scan: Iterator[Piece] | None) -> None:
+        def work() -> tuple[Iterator[Piece], list[Run]] | None:
             rows = scan
             if rows is None:
                 try:
@@ -76,7 +76,7 @@ class Adoption:
                 rows = member.device.scan()
             return rows, [run for piece in islice(rows, ADOPT_PIECES) for run in runs_of(piece)]
 
-        def done(read: tuple[Iterator[Rows], list[Run]] | None) -> None:
+        def done(read: tuple[Iterator[Piece], list[Run]] | None) -> None:
             if read is None:
                 member.left_alone = member.left_alone or "cannot be read"
                 log.error("%s is left alone until the next start: %s", member.name, member.left_alone)
@@ -87,14 +87,15 @@ class Adoption:
             if not runs:
                 self._finish(member)
                 return
-            for first, run in runs:
-                self._load(member, first, run)
+            for kind, run in runs:
+                self._load(member, kind, run)
             self._read_next(member, rows)
 
         member.io.submit(work, done, failed=None)
 
-    def _load(self, member: Member, first: Row, run: list[AdoptedRow]) -> None:
-        namespace = self._namespaces.found(first.key, first.size_bytes, first.columns)
+    def _load(self, member: Member, kind: Kind, run: list[AdoptedRow]) -> None:
+        digest, size_bytes, columns = kind
+        namespace = self._namespaces.found(digest + run[0][0], size_bytes, columns)
         if namespace is not None:
             self._residency.adopted_on_nvme(member, namespace, run)
         else:
@@ -124,21 +125,16 @@ class Adoption:
             residency.settle(block)
 
 
-def runs_of(rows: Rows) -> list[Run]:
-    """The rows by their namespace and the form of their records.
-
-    Called in the thread that read them: the engine's thread gets fewer objects. Most rows follow their parent; then
-    the parent's hash is the very object of the row before.
-    """
-    found: dict[tuple[bytes, int, bytes], Run] = {}
-    digest, size, cut = b"", -1, b""  # of the row before: most have a neighbour of their namespace
-    last_key = last_hash = b""
-    for row in rows:
-        slot, key, parent, size_bytes, _, stored_s, columns = row
-        if size_bytes != size or columns != cut or not key.startswith(digest):
-            kind = digest, size, cut = key[:NAMESPACE_BYTES], size_bytes, columns
-            _, run = found.setdefault(kind, (row, []))
-        above = last_hash if parent == last_key else parent[NAMESPACE_BYTES:]
-        last_key, last_hash = key, key[NAMESPACE_BYTES:]
-        run.append((last_hash, above, slot, stored_s))
-    return list(found.values())
+def runs_of(piece: Piece) -> list[Run]:
+    """The rows by their kind. Called in the thread that read them: the engine's thread gets fewer objects."""
+    digests = [key[:NAMESPACE_BYTES] for key in piece.keys]
+    hashes = [key[NAMESPACE_BYTES:] for key in piece.keys]
+    above = [parent[NAMESPACE_BYTES:] for parent in piece.parents]
+    run = list(zip(hashes, above, piece.slots, piece.stored_s, strict=True))
+    kinds = digests, piece.sizes_bytes, piece.columns
+    if all(field.count(field[0]) == len(run) for field in kinds):
+        return [((digests[0], piece.sizes_bytes[0], piece.columns[0]), run)]
+    found: dict[Kind, list[AdoptedRow]] = {}
+    for kind, row in zip(zip(*kinds, strict=True), run, strict=True):
+        found.setdefault(kind, []).append(row)
+    return list(found.items())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvstore.protocol.frames import Acquired, Reserved
 from tiers.base import Get, Put, Record, SizeClass, TierStats
 from tiers.checksum import digest
-from tiers.device_table import Row
+from tiers.device_table import Piece, Row
 from tiers.errors import TierError
 from tiers.slots import SlotPool
 
@@ -127,10 +127,10 @@ class FaultyDevice:
         self.ready = False
         self.pool = SlotPool(self.slots, SLAB_BYTES)
 
-    def scan(self) -> Iterator[list[Row]]:
+    def scan(self) -> Iterator[Piece]:
         for slot in list(self.table):
             self.pool.mark(slot, SLAB_BYTES)
-            yield [self.table[slot][0]]
+            yield Piece(*([field] for field in self.table[slot][0]))
         self.pool.settle()
         self.ready = True
 

@@ -85,3 +85,35 @@ def test_other_columns_are_a_conflict() -> None:
         with pytest.raises(NamespaceConflict, match=r"columns=4\*1024, not .* columns=1\*") as refused:
             registry.register(spec(1, columns=columns))
         assert "\n" not in str(refused.value)
+
+
+def test_an_ended_one_stays_ended(tmp_path: Path) -> None:
+    """Rows of an ended namespace are not adopted, in this life or the next, unless it was registered again; the file
+    keeps so many of them and no more."""
+    path = tmp_path / "names.json"
+    registry = NamespaceRegistry(path)
+
+    def restarted() -> NamespaceRegistry:
+        content = registry.snapshot()
+        assert content is not None
+        registry.save(content)
+        return NamespaceRegistry(path)
+
+    def is_adopted(number: int) -> bool:
+        return registry.found(spec(number).digest + b"h" * 32, 4096) is not None
+
+    for number in range(3):
+        registry.end(registry.register(spec(number)).id)
+        assert registry.ended() is None  # it had no blocks
+    registry.register(spec(3))
+    registry = restarted()
+    assert [n.spec for n in registry] == [spec(3)]
+    assert [is_adopted(number) for number in range(4)] == [False, False, False, True]
+    registry.register(spec(1))
+    registry = restarted()
+    assert [is_adopted(number) for number in range(4)] == [False, True, False, True]
+    for number in range(10, 10 + namespaces.NAMESPACES_ENDED_MAX):
+        registry.end(registry.register(spec(number)).id)
+        assert registry.ended() is None
+    registry = restarted()
+    assert [is_adopted(number) for number in (2, 10)] == [True, False]

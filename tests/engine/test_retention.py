@@ -621,6 +621,27 @@ def test_a_kill_before_rows_are_deleted_does_not_make_them_young(two_tiers: Node
     assert not two_tiers.nvme.records
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_kill_does_not_bring_back_an_ended_namespace(two_tiers: Node, dropped: bool) -> None:
+    """Killed before its blocks are dropped, or before their rows are: the next start drops them, and nothing else."""
+    two_tiers.put(*chain("a", 6))
+    two_tiers.put("b", space=2)
+    two_tiers.settle(1)
+    assert two_tiers.nvme is not None and len(two_tiers.nvme.records) == 7
+    two_tiers.engine.end_namespace(two_tiers.spaces[0])
+    two_tiers.engine.tick()
+    two_tiers.io.run()
+    if dropped:
+        assert two_tiers.engine.drop_ended()
+    assert len(two_tiers.nvme.records) == 7
+    two_tiers.kill()
+    assert two_tiers.held(*chain("a", 6)) == 0
+    assert two_tiers.held("b", space=2) == 1
+    two_tiers.settle(1)
+    assert len(two_tiers.nvme.records) == 1
+    assert two_tiers.engine.check() == []
+
+
 def test_blocks_that_a_quota_keeps_from_nvme_do_not_keep_a_probe_away(two_tiers: Node) -> None:
     """Stores fail for a while; the only block that may be written is behind many that may not, and is found."""
     assert two_tiers.nvme is not None

@@ -69,7 +69,7 @@ def opened(path: Path, slabs: int = 3, **more: Any) -> tuple[Device, list[Row]]:
     """A device that is ready, and the rows its scan found."""
     device = Device(path, capacity_for(slabs, SLAB_BYTES), SLAB_BYTES, **more)
     device.open()
-    rows = [row for chunk in device.scan() for row in chunk]
+    rows = [row for piece in device.scan() for row in piece.rows()]
     assert device.ready and device.stats().records == len(rows)
     return device, rows
 

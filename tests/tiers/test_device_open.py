@@ -138,7 +138,7 @@ def test_another_slab_size_starts_cold_with_one_line(
     caplog.clear()
     device = Device(tmp_path, capacity_for(2, 2 << 20), 2 << 20)
     device.open()
-    assert [row.slot for rows in device.scan() for row in rows] == [slot] and not caplog.records
+    assert [slot for piece in device.scan() for slot in piece.slots] == [slot] and not caplog.records
     device.close()
     device, rows = opened(tmp_path)  # back again: files that are too large are replaced
     assert rows == [] and read(device, put_slot(device, 1), 1) is Get.HIT and device.check() == []
