@@ -77,9 +77,7 @@ AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, befo
 NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
 NAMESPACE_DROP_BLOCKS = 200  # of an ended namespace, dropped in one go: about a millisecond
 NAMESPACE_DROP_LOOKS = 20_000  # steps down to leaves in one go, when blocks are in use
-NAMESPACES_ENDED_MAX = (
-    1024  # ended ones that a start does not adopt: only the last have rows that are not cleared yet
-)
+NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 STATUS_NAMESPACES_MAX = 256  # namespaces a status lists, those with most blocks first: it must fit a frame
 SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
 LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row

@@ -161,7 +161,7 @@ class Device:
         self._home = home
 
     def scan(self) -> Iterator[Piece]:
-        """Every sound row, in chunks of one slab; `ready` when it is through. Once after `open`, not again.
+        """Every sound row, in pieces of one slab; `ready` when it is through. Once after `open`, not again.
 
         Each slot found is in use. Two rows may have one key: the caller keeps one and gives the
         other slot back, as all that it does not want, but not before `ready`.

@@ -28,7 +28,7 @@ def age() -> None:
 def freeze() -> None:
     """Have the garbage collector look at none of what is there now, and never at everything by itself.
 
-    After the index was filled, and again when nobody is attached. Blocks hold no circles; what others
+    Before the index is filled, after it, and again when nobody is attached. Blocks hold no circles; what others
     make is found while it is young. A full collection over millions of blocks stops the daemon for 30 ms.
     """
     gc.freeze()
