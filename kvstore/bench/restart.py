@@ -63,7 +63,7 @@ def _start(
         arena_directory,
         ARENA_BYTES,
         nvme__directories=str(stored),
-        nvme__capacity_bytes=exact_bytes(_capacity_bytes(plan)),
+        nvme__capacity_bytes=exact_bytes(capacity_for(_slabs(plan), SLAB_BYTES)),
         dram__prefault="false",
     )
     digest, chain = space
@@ -84,13 +84,15 @@ def _start_empty(home: Path, arena_directory: Path) -> float:
 
 def _prepare(plan: Plan, directory: Path) -> tuple[bytes, list[bytes]]:
     """Fills a directory with rows. Returns the namespace's digest and the hashes of its last prefix."""
-    device = Device(directory, _capacity_bytes(plan), SLAB_BYTES)
+    device = Device(directory, capacity_for(_slabs(plan), SLAB_BYTES), SLAB_BYTES)
     device.open()
     instance = device.instance
     device.close()
     digest = os.urandom(NAMESPACE_BYTES)
     chain: list[bytes] = []
-    slots = _slots(plan)
+    slots = (
+        slab * SLAB_SLOTS_MAX + at for slab in range(_slabs(plan)) for at in range(_slots_per_slab(plan))
+    )
     rows_per_slab = SLAB_BYTES // SLOT_BYTES_MIN
     with closing(RowTable(directory, _slabs(plan), rows_per_slab, instance, DiskIO())) as table:
         for _ in range(plan.restart_blocks // plan.restart_chain_blocks):
@@ -115,22 +117,12 @@ def _rows(plan: Plan, digest: bytes, chain: list[bytes], slots: Iterator[int]) -
         parent = key
 
 
-def _slots(plan: Plan) -> Iterator[int]:
-    """Every slot of every slab, in order."""
-    for slab in range(_slabs(plan)):
-        yield from range(slab * SLAB_SLOTS_MAX, slab * SLAB_SLOTS_MAX + _slots_per_slab(plan))
-
-
 def _slots_per_slab(plan: Plan) -> int:
     return SLAB_BYTES // slot_bytes_for(max(plan.restart_record_bytes, SLOT_BYTES_MIN))
 
 
 def _slabs(plan: Plan) -> int:
     return -(-plan.restart_blocks // _slots_per_slab(plan))
-
-
-def _capacity_bytes(plan: Plan) -> int:
-    return capacity_for(_slabs(plan), SLAB_BYTES)
 
 
 def _drop_from_page_cache(directory: Path) -> None:
