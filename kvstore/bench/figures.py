@@ -49,9 +49,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("lookup_2048_blocks_p50_us", "2048 hashes of 32 bytes, all present", 150, "lower"),
     Figure("lookup_2048_blocks_p99_us", "the slowest of a hundred"),
     Figure("policy_ops_per_s", "blocks decided about, of a million tracked: the policy by itself", 200_000),
-    Figure(
-        "engine_ops_per_s", "blocks of the same kind, the whole way: looked up, stored and evicted", 200_000
-    ),
+    Figure("engine_ops_per_s", "such blocks, the whole way: looked up, stored and evicted", 200_000),
     Figure("dict_ops_per_s", "the same prompts, an OrderedDict as LRU and nothing else"),
     Figure("engine_ratio", "engine_ops / dict_ops"),
     Figure("index_bytes_per_block", "memory for each of a million tracked blocks", 250, "lower"),
