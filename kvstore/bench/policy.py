@@ -102,11 +102,10 @@ def cost(blocks: int, operations: int, size: str, hold: str) -> dict[str, Value]
     heap.freeze()  # no daemon has such a dictionary, for its collector to walk
     engine_s = dict_s = 0.0
     for step, hashes in enumerate(asked[rounds:]):
-        is_clocked = step % 2 == 1  # the policy by itself, in every second round
-        policies.run_clock(is_clocked)
+        policies.run_clock(step % 2 == 1)  # the policy by itself, in every second round
         took_s = _ask(node, brought + rounds + step, hashes)
         slowest_s = max(slowest_s, took_s)
-        if not is_clocked:
+        if step % 2 == 0:
             engine_s += took_s
             dict_s += _ask_dict(lru, blocks, hashes)
     holds_ms = {"prompt": round(slowest_s * 1e3, 2)} | slowest_turns(node, _hashes("unknown", HASHES_MAX))

@@ -40,8 +40,9 @@ class Timed(Policies):
         self._timed.append((outer, inner, names))
         for name in names:
             call = getattr(inner, name)
-            clocked = self._each if name == "victims" else partial(partial, self._clocked)
-            setattr(outer, name, clocked(call) if self._is_running else call)
+            if self._is_running:
+                call = self._each(call) if name == "victims" else partial(self._clocked, call)
+            setattr(outer, name, call)
         return outer
 
     def _clocked(self, call: Callable[..., Any], *args: Any) -> Any:
