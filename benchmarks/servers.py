@@ -58,7 +58,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                start_new_session=True,
+                process_group=0,  # killed whole; a session of its own is scheduled as a group, beside which the daemon's starves
             )
 
     def wait(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import Figure, print_json, print_table
 from kvstore.units import format_bytes
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("ls", "rm"), help="list them, or remove some")
     parser.add_argument("instances", metavar="INSTANCE", nargs="*", help="which to remove")
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:

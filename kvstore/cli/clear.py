@@ -23,7 +23,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import print_json
 from kvstore.cli.prefixes import ask, find_prefix, namespace_of, require_beginning, short, tenant_name
 from kvstore.constants import CLEAR_TIMEOUT_S
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--all", action="store_true", help="everything")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="drop nothing, say what would be dropped")
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,14 +18,13 @@ from typing import Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.get import as_written
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "check", "init"))
-    add_config_arguments(parser)
-    add_output_argument(parser, "toml", "json")
+    add_config_arguments(parser, "toml", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import is_terminal, print_json, printable
 from kvstore.units import plural
 
@@ -35,8 +35,7 @@ _LEVEL_WIDTH, _CHECK_WIDTH = 8, 19
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
     parser.add_argument("--disks", action="store_true", help="measure the NVMe directories, too")
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="pack what helps somebody who is to help")
     parser.add_argument(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
 from kvstore.cli.buckets import code_of, opened
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.prefixes import whole_or_found
 from kvstore.cli.region import add_regions_argument, load_deployment
@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--days", type=float, default=30.0, help="how long nothing of it is kept or copied (default 30)"
     )
     add_regions_argument(parser)
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.explain_asking import chosen, document_of, explain_prefix
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import Figure, print_json, print_table, printable
 from kvstore.cli.prefixes import ask, require_beginning
 from kvstore.protocol.outcomes import MEANINGS
@@ -43,8 +43,7 @@ NUMBERS = re.compile(r"\s*\[?\s*\d+\s*([,\s]\s*\d+\s*)+\]?\s*", re.ASCII)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text, token ids, @FILE, or - for stdin")
     parser.add_argument("--chat", metavar="MESSAGES", help="in place of a text: JSON, a file of it, or -")
     parser.add_argument(

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, OK, UNREACHABLE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config, start_failure
+from kvstore.cli.options import add_config_arguments, load_config, start_failure
 from kvstore.cli.output import print_json, progress_bars
 from kvstore.cli.prefixes import ask
 from kvstore.constants import CHECK_TIMEOUT_S
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
     parser.add_argument(
         "--offline", action="store_true", help="open the storage itself; the daemon must be stopped"
     )

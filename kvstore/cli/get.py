@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 from kvstore.cli import OK
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.prefixes import ask
 
@@ -24,8 +24,7 @@ WHEN = {True: "at once", False: "restart"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a section of them")
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config, --data-dir, --socket and --set: everything that shapes the configuration."""
+def add_config_arguments(parser: argparse.ArgumentParser, *outputs: str) -> None:
+    """--config, --data-dir, --socket and --set: everything that shapes the configuration. outputs: of -o, where there is one."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -35,6 +35,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="set one key, e.g. dram.capacity_bytes=64GiB; may be given several times",
     )
+    if outputs:
+        add_output_argument(parser, *outputs)
 
 
 def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:

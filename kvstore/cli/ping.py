@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from kvstore.cli import OK
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.options import add_config_arguments, socket_path
 from kvstore.cli.output import print_json
 from kvstore.cli.prefixes import ask
 from kvstore.units import format_duration
@@ -22,8 +22,7 @@ CALLS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:

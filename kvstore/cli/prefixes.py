@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, socket_path
+from kvstore.cli.options import add_config_arguments, socket_path
 from kvstore.cli.output import print_json, printable
 from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 
@@ -75,8 +75,7 @@ def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant:
         parser.add_argument(
             "--tenant", type=tenant_name, metavar="NAME", help="every namespace of this tenant"
         )
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
 
 
 def tenant_name(text: str) -> str:

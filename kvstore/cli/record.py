@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, duration
+from kvstore.cli.options import add_config_arguments, duration
 from kvstore.cli.output import print_json, printable
 from kvstore.cli.prefixes import ask
 from kvstore.constants import RECORD_POLL_S, RECORD_S_MAX, RECORD_S_MIN
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
     parser.add_argument("file", type=Path, metavar="FILE", help="a new file; one JSON object a line")
     parser.add_argument("--for", dest="life", metavar="TIME", help="how long, e.g. 15min")
     parser.add_argument("--requests", type=_requests, metavar="N", help="end after so many requests")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.buckets import asked, opened
-from kvstore.cli.options import add_config_arguments, add_output_argument, load_config
+from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("region", nargs="?", default="", metavar="NAME", help="a region of the file")
     region_verify.add_verify_arguments(parser)
     add_regions_argument(parser)
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def add_regions_argument(parser: argparse.ArgumentParser) -> None:

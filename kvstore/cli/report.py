@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, names
+from kvstore.cli.options import add_config_arguments, names
 from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
@@ -35,8 +35,7 @@ Document = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
     parser.add_argument(
         "--since", default="24h", metavar="WHEN", help="30m, 24h, 7d, 2w, or a time in UTC (default 24h)"
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstore.cli import OK
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import HASH_DIGITS_SHOWN, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
@@ -20,8 +20,7 @@ Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:

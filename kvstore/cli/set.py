@@ -16,7 +16,7 @@ from typing import Any
 
 from kvstore.cli import OK, USAGE, CliError
 from kvstore.cli.get import as_written
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import print_json, printable
 from kvstore.cli.prefixes import ask
 from kvstore.protocol.frames import SETTING_CHARS_MAX
@@ -25,8 +25,7 @@ from kvstore.protocol.frames import SETTING_CHARS_MAX
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="as kvstore get lists them")
     parser.add_argument("value", metavar="VALUE", help="as in --set")
-    add_config_arguments(parser)
-    add_output_argument(parser, "text", "json")
+    add_config_arguments(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:

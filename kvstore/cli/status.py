@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 from kvstore.cli import FAILED, OK
-from kvstore.cli.options import add_config_arguments, add_output_argument
+from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.constants import MEMORIES
@@ -24,8 +24,7 @@ Report = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:

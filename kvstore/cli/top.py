@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, CliError
-from kvstore.cli.options import add_config_arguments, add_output_argument, duration, socket_path
+from kvstore.cli.options import add_config_arguments, duration, socket_path
 from kvstore.cli.output import is_terminal, print_json
 from kvstore.cli.prefixes import ask
 from kvstore.constants import STATUS_TIMEOUT_S, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
@@ -37,8 +37,7 @@ ENDS = ("q", "Q", "\x03", "\x04")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", default="1s", metavar="TIME", help="between two looks (default 1s)")
     parser.add_argument("--once", action="store_true", help="two looks, one interval apart, and no more")
-    add_config_arguments(parser)
-    add_output_argument(parser, "screen", "json")
+    add_config_arguments(parser, "screen", "json")
 
 
 def run(args: argparse.Namespace) -> int:

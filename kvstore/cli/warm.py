@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.buckets import asked, opened
-from kvstore.cli.options import add_config_arguments, add_output_argument, duration, load_config, size
+from kvstore.cli.options import add_config_arguments, duration, load_config, size
 from kvstore.cli.output import Figure, print_json, print_table, progress_bars
 from kvstore.cli.region import add_regions_argument, load_deployment, region_place
 from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
@@ -83,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--dry-run", action="store_true", help="say what it takes, and order nothing")
     action.add_argument("--cancel", action="store_true", help="take the order back")
     add_regions_argument(parser)
-    add_config_arguments(parser)
-    add_output_argument(parser, "table", "json")
+    add_config_arguments(parser, "table", "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -94,6 +94,12 @@ class Candidate:
     def name(self) -> tuple[int, bytes]:
         return self.namespace.id, self.hashes[-self.namespace.hash_bytes :]
 
+    @property
+    def first(self) -> tuple[int, bytes]:
+        """Its block that is put next."""
+        size = self.namespace.hash_bytes
+        return self.namespace.id, self.hashes[self.start * size : (self.start + 1) * size]
+
 
 class Persister:
     """Called from the engine's thread only; nothing here blocks."""
@@ -173,7 +179,7 @@ class Persister:
 
     def _propose(self, namespace: Namespace, hashes: bytes, kept_until_s: Sequence[int]) -> None:
         candidate = Candidate(namespace, hashes, kept_until_s, self._clock() + PERSIST_DELAY_S)
-        if candidate.name in self._candidates or any(job.name == candidate.name for job in self._jobs):
+        if candidate.name in self._candidates:
             return
         if len(self._candidates) >= PERSIST_CANDIDATES_MAX:
             self._candidates.popitem(last=False)
@@ -198,6 +204,9 @@ class Persister:
             name, candidate = next(iter(self._candidates.items()))
             if len(self._jobs) >= jobs_max or now_s < max(self._next_s, candidate.due_s):
                 return
+            candidate.start = self._bucket.held(candidate.namespace, candidate.hashes, 0)
+            if any(job.first == candidate.first for job in self._jobs):
+                return  # a prompt that begins alike brings this part
             del self._candidates[name]
             run = self._next_run(candidate)
             if run:
@@ -208,12 +217,9 @@ class Persister:
     def _next_run(self, candidate: Candidate) -> list[Block]:
         """The blocks of its next pack, none if there is nothing to pack now."""
         namespace, size = candidate.namespace, candidate.namespace.hash_bytes
-        if namespace.is_ended:
-            return []
-        start, count = self._bucket.held(namespace, candidate.hashes, 0), len(candidate.hashes) // size
-        if start == count:
-            return []  # somebody else has done it
-        candidate.start, granule = start, granule_blocks(namespace)
+        start, count, granule = candidate.start, len(candidate.hashes) // size, granule_blocks(namespace)
+        if namespace.is_ended or start == count:
+            return []  # the latter: somebody else has done it
         most = min(PACK_RECORDS_MAX, max(1, self._pack_bytes // namespace.record_bytes))
         if most > granule:
             most -= most % granule

@@ -149,6 +149,7 @@ class Node:
         assert self.engine.check() == []
         for block_hash, data in self.bucket.durable.items():
             assert self.contents[block_hash] == data
+        assert sum(pack.count for pack in self.bucket.packs) == len(self.bucket.durable), "packed twice"
         self.arena.close(unlink=True)
 
 
@@ -190,6 +191,24 @@ def test_what_is_being_put_is_not_packed_twice(node: Node) -> None:
     assert len(node.bucket.waiting) == 1
     node.persist()
     assert len(node.bucket.packs) == 1 and node.durable(asked) == 2
+
+
+def test_prompts_that_begin_alike_are_packed_one_after_the_other(node: Node) -> None:
+    """The part that they share is in one pack, however many of them are due at once."""
+    alike = [prompt(0, 1, 10 * number, 10 * number + 1) for number in range(1, 6)]
+    for asked in alike * 2:
+        node.serve(asked)
+    persister = node.engine.persister
+    assert persister is not None
+    persister.step()
+    for _ in range(10):
+        node.now_s += PERSIST_DELAY_S / 5
+        persister.step()
+    node.io.run()
+    assert [header.hashes[:8] for header, *_ in node.bucket.waiting] == [prompt(0)]
+    node.persist()
+    node.persist()
+    assert [node.durable(asked) for asked in alike] == [4] * 5 and persister.candidates == 0
 
 
 def test_only_what_is_shared_lasts(node: Node) -> None:

@@ -64,7 +64,7 @@ class EngineHost:
             text=True,
             cwd=ROOT,
             env=environment(**settings),
-            start_new_session=True,
+            process_group=0,  # killed whole; a session of its own is scheduled as a group, beside which the daemon's starves
         )
 
     def start(
