@@ -401,6 +401,7 @@ PERSIST_CANDIDATES_MAX = 4096  # prefixes that wait to be persisted
 PERSIST_DELAY_S = 2.0  # from a lookup until its blocks are looked for; doubles with each try
 PERSIST_TRIES_MAX = 5  # of the same part of a prefix
 PERSIST_JOBS_MAX = 4  # packs being read and put at once
+PERSIST_LOOKS_MAX = 16  # candidates looked at in one go: a millisecond at most
 TRAFFIC_KINDS_MAX = 4096  # models and tenants whose traffic is counted, those asked for latest
 WARM_RECORDS_MAX, WARM_BYTES_MAX = 256, 32 * MIB  # under way at a time, because somebody ordered it
 WARM_DRAM_SHARE = 8  # … and no more than one in so many bytes of DRAM

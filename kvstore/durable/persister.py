@@ -10,7 +10,8 @@ when the part before it is announced. A prompt's blocks are stored after its loo
 is looked at again a few times before it is given up.
 
 Serving comes first: packs are built at a bounded rate, few at once, and one at a time while engines wait for loads.
-Nothing waits for a pack, and what cannot be put is tried again when it is asked for again.
+Of prompts that begin alike, the next one waits for the pack under way: what they share is packed once. Nothing else
+waits for a pack, and what cannot be put is tried again when it is asked for again.
 
 Blocks under a TTL are not persisted: a bucket does not forget them in time.
 
@@ -28,6 +29,7 @@ from kvstore.constants import (
     PERSIST_CANDIDATES_MAX,
     PERSIST_DELAY_S,
     PERSIST_JOBS_MAX,
+    PERSIST_LOOKS_MAX,
     PERSIST_STEP_GRANULES,
     PERSIST_TRIES_MAX,
 )
@@ -198,18 +200,19 @@ class Persister:
 
     def pump(self) -> None:
         """Begin as many packs as may be under way."""
-        while self._candidates and self._bucket.is_open:
+        for _ in range(PERSIST_LOOKS_MAX):
+            if not self._candidates or not self._bucket.is_open:
+                return
             now_s = self._clock()
             jobs_max = 1 if self._loads_waiting() else PERSIST_JOBS_MAX
             name, candidate = next(iter(self._candidates.items()))
             if len(self._jobs) >= jobs_max or now_s < max(self._next_s, candidate.due_s):
                 return
+            del self._candidates[name]
             candidate.start = self._bucket.held(candidate.namespace, candidate.hashes, 0)
             if any(job.first == candidate.first for job in self._jobs):
-                return  # a prompt that begins alike brings this part
-            del self._candidates[name]
-            run = self._next_run(candidate)
-            if run:
+                self._later(candidate, PERSIST_DELAY_S)  # a prompt that begins alike brings this part
+            elif run := self._next_run(candidate):
                 size_bytes = len(run) * candidate.namespace.record_bytes
                 self._next_s = max(now_s, self._next_s) + size_bytes / self._bytes_per_s
                 self._read(candidate, run)
@@ -245,7 +248,10 @@ class Persister:
         if candidate.tries > PERSIST_TRIES_MAX:
             self._counters.persist_given_up += 1
             return
-        candidate.due_s = self._clock() + PERSIST_DELAY_S * 2**candidate.tries
+        self._later(candidate, PERSIST_DELAY_S * 2**candidate.tries)
+
+    def _later(self, candidate: Candidate, delay_s: float) -> None:
+        candidate.due_s = self._clock() + delay_s
         self._candidates[candidate.name] = candidate
 
     def _read(self, candidate: Candidate, run: Sequence[Block]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import DEMAND_SET_PLACES, PERSIST_DELAY_S, PERSIST_JOBS_MAX
+from kvstore.constants import DEMAND_SET_PLACES, PERSIST_DELAY_S, PERSIST_JOBS_MAX, PERSIST_LOOKS_MAX
 from kvstore.durable.demand import Demand, name_of
 from kvstore.durable.persister import Life, Persisting
 from kvstore.durable.worth import Block as Weight
@@ -194,21 +194,43 @@ def test_what_is_being_put_is_not_packed_twice(node: Node) -> None:
 
 
 def test_prompts_that_begin_alike_are_packed_one_after_the_other(node: Node) -> None:
-    """The part that they share is in one pack, however many of them are due at once."""
+    """The part that they share is in one pack, however many of them are due at once; other prompts do not wait for it."""
     alike = [prompt(0, 1, 10 * number, 10 * number + 1) for number in range(1, 6)]
-    for asked in alike * 2:
+    for asked in [*alike, *alike, prompt(90, 91), prompt(90, 91)]:
         node.serve(asked)
     persister = node.engine.persister
     assert persister is not None
-    persister.step()
-    for _ in range(10):
-        node.now_s += PERSIST_DELAY_S / 5
+    for _ in range(15):
         persister.step()
+        node.now_s += PERSIST_DELAY_S / 5
     node.io.run()
-    assert [header.hashes[:8] for header, *_ in node.bucket.waiting] == [prompt(0)]
-    node.persist()
-    node.persist()
+    assert [header.hashes[:8] for header, *_ in node.bucket.waiting] == [prompt(0), prompt(90)]
+    for _ in range(3):
+        node.persist()
     assert [node.durable(asked) for asked in alike] == [4] * 5 and persister.candidates == 0
+
+
+def test_a_look_at_many_candidates_is_short(node: Node) -> None:
+    """However many prompts begin like the one whose pack is under way, few of them are looked at in one go."""
+    node.store(prompt(0, 1))
+    for number in range(10, 170, 2):
+        for _ in range(2):
+            node.ask(prompt(0, 1, number, number + 1))
+    persister, held = node.engine.persister, node.bucket.held
+    assert persister is not None
+    while persister.step():
+        pass
+    node.now_s += PERSIST_DELAY_S
+    assert persister.candidates == 80 + 1  # what they share, too
+    looks: list[bytes] = []
+
+    def counted(namespace: Namespace, hashes: bytes, start: int) -> int:
+        looks.append(hashes)
+        return held(namespace, hashes, start)
+
+    node.bucket.held = counted  # type: ignore[method-assign]
+    persister.pump()
+    assert len(looks) <= PERSIST_LOOKS_MAX
 
 
 def test_only_what_is_shared_lasts(node: Node) -> None:
