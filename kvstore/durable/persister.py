@@ -211,7 +211,7 @@ class Persister:
             del self._candidates[name]
             candidate.start = self._bucket.held(candidate.namespace, candidate.hashes, 0)
             if any(job.first == candidate.first for job in self._jobs):
-                self._later(candidate, PERSIST_DELAY_S)  # a prompt that begins alike brings this part
+                self._candidates[name] = candidate  # last: a prompt that begins alike brings this part
             elif run := self._next_run(candidate):
                 size_bytes = len(run) * candidate.namespace.record_bytes
                 self._next_s = max(now_s, self._next_s) + size_bytes / self._bytes_per_s
@@ -248,10 +248,7 @@ class Persister:
         if candidate.tries > PERSIST_TRIES_MAX:
             self._counters.persist_given_up += 1
             return
-        self._later(candidate, PERSIST_DELAY_S * 2**candidate.tries)
-
-    def _later(self, candidate: Candidate, delay_s: float) -> None:
-        candidate.due_s = self._clock() + delay_s
+        candidate.due_s = self._clock() + PERSIST_DELAY_S * 2**candidate.tries
         self._candidates[candidate.name] = candidate
 
     def _read(self, candidate: Candidate, run: Sequence[Block]) -> None:
