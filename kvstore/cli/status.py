@@ -111,7 +111,8 @@ def _print_bucket(what: str, region: Report) -> None:
 
 
 def _fetched(region: Report) -> str:
-    return f"{region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])})"
+    wrong = f", {region['corrupt_records']} with wrong bytes" if region["corrupt_records"] else ""
+    return f"{region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])}){wrong}"
 
 
 def _print_tiers(report: Report) -> None:

@@ -18,6 +18,15 @@ _REFUSED = {
     "limit_exceeded": "raise door.leases_max, or look for a process that leaks leases",
     "too_slow": "an engine stopped reading its answers: is it stopped, or starved of CPU?",
 }
+# By the counter corrupt_<level>: what came back wrong, and what to look at.
+_DAMAGED = {
+    "dram": ("of dram", "memtest of the machine; the log names the blocks"),
+    "nvme": ("of nvme", "smartctl -a of the disks, memtest of the machine"),
+    "shared": (
+        "of a bucket",
+        "kvstore region verify --deep finds its damaged packs; look at the network, too",
+    ),
+}
 # Of a namespace's fields, those of hashing: who differs only there computes the same KV and shares nothing.
 _HASHING = ("hash", "hash seed")
 _OF_SIZE = ("record bytes", "column bytes")
@@ -76,11 +85,11 @@ def breakers(case: Case) -> Iterator[Finding]:
         yield Finding(
             "breakers", "ok", f"{plural(len(case.status['breakers']), 'breaker')}, none has ever opened"
         )
-    damaged = {tier: case.status["counters"].get(f"corrupt_{tier}", 0) for tier in ("dram", "nvme")}
-    for tier, blocks in damaged.items():
+    for level, (what, action) in _DAMAGED.items():
+        blocks = case.status["counters"].get(f"corrupt_{level}", 0)
         if blocks:
-            found = f"{plural(blocks, 'block')} of {tier} came back with other bytes; they were misses"
-            yield Finding("damage", "warning", found, "smartctl -a of the disks, memtest of the machine")
+            found = f"{plural(blocks, 'block')} {what} came back with other bytes; they were misses"
+            yield Finding("damage", "warning", found, action)
 
 
 def queues(case: Case) -> Iterator[Finding]:

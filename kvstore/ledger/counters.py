@@ -36,7 +36,8 @@ class Counters:
     displaced: int = 0  # copies that left a tier for the quota of their own tenant or namespace
     lost_before_demote: int = 0  # evicted from DRAM while no other tier had it
     corrupt_dram: int = 0  # checksum did not match after adoption, or of a sample
-    corrupt_nvme: int = 0
+    corrupt_nvme: int = 0  # … after a read from a device …
+    corrupt_shared: int = 0  # … and of what a shared level brought
     verified: int = 0  # the same that matched
     adopted: int = 0
     reservations_aborted: int = 0

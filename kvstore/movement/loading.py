@@ -253,7 +253,7 @@ class Loader:
                 self._finish(source, block, self._arrived(source, block, slot))
             else:
                 self._residency.give_up(block.namespace, [slot])
-                self.missed(block, result)
+                self.missed(source, block, result)
                 self._finish(source, block, None)
         if loaded_bytes:
             source.speed.end(job, loaded_bytes)
@@ -339,12 +339,12 @@ class Loader:
         for waiter in waiters:
             waiter(None)
 
-    def missed(self, block: Block, result: Get) -> None:
-        """The one place where a failed read becomes a miss: it is counted here."""
+    def missed(self, source: Source, block: Block, result: Get) -> None:
+        """The one place where a failed read becomes a miss: it is counted here, for the level that it came from."""
         why = outcomes.UNAVAILABLE  # its row is gone
         if result is Get.CORRUPT:
             why = outcomes.CORRUPT
-            self._counters.corrupt_nvme += 1
+            source.count_corrupt(self._counters)
         elif result is Get.FAILED:
             self._counters.promote_failed += 1
             if block.key not in self._suspects:  # the source may be to blame, and not the record

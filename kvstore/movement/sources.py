@@ -17,6 +17,7 @@ from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
 from kvstore.index.block import Block
 from kvstore.index.slots import Places
+from kvstore.ledger.counters import Counters
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
 from kvstore.residency.levels import Member
 from tiers.base import NAMESPACE_BYTES, Get
@@ -53,6 +54,10 @@ class Source(ABC):
     def began(self, block: Block) -> None:  # noqa: B027 only who is probed remembers it
         """A load that a request asked for begins with this block."""
 
+    @abstractmethod
+    def count_corrupt(self, counters: Counters) -> None:
+        """A record came from here with other bytes than were stored."""
+
     def breakers(self) -> Sequence[Breaker]:
         return (self.loads,)
 
@@ -84,6 +89,9 @@ class DeviceSource(Source):
         self.refused = False
         self.begun = 0  # loads that requests asked for
         self._arena = arena
+
+    def count_corrupt(self, counters: Counters) -> None:
+        counters.corrupt_nvme += 1
 
     def breakers(self) -> Sequence[Breaker]:
         return self.loads, self.member.stores
@@ -135,6 +143,9 @@ class SharedSource(Source):
         self._measuring = Measuring(clock, chance)
         self._begun = 0  # loads that requests asked for
         self._refused: tuple[bytes, int] | None = None  # a record and its bytes
+
+    def count_corrupt(self, counters: Counters) -> None:
+        counters.corrupt_shared += 1
 
     def refuse(self, key: bytes, size_bytes: int) -> None:
         """Somebody would have loaded this record, if it did not take longer than computing."""

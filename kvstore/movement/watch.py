@@ -37,7 +37,7 @@ class Watch:
         source: DeviceSource,
         residency: Residency,
         clock: Callable[[], float],
-        missed: Callable[[Block, Get], None],
+        missed: Callable[[DeviceSource, Block, Get], None],
         chance: random.Random | None = None,
     ) -> None:
         """`missed` is called with a block that a probe did not find, or found corrupt."""
@@ -101,7 +101,7 @@ class Watch:
         self._probed.remove(block)
         if result in (Get.MISS, Get.CORRUPT):
             self._source.targets.pop(block.key, None)
-            self._missed(block, result)
+            self._missed(self._source, block, result)
         self._residency.unpin(block)
         speed = self.member.speed
         if result is Get.HIT:

@@ -79,6 +79,7 @@ CASES = [
     Case("KVStoreBreakerOpen", "7m", {"breaker": "nvme0 loads"}, {_BREAKER: "0 1 0.5 1 1 0.5 1 1"}),
     Case("KVStoreBreakerOpen", "7m", None, {_BREAKER: "0 1 1 1 0 1 1 1"}),
     Case("KVStoreCorrupt", "4m", {}, {"kvstore_corrupt_nvme_total": "0 0 3 3 3", **_DRAM_WELL}),
+    *(Case("KVStoreCorrupt", "4m", {}, {f"kvstore_corrupt_{level}_total": "0 0 3 3 3"}) for level in ("dram", "shared")),
     Case("KVStoreCorrupt", "69m", None, {"kvstore_corrupt_nvme_total": "0 3 3x70", **_DRAM_WELL}),
     Case("KVStoreHitRateFell", "1555m", {}, _hits(3000)),
     Case("KVStoreHitRateFell", "1555m", None, _hits(22_500)),

@@ -47,6 +47,10 @@ def corrupt(s: Status) -> None:
     s["counters"]["corrupt_nvme"] = 3
 
 
+def corrupt_in_bucket(s: Status) -> None:
+    s["counters"]["corrupt_shared"] = 2
+
+
 def full_queue(s: Status) -> None:
     loads = next(queue for queue in s["queues"] if queue["name"] == "loads")
     loads["length"] = loads["limit"]
@@ -86,6 +90,7 @@ def two_formats(s: Status) -> None:
         (open_breaker, service.breakers, "problem", "open: EIO"),
         (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
         (corrupt, service.breakers, "warning", "3 blocks of nvme came back with other bytes"),
+        (corrupt_in_bucket, service.breakers, "warning", "2 blocks of a bucket came back with other bytes"),
         (full_queue, service.queues, "warning", "loads is full: 65,536"),
         (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
         (old_daemon, software.versions, "warning", "the daemon is 0.0.9"),

@@ -400,3 +400,11 @@ def test_every_looked_up_token_is_accounted_for(node: Node) -> None:
     (total,) = node.engine.accounts.totals.since(0.0)
     assert found.usable == 600 and sum(total.tokens) == total.tokens_asked == 700 * 16
     assert not any(node.engine.accounts.check_slices())
+
+
+def test_wrong_bytes_are_counted_for_the_level_that_they_came_from(node: Node) -> None:
+    """A node without a disk blames none."""
+    node.level.faults.flipped = 1.0
+    assert held(node.acquire(0, 5)) == [None] * 5
+    counted = {name: n for name, n in node.engine.counters.as_dict().items() if name.startswith("corrupt")}
+    assert counted == {"corrupt_dram": 0, "corrupt_nvme": 0, "corrupt_shared": 5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +10,13 @@ import pytest
 from benchmarks.traffic import SHAPES
 from kvstore.constants import REUSE_AGE_MIN
 from kvstore.index.block import Block
-from kvstore.policies.base import Policy
+from kvstore.policies.base import Policies, Policy
 from kvstore.policies.learned import Judged, Learned
 from kvstore.policies.learned.experts import Density, Judge, Youngest
 from kvstore.policies.learned.hazard import EVERY_HASH
+from kvstore.policies.learned.leaves import LeafFirst
+from kvstore.policies.lru import LeafLru
+from kvstore.policies.names import SELECTABLE
 from kvstore.replay.cell import Node
 from kvstore.replay.slots import CountedPlaces
 from kvstore.residency.residency import Residency
@@ -45,18 +48,21 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: judged_by(Youngest), lambda: Policies(LeafLru)], ids=["ours", "lru"]
+)
 @pytest.mark.parametrize("shape", ["chat", "agents", "study"])
 def test_the_same_blocks_leave_as_one_by_one(
-    shape: str, runs: list[int], monkeypatch: pytest.MonkeyPatch
+    shape: str, make: Callable[[], Policies], runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every request of made-up traffic both hold the same blocks, and the books balance."""
-    together, alone = Node(300, judged_by(Youngest)), Node(300, judged_by(Youngest))
-    several = Judged.together
+    together, alone = Node(300, make()), Node(300, make())
+    several = LeafFirst.together
     for number, request in enumerate(SHAPES[shape](5, 6000)):
         hashes = name(request.hashes[:200])
-        monkeypatch.setattr(Judged, "together", several)
+        monkeypatch.setattr(LeafFirst, "together", several)
         hits = together.ask(number, hashes)
-        monkeypatch.setattr(Judged, "together", Policy.together)
+        monkeypatch.setattr(LeafFirst, "together", Policy.together)
         assert alone.ask(number, hashes) == hits
         spaces = [
             dict(node.engine.namespaces.get(node.space).blocks.walk_items()) for node in (together, alone)
@@ -65,6 +71,17 @@ def test_the_same_blocks_leave_as_one_by_one(
     assert together.engine.counters.evicted_dram == alone.engine.counters.evicted_dram == sum(runs) / 2
     assert max(runs) > 10
     assert together.engine.check() == alone.engine.check() == []
+
+
+@pytest.mark.parametrize("name_of_policy", sorted(SELECTABLE))
+def test_every_policy_takes_runs_together(name_of_policy: str, runs: list[int]) -> None:
+    """Whichever is chosen: what one request brought leaves at once, and not block by block."""
+    node = Node(300, SELECTABLE[name_of_policy]())
+    for number in range(6):
+        node.ask(number, name(range(1000 * number, 1000 * number + 100)))
+    assert sum(runs) == node.engine.counters.evicted_dram == 300
+    assert len(runs) <= 6
+    assert node.engine.check() == []
 
 
 def test_a_choosy_judge_is_asked_for_each(runs: list[int]) -> None:

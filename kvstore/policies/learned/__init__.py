@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.index.block import PIN, Block, Namespace
+from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
-from kvstore.index.stretch import Stretch
 from kvstore.policies.base import Policies
 from kvstore.policies.learned.experts import Judge, all_judges
 from kvstore.policies.learned.hazard import Reuse, Use
@@ -64,26 +63,6 @@ class Judged(LeafFirst):
     @property
     def judge(self) -> Judge:
         return self._contest.judge
-
-    def together(self, victim: Block, count: int) -> Sequence[Block]:
-        """Those above it that are worth no more, as blocks of one use are: as far as nothing else hangs on them."""
-        run, stretch, bit = [victim], victim.stretch, self._bit
-        block = victim.parent
-        while len(run) < count and block is not None:
-            if block.stretch is not stretch and not self._is_worth_no_more(block.stretch, victim.stretch):
-                break
-            if block.children is not run[-1] or not block.where & bit or block.where >= PIN:
-                break
-            stretch = block.stretch
-            run.append(block)
-            block = block.parent
-        return run
-
-    def _is_worth_no_more(self, stretch: Stretch | None, than: Stretch | None) -> bool:
-        if stretch is None or than is None:
-            return False
-        worth = self.judge.worth
-        return worth(stretch.kind, stretch.touched) <= worth(than.kind, than.touched)
 
     def is_choosy(self) -> bool:
         return self.judge.choosy

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -261,6 +261,26 @@ class LeafFirst(Policy):
     def victims(self, incoming: bytes = b"") -> Iterator[Block]:
         while self.leaves.cheapest(self.judge) is not None:
             yield self.leaves.pop()
+
+    def together(self, victim: Block, count: int) -> Sequence[Block]:
+        """Those above it that are worth no more, as blocks of one use are: as far as nothing else hangs on them."""
+        run, stretch, bit = [victim], victim.stretch, self._bit
+        block = victim.parent
+        while len(run) < count and block is not None:
+            if block.stretch is not stretch and not self._is_worth_no_more(block.stretch, victim.stretch):
+                break
+            if block.children is not run[-1] or not block.where & bit or block.where >= PIN:
+                break
+            stretch = block.stretch
+            run.append(block)
+            block = block.parent
+        return run
+
+    def _is_worth_no_more(self, stretch: Stretch | None, than: Stretch | None) -> bool:
+        if stretch is None or than is None:
+            return False
+        worth = self.judge.worth
+        return worth(stretch.kind, stretch.touched) <= worth(than.kind, than.touched)
 
     def coldest_s(self) -> float | None:
         return self.leaves.first().touched_s if self.leaves.cheapest(self.judge) is not None else None
