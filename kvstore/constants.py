@@ -314,6 +314,7 @@ require(WEB_SHARED_S < WEB_SAMPLE_S and WEB_ANSWER_S < WEB_SAMPLE_S, "each sampl
 
 # ---- replay (kvstore/replay, kvstore/cli/replay.py) --------------------------------------
 REPLAY_BLOCK_TOKENS = 512  # of the Mooncake traces
+REPLAY_BLOCK_TOKENS_MAX = 1 << 20
 REPLAY_HASH_BYTES = 8  # what a hash id becomes
 REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory

@@ -10,12 +10,15 @@ Facts travel as fields: `log.info("serving", extra={"socket": …})`.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import Literal
 
 import structlog
 from structlog.typing import EventDict, Processor
+
+from kvstore.units import harmless
 
 # What a LogRecord has of its own; anything else came in through `extra`.
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -24,7 +27,9 @@ _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "t
 def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
     """Send all logging to stderr in this form. "auto" is console on a terminal, else JSON."""
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(
+        getattr(sys.stderr, "below", sys.stderr)
+    )  # colours are drawn: cli/streams.py
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[
@@ -43,11 +48,19 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
 
 def _render(console: bool) -> list[Processor]:
     if console:
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    return [
-        structlog.processors.format_exc_info,
-        structlog.processors.JSONRenderer(default=str, ensure_ascii=False),
-    ]
+        return [_on_a_terminal, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
+
+
+def _on_a_terminal(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """What a bucket or a client wrote into a line moves no cursor; errors and objects as their text."""
+    return {name: harmless(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _json(event: EventDict, **_options: object) -> str:
+    """In characters as people write them, unless one of them could steer a terminal: then all as \\u…, and as exact."""
+    text = json.dumps(event, default=str, ensure_ascii=False)
+    return text if text == harmless(text) else json.dumps(event, default=str)
 
 
 def _fields(_logger: object, _method: str, event: EventDict) -> EventDict:

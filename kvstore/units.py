@@ -5,7 +5,7 @@
 
 Sizes have binary units only (KiB = 1024 bytes). "GB" is refused, not read as GiB: the two differ by 7 %, and a
 capacity that is off by that much is found out late. What `format_…` returns is rounded, for people; programs
-take the JSON.
+take the JSON. Beside them: text of others, without what could steer a terminal (`printable`, `harmless`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ __all__ = [
     "format_bytes",
     "format_duration",
     "format_time",
+    "harmless",
     "money",
     "parse_bytes",
     "parse_duration",
     "percent",
     "plural",
+    "printable",
     "short_count",
 ]
 
@@ -130,3 +132,21 @@ def money(amount: float | None, currency: str) -> str:
         return f"{count(amount)} {currency}"
     digits = 1 - math.floor(math.log10(abs(amount))) if amount else 0
     return f"{amount:,.{max(2, digits)}f} {currency}"
+
+
+REPLACED = "\ufffd"
+# Controls (C0 but for tab and line feed, DEL, C1), and what reorders or hides its neighbours: marks of direction, characters
+# without a width, separators of lines and paragraphs, tags.
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def printable(text: str) -> str:
+    """A name that a client chose, on one line: without what could steer a terminal, or begin another line."""
+    return "".join(char if char.isprintable() else REPLACED for char in text)
+
+
+def harmless(text: str) -> str:
+    """Text of several lines: line feeds and tabs stay."""
+    return _HARMFUL.sub(REPLACED, text)

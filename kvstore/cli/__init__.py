@@ -27,6 +27,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kvstore.cli.streams import harmless_streams
+
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
@@ -107,6 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(CliError("stdout is closed; where it is not wanted, redirect it to /dev/null"))
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
+    with harmless_streams():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     try:
         return _told(words)
     except KeyboardInterrupt:

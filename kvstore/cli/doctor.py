@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config
-from kvstore.cli.output import is_terminal, print_json, printable
-from kvstore.units import plural
+from kvstore.cli.output import is_terminal, print_json
+from kvstore.cli.streams import drawing, has_colours
+from kvstore.units import plural, printable
 
 if TYPE_CHECKING:
     from kvstore.doctor.bundle import Asked
@@ -150,17 +151,18 @@ def _print(finding: Finding) -> None:
     import shutil
 
     columns = shutil.get_terminal_size().columns
-    colour = f"\033[{_COLOURS[finding.level]}m"
-    left = f"{colour}{finding.level:<{_LEVEL_WIDTH}}\033[0m "
+    word = f"{finding.level:<{_LEVEL_WIDTH}}"
+    left = f"\033[{_COLOURS[finding.level]}m{word}\033[0m " if has_colours() else f"{word} "
+    screen = drawing(sys.stdout)
     wide = columns >= 60
     width = max(20, columns - _LEVEL_WIDTH - 1 - (_CHECK_WIDTH + 1 if wide else 0))
     indent = " " * max(0, columns - width)
     lines = _wrapped(found, width)
     if wide and len(check) <= _CHECK_WIDTH:
-        print(f"{left}{check:<{_CHECK_WIDTH}} {lines[0]}")
+        print(f"{left}{check:<{_CHECK_WIDTH}} {lines[0]}", file=screen)
         lines = lines[1:]
     else:
-        print(f"{left}{check}")
+        print(f"{left}{check}", file=screen)
     for line in lines:
         print(f"{indent}{line}")
     for number, line in enumerate(_wrapped(action, width - 2) if action else ()):

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.explain_asking import chosen, document_of, explain_prefix
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import Figure, print_json, print_table, printable
+from kvstore.cli.output import Figure, print_json, print_table
 from kvstore.cli.prefixes import ask, require_beginning
 from kvstore.protocol.outcomes import MEANINGS
-from kvstore.units import count
+from kvstore.units import count, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import NOT_FOUND, USAGE, CliError
-from kvstore.cli.output import printable
 from kvstore.cli.prefixes import find_prefix, namespace_of
 from kvstore.protocol.outcomes import HITS, MEANINGS, NAMES
-from kvstore.units import count, percent
+from kvstore.units import count, percent, printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client

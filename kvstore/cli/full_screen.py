@@ -18,6 +18,8 @@ import tty
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from kvstore.cli.streams import drawing
+
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"
 
 
@@ -37,8 +39,9 @@ class FullScreen:
         )
 
     def draw(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        screen = drawing(sys.stdout)
+        screen.write(text)
+        screen.flush()
 
     def wait(self, timeout_s: float) -> str:
         """What was typed, as soon as something is; "" after a change of size or when the time is over."""

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvstore.cli.streams import drawing
+from kvstore.units import harmless, printable
+
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON document on stdout. Keys keep their order; bytes never appear."""
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
-
-
-def printable(text: str) -> str:
-    """A name that a client chose, without what could steer a terminal."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+    """One JSON document on stdout, harmless to a terminal and exact all the same. Keys keep their order; bytes never appear."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print(text if text == harmless(text) else json.dumps(value, indent=2), flush=True)
 
 
 def is_terminal() -> bool:
@@ -115,7 +114,7 @@ def _draw(
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = Console(file=drawing(sys.stdout))
     widths = fitted(columns, texts, console.width, drop)
     table = Table(title=title, title_justify="left", title_style="bold")
     for n, width in widths.items():
@@ -136,17 +135,18 @@ def progress_bars(of_bytes: bool = False) -> Iterator[Progress]:
         yield lambda what, done, total: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
     columns = Progress.get_default_columns()
     if of_bytes:
         columns = (*columns, DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Console(file=drawing(sys.stderr)), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
+                tasks[what] = bars.add_task(escape(printable(what)), total=total)
             bars.update(tasks[what], completed=done, total=total)
 
         yield show

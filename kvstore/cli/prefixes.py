@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, socket_path
-from kvstore.cli.output import print_json, printable
+from kvstore.cli.output import print_json
 from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
+from kvstore.units import printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client

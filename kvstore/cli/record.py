@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
 from kvstore.cli.options import add_config_arguments, duration
-from kvstore.cli.output import print_json, printable
+from kvstore.cli.output import print_json
 from kvstore.cli.prefixes import ask
+from kvstore.cli.streams import drawing
 from kvstore.constants import RECORD_POLL_S, RECORD_S_MAX, RECORD_S_MIN
-from kvstore.units import count, format_bytes, format_duration, percent, plural, short_count
+from kvstore.units import count, format_bytes, format_duration, percent, plural, printable, short_count
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -173,7 +174,7 @@ def _shown() -> Live:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    console = Console(file=drawing(sys.stderr), force_terminal=sys.stderr.isatty())
     return Live(console=console, transient=True, redirect_stdout=False)
 
 

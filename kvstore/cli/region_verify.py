@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.buckets import asked
 from kvstore.cli.options import size
-from kvstore.cli.output import Progress, later, print_json, printable, progress_bars
-from kvstore.units import count, format_bytes, plural
+from kvstore.cli.output import Progress, later, print_json, progress_bars
+from kvstore.units import count, format_bytes, plural, printable
 
 if TYPE_CHECKING:
     from kvstore.daemon.regions_file import Deployment

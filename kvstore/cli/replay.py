@@ -5,11 +5,12 @@
   kvstore replay mine.jsonl --capacity 64GiB,1TiB of tiers; only where the trace says what a block takes (kvstore record)
   kvstore replay trace.jsonl --policy kvstore,lru some of the policies
   kvstore replay trace.jsonl --tail drop          without the partly filled last blocks, as engines store
+  kvstore replay trace.jsonl --block-tokens 16 --time-unit s   of another recorder, whose lines do not say it
   kvstore replay trace.jsonl --html page.html     one self-contained page with plots, beside the table
   kvstore replay trace.jsonl -o json              for programs; docs/cli.md lists the fields
 
-Traces are those of `kvstore record`, or in the form of the Mooncake release: one JSON object a line with timestamp (ms) and
-hash_ids, each of which stands for a block and everything before it, so that it follows the same
+Traces are those of `kvstore record`, or in the form of the Mooncake release: one JSON object a line with timestamp (ms, unless
+--time-unit says s) and hash_ids (of blocks of 512 tokens, unless a line or --block-tokens says otherwise), each of which stands for a block and everything before it, so that it follows the same
 one everywhere; optionally input_length, without which --tail drop leaves a request as it is. The
 requests go through the daemon's own engine and its own policies; only the bytes and the clock are
 made up. The envelope is the best reference policy of each capacity; belady knows the future, and is
@@ -29,15 +30,27 @@ from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_output_argument, names
-from kvstore.cli.output import print_json, print_table, printable, progress_bars
+from kvstore.cli.output import print_json, print_table, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
-from kvstore.units import exact_bytes, format_bytes, parse_bytes
+from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_BLOCK_TOKENS_MAX
+from kvstore.units import (
+    exact_bytes,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    plural,
+    printable,
+    short_count,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvstore.replay.table import Cell, Result
     from kvstore.replay.trace import Trace
 
 CAPACITIES = "1%,5%,10%,25%"
+_A_SECOND = {"ms": 1000, "s": 1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="keep",
         help="the partly filled last block of a prompt, by its input_length (default keep)",
     )
+    parser.add_argument(
+        "--block-tokens",
+        type=_block_tokens,
+        default=REPLAY_BLOCK_TOKENS,
+        metavar="N",
+        help=f"of lines that do not say it (default {REPLAY_BLOCK_TOKENS}, as in the Mooncake release)",
+    )
+    parser.add_argument(
+        "--time-unit", choices=tuple(_A_SECOND), default="ms", help="of timestamps (default ms)"
+    )
     add_html_argument(parser)
 
 
@@ -75,19 +98,16 @@ def run(args: argparse.Namespace) -> int:
             what = "not a file" if path.exists() else "no such file"
             raise CliError(f"replay: {path}: {what}", exit_code=NOT_FOUND)
     drop_tail = args.tail == "drop"
+    assumed = trace.Assumed(args.block_tokens, _A_SECOND[args.time_unit])
     try:
-        requests = trace.read(args.trace, drop_tail)
+        requests = trace.read(args.trace, drop_tail, assumed)
     except ReplayError as error:
         raise CliError(f"replay: {error}", exit_code=FAILED) from error
     _say(
         f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
     )
-    if requests.cut_lines:
-        _say("the last line is cut off, and left out")
-    if requests.unchained_ids:
-        _say(
-            f"{requests.unchained_ids} hash ids follow several others: each of these counts as a block of its own"
-        )
+    for line in _notes(requests, args):
+        _say(line)
     fractions = _fractions(asked, requests)
     cells = table.plan(requests, policies, fractions)
     with progress_bars() as show:
@@ -107,6 +127,33 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(results, fractions)
     return OK
+
+
+def _block_tokens(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= REPLAY_BLOCK_TOKENS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {REPLAY_BLOCK_TOKENS_MAX} are allowed")
+    return int(text)
+
+
+def _notes(requests: Trace, args: argparse.Namespace) -> Iterator[str]:
+    """What the trace was read by, and where it does not look right."""
+    lasted_s = requests.times_s[-1] - requests.times_s[0]
+    rate = f", {short_count(len(requests.prompts) / lasted_s)} requests/s" if lasted_s > 0 else ""
+    yield f"timestamps taken as {args.time_unit}: {format_duration(lasted_s)}{rate} (--time-unit)"
+    if requests.assumed_lines:
+        yield f"blocks taken as {args.block_tokens} tokens where lines do not say it (--block-tokens)"
+    if requests.unfit_lines:
+        dropped = "; --tail drop left out whole blocks of these" if args.tail == "drop" else ""
+        yield (
+            f"{plural(requests.unfit_lines, 'line')} with an input_length that does not fit its blocks{dropped}: "
+            f"try --block-tokens {requests.fitting_tokens}"
+        )
+    if requests.cut_lines:
+        yield "the last line is cut off, and left out"
+    if requests.unchained_ids:
+        yield f"{requests.unchained_ids} hash ids follow several others: each of these counts as a block of its own"
+    if requests.repeated_ids:
+        yield f"{requests.repeated_ids} hash ids are named again in one prompt: each time they count as another block"
 
 
 def _capacities(text: str) -> list[float | int]:

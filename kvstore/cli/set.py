@@ -17,9 +17,10 @@ from typing import Any
 from kvstore.cli import OK, USAGE, CliError
 from kvstore.cli.get import as_written
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import print_json, printable
+from kvstore.cli.output import print_json
 from kvstore.cli.prefixes import ask
 from kvstore.protocol.frames import SETTING_CHARS_MAX
+from kvstore.units import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

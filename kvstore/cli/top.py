@@ -22,6 +22,7 @@ from kvstore.cli import FAILED, OK, CliError
 from kvstore.cli.options import add_config_arguments, duration, socket_path
 from kvstore.cli.output import is_terminal, print_json
 from kvstore.cli.prefixes import ask
+from kvstore.cli.streams import can_draw
 from kvstore.constants import STATUS_TIMEOUT_S, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     interval_s = duration("top: --interval", args.interval, WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX)
-    if args.once or args.output == "json" or not is_terminal() or os.environ.get("TERM") in (None, "dumb"):
+    if args.once or args.output == "json" or not is_terminal() or not can_draw():
         return _once(args, interval_s)
     from kvstore.cli.full_screen import full_screen
     from kvstore.client import Client
@@ -59,7 +60,7 @@ def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any
     """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
     from kvstore.protocol.frames import NO_MINUTES
 
-    return client.live(before["now_s"] - MINUTES_BACK_S if before is not None else NO_MINUTES)
+    return client.live(max(0.0, before["now_s"] - MINUTES_BACK_S) if before is not None else NO_MINUTES)
 
 
 def _once(args: argparse.Namespace, interval_s: float) -> int:

@@ -17,8 +17,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from kvstore.cli.output import printable
-from kvstore.units import NOTHING, format_bytes, format_duration, format_time, plural, short_count
+from kvstore.units import NOTHING, format_bytes, format_duration, format_time, plural, printable, short_count
 
 NARROW = 60  # columns; below it there is one block in a row, and the least important columns are left out
 GAP = "   "

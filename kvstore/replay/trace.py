@@ -2,18 +2,21 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
-Blocks have 512 tokens there; lines of `kvstore record` have `block_tokens`, and `block_bytes` of a tier.
-`timestamp` is in milliseconds. A hash id stands for a block and everything before it, so it follows the
-same id wherever it is named. Recorders that cut prompts, or made-up traces, may name one behind several
-others: each of these is a block of its own here, as it would be for an engine, and a message says so.
-The last block is partly filled when `input_length` is given and is not a whole number of blocks;
-an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
+Lines of `kvstore record` say what a block is: `block_tokens`, and `block_bytes` of a tier. Where lines do not, `Assumed` is
+what they are read by: blocks of 512 tokens and milliseconds, as in that release, unless the user says otherwise. Lines whose
+`input_length` and number of ids do not fit are counted, so that a wrong assumption is seen.
+
+A hash id stands for a block and everything before it, so it follows the same id wherever it is named. Recorders that cut
+prompts, or made-up traces, may name one behind several others, or twice in a prompt: each of these is a block of its own
+here, as it would be for an engine, and counted. The last block is partly filled when `input_length` is given and is not a
+whole number of blocks; an engine never stores it, `drop_tail` leaves it out. Lines may be out of order by accident of
 logging: time never runs backwards here.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,11 +39,22 @@ _Size = Annotated[int, Meta(ge=1)]
 class Line(msgspec.Struct):
     """One request as it is recorded; other fields are allowed and not read."""
 
-    timestamp: float
+    timestamp: Annotated[float, Meta(ge=-1e15, le=1e15)]  # infinity is read as a number, too
     hash_ids: list[int]
     input_length: int | None = None  # not every recorder has it
-    block_tokens: _Size = REPLAY_BLOCK_TOKENS
+    block_tokens: _Size | None = None
     block_bytes: _Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a line does not say itself. block_tokens: of its blocks; a_second: what its timestamps count in one."""
+
+    block_tokens: int = REPLAY_BLOCK_TOKENS
+    a_second: int = 1000
+
+
+MOONCAKE = Assumed()
 
 
 @dataclass(slots=True)
@@ -52,6 +66,10 @@ class Trace:
     block_refs: int = 0
     unique_blocks: int = 0
     unchained_ids: int = 0  # ids that follow several others, or begin some prompts and not all
+    repeated_ids: int = 0  # that a prompt had named before
+    assumed_lines: int = 0  # that do not say how many tokens a block has
+    unfit_lines: int = 0  # whose input_length is not that of so many blocks
+    fitting_tokens: int = 0  # of a block, by the first of these
     sized_blocks: int = 0  # of the unique ones: those of which the lines say what they take …
     sized_bytes: int = 0  # … and that
     cut_lines: int = 0  # last lines that a recorder could not end, which are left out
@@ -62,14 +80,16 @@ class Trace:
         return self.sized_bytes / self.sized_blocks if self.sized_blocks == self.unique_blocks else None
 
 
-def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
+def read(paths: Sequence[Path], drop_tail: bool = False, assumed: Assumed = MOONCAKE) -> Trace:
     """The requests of several files, one after the other. Raises ReplayError naming file and line."""
     trace = Trace()
     for path in paths:
         names: dict[tuple[bytes, int], bytes] = {}  # files do not share blocks: they were recorded apart
         for line in _lines(path, trace):
             ids = line.hash_ids
-            if drop_tail and ids and _is_partial(line):
+            block_tokens = line.block_tokens or assumed.block_tokens
+            _note(line, block_tokens, trace)
+            if drop_tail and ids and _is_partial(line, block_tokens):
                 ids = ids[:-1]
             if not ids:
                 continue
@@ -82,7 +102,7 @@ def read(paths: Sequence[Path], drop_tail: bool = False) -> Trace:
             if line.block_bytes is not None:
                 trace.sized_blocks += trace.unique_blocks - known
                 trace.sized_bytes += (trace.unique_blocks - known) * line.block_bytes
-            now_s = line.timestamp / 1000
+            now_s = line.timestamp / assumed.a_second
             trace.times_s.append(max(now_s, trace.times_s[-1]) if trace.times_s else now_s)
             trace.prompts.append(b"".join(hashes))
             trace.block_refs += len(hashes)
@@ -100,9 +120,26 @@ def _name(names: dict[tuple[bytes, int], bytes], block: tuple[bytes, int], trace
     return name
 
 
-def _is_partial(line: Line) -> bool:
+def _note(line: Line, block_tokens: int, trace: Trace) -> None:
+    """What of a line is worth a word to whoever reads the figures."""
+    blocks, tokens = len(line.hash_ids), line.input_length
+    trace.repeated_ids += blocks - len(set(line.hash_ids))
+    trace.assumed_lines += line.block_tokens is None
+    if (
+        tokens and not blocks - 1 <= tokens / block_tokens <= blocks + 1
+    ):  # one more: recorders leave out the partly filled one
+        trace.unfit_lines += 1
+        trace.fitting_tokens = trace.fitting_tokens or (_power_of_two(tokens / blocks) if blocks else 0)
+
+
+def _power_of_two(number: float) -> int:
+    """The nearest one: what blocks have."""
+    return 1 << max(0, round(math.log2(max(1.0, number))))
+
+
+def _is_partial(line: Line, block_tokens: int) -> bool:
     tokens = line.input_length
-    return tokens is not None and tokens < len(line.hash_ids) * line.block_tokens
+    return tokens is not None and tokens < len(line.hash_ids) * block_tokens
 
 
 def _lines(path: Path, trace: Trace) -> Iterator[Line]:
@@ -115,10 +152,7 @@ def _lines(path: Path, trace: Trace) -> Iterator[Line]:
             while text := file.readline(REPLAY_LINE_BYTES_MAX):
                 number += 1
                 if text.strip():
-                    line = decoder.decode(text)
-                    if len(set(line.hash_ids)) != len(line.hash_ids):
-                        raise ReplayError(f"{path}:{number}: hash_ids: a block is repeated in one prompt")
-                    yield line
+                    yield decoder.decode(text)
     except (OSError, EOFError) as error:
         raise ReplayError(f"{path}: {error}") from error
     except zlib.error as error:
