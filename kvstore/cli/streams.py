@@ -16,8 +16,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-from kvstore.units import harmless
-
 _NO_TERMINAL = "dumb"  # what every library knows as a terminal without colours
 
 
@@ -28,6 +26,8 @@ class Harmless:
         self.below = below
 
     def write(self, text: str) -> int:
+        from kvstore.units import harmless
+
         self.below.write(harmless(text))
         return len(text)
 
