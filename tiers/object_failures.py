@@ -38,9 +38,17 @@ _ERRNO = re.compile(r"\(os error (\d{1,4})\)")
 _NO_CREDENTIALS = re.compile(
     r"latest/api/token|latest/meta-data|security-credentials|metadata\.google\.internal|metadata/identity"
 )
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]{1,40})")
+_CERTIFICATES = {  # what obstore says of one → what to do
+    "UnknownIssuer": ": nobody here knows who issued it (SSL_CERT_FILE names a file of more certificates to trust)",
+    "NotValidForName": ": it is for other names than this endpoint's",
+    "Expired": ": it has expired, or the clock here is wrong",
+    "NotValidYet": ": it is not valid yet, or the clock here is wrong",
+}
 _CAUSES = (  # words in obstore's account of a connection → what they mean; the first one counts
     ("without LOCATION", "the bucket is in another region", ObjectRefused),
     ("invalid peer certificate", "the store has a TLS certificate that is not trusted here", ObjectRefused),
+    ("InvalidCertificate", "the store has a TLS certificate that is not trusted here", ObjectRefused),
     ("StartTooLarge", "the object ends before the range that was asked for", EndsEarly),
     ("dns error", "the host is not known", ObjectUnavailable),
     ("ConnectionRefused", "the store cannot be reached: connection refused", ObjectUnavailable),
@@ -71,8 +79,9 @@ def failure(error: Exception, asked: str) -> ObjectError:
     """Our error for one of StoreErrors. asked: the store, and what it was asked for."""
     text = str(error)
     if _NO_CREDENTIALS.search(text):
+        profile = "; AWS_PROFILE is set, and profiles are not read" if os.environ.get("AWS_PROFILE") else ""
         return ObjectUnavailable(
-            f"{asked}: no credentials: none in the configuration or the environment, none from this machine"
+            f"{asked}: no credentials: none in the configuration or the environment, none from this machine{profile}"
         )
     status = status_of(error)
     if status:
@@ -83,9 +92,14 @@ def failure(error: Exception, asked: str) -> ObjectError:
         return ObjectMissing(f"{asked}: there is no such object")
     for words, meaning, kind in _CAUSES:
         if words in text:
-            return kind(f"{asked}: {meaning}")
+            return kind(f"{asked}: {meaning}{_of_certificate(text)}")
     kind = ObjectRefused if isinstance(error, _REFUSED_TYPES) else ObjectUnavailable
     return kind(f"{asked}: failed ({type(error).__name__})")
+
+
+def _of_certificate(text: str) -> str:
+    found = _CERTIFICATE.search(text)
+    return _CERTIFICATES.get(found[1].removesuffix("Context"), "") if found else ""
 
 
 def status_of(error: Exception) -> int:

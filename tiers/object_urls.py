@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # exists in obstore's stubs only
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _PREFIX = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+-]+)*")
 
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+
 _memories: dict[str, MemoryStore] = {}  # of this process, by name
 
 
@@ -47,6 +50,11 @@ def open_store(url: str, options: ObjectOptions) -> tuple[str, ObjectStore]:
     except StoreErrors as error:
         hint = ": which account? access_key_id, or AZURE_STORAGE_ACCOUNT_NAME" if scheme == "az" else ""
         raise ObjectRefused(f"{failure(error, f'{url}: open')}{hint}") from None
+
+
+def is_host_label(bucket: str) -> bool:
+    """Whether a bucket of S3 can stand before its provider's host: certificates there are for one label more."""
+    return re.fullmatch(_LABEL, bucket) is not None
 
 
 def _open_directory(rest: str, options: ObjectOptions) -> tuple[str, ObjectStore]:
@@ -80,7 +88,7 @@ def _open_bucket(scheme: str, rest: str, options: ObjectOptions) -> tuple[str, O
     kinds: dict[str, Callable[..., ObjectStore]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if scheme == "gs" and (options.endpoint or options.access_key_id or options.secret_access_key):
         raise ObjectRefused(f"{where}: takes no endpoint and no key: set GOOGLE_APPLICATION_CREDENTIALS")
-    settings = {"s3": _of_s3(bucket, options), "gs": {}, "az": _of_azure(options)}[scheme]
+    settings = {"s3": _of_s3(where, bucket, options), "gs": {}, "az": _of_azure(options)}[scheme]
     given = {name: value for name, value in settings.items() if value != ""}
     return where, kinds[scheme](bucket, **shared, **given)
 
@@ -95,8 +103,19 @@ def _check_endpoint(where: str, options: ObjectOptions) -> None:
         raise ObjectRefused(f"{where}: {options.endpoint} has no TLS: set allow_http, or use https://")
 
 
-def _of_s3(bucket: str, options: ObjectOptions) -> dict[str, Any]:
+def _check_host(where: str, bucket: str, endpoint: str) -> None:
+    """Whether the bucket can stand before the endpoint's host: the library below panics where the two are no name of a host."""
+    host = urlsplit(endpoint).hostname or ""
+    if ":" in host or host.replace(".", "").isdecimal() or not _HOST.fullmatch(f"{bucket}.{host}".lower()):
+        raise ObjectRefused(
+            f"{where}: path_style = off makes {bucket}.{host} the name of a host, which it cannot be: set it to on"
+        )
+
+
+def _of_s3(where: str, bucket: str, options: ObjectOptions) -> dict[str, Any]:
     endpoint = options.endpoint.rstrip("/")
+    if endpoint and not options.path_style:
+        _check_host(where, bucket, endpoint)
     if endpoint and not options.path_style:
         endpoint = endpoint.replace("://", f"://{bucket}.", 1)
     return {

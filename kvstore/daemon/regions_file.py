@@ -17,6 +17,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
@@ -28,6 +29,7 @@ from kvstore.units import parse_bytes
 from replication.rules import Rule
 from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
+from tiers.object_urls import is_host_label
 from tiers.objects import Objects
 
 REGION_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -89,10 +91,14 @@ class Place(Section):
         return ObjectOptions(
             endpoint=self.endpoint,
             region=self.bucket_region,
-            path_style=bool(self.endpoint) if self.path_style == "auto" else self.path_style == "on",
+            path_style=self._has_path_style() if self.path_style == "auto" else self.path_style == "on",
             allow_http=self.endpoint.startswith("http://"),
             timeout_s=self.stall_s,
         )
+
+    def _has_path_style(self) -> bool:
+        """At an endpoint of its own, and wherever the name of the bucket is no name of a host, such as "my.bucket"."""
+        return bool(self.endpoint) or not is_host_label(urlsplit(self.url).netloc)
 
     def open(self) -> Objects:
         """The bucket; asks nobody yet. Raises ObjectRefused."""
