@@ -38,7 +38,15 @@ LEASES_MAX_MAX = 65536
 SOCKET_PATH_BYTES_MAX = struct.calcsize("108s") - 1  # sun_path of the kernel, with its final zero
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
-# ---- process (kvstore/daemon/service.py, kvstore/daemon/data_dir.py) ----------------------------------
+# ---- process (kvstore/daemon/service.py, data_dir.py, process.py, kvstore/output.py) ------------------
+OUTPUT_WAITING_BYTES_MAX = 4 * MIB  # of log lines that nobody takes; beyond it the oldest go
+OUTPUT_END_S = 1.0  # at the end of a process, for what was not written yet
+DESCRIPTORS_MAX = 1 << 20  # that a process asks for; some systems give a thousand times as many
+DESCRIPTORS_LEAST = 32  # with fewer, libraries end the process without a word
+DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets, …
+DESCRIPTORS_KEPT_PER_REGION = 128  # … for each region that is read, …
+DESCRIPTORS_KEPT_PER_DEVICE = 64  # … and for the slabs of each NVMe directory
+THREADS_SPARE = 32  # that libraries start, besides those of ours
 DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
 DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
 TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
@@ -262,6 +270,10 @@ DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
 DOOR_STALLED_S_MAX = 10.0  # half a frame, or answers nobody reads …
 DOOR_STALLED_S_PRESSED = 1.0  # … and half a frame while others wait for its memory
 DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
+DOOR_TOOLS_MAX = (
+    8  # connections beyond the maximum, of tools that attach no arena: a full daemon can be asked
+)
+DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
 DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
 DOOR_TURN_S = 0.001  # of work between two looks at the sockets
 DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections

@@ -41,6 +41,10 @@ class StartSettingError(StartError):
     heals = False
 
 
+class TooFewDescriptors(StartSettingError):
+    """The process may open too few files."""
+
+
 class MemoryShort(StartError):
     """There is not enough free memory at the moment."""
 

@@ -5,7 +5,7 @@ tiers and client need nothing of ours; here, once, all of it is given one form:
 
     {"event": "serving", "level": "info", "logger": "kvstore.service", "time": "2025-…Z", …}
 
-Facts travel as fields: `log.info("serving", extra={"socket": …})`.
+Facts travel as fields: `log.info("serving", extra={"socket": …})`. Who writes them is in kvstore/output.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 import structlog
 from structlog.typing import EventDict, Processor
 
+from kvstore.output import HandedOver
 from kvstore.units import harmless
 
 # What a LogRecord has of its own; anything else came in through `extra`.
@@ -41,9 +42,16 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(console)],
         )
     )
+    if isinstance(sys.stderr, HandedOver):
+        sys.stderr.note = lambda lost: handler.format(_missing(lost))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+
+
+def _missing(lines: int) -> logging.LogRecord:
+    facts = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "lines": lines}
+    return logging.makeLogRecord({**facts, "msg": "lines of the log were lost here: nobody took them"})
 
 
 def _render(console: bool) -> list[Processor]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 
 from kvstore.cli import USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, start_failure
@@ -35,11 +36,16 @@ def run(args: argparse.Namespace) -> int:
 
     from kvstore import logs
     from kvstore.cli import OK
+    from kvstore.daemon import process
     from kvstore.daemon.data_dir import hold
     from kvstore.daemon.mirroring import Mirroring
     from kvstore.daemon.regions_file import RegionsFileError
     from kvstore.errors import StartError
 
+    try:
+        signals = process.begin()
+    except StartError as error:
+        raise start_failure(error) from error
     try:
         deployment.place(config.region, "region")
     except RegionsFileError as error:
@@ -51,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         data_dir = hold(path)
         try:
-            mirroring = Mirroring(deployment, config.region, data_dir, lambda line: print(line, flush=True))
+            ready = partial(print, flush=True)
+            mirroring = Mirroring(deployment, config.region, data_dir, ready, signals=signals)
             uvloop.run(mirroring.run())
         finally:
             data_dir.close()

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kvstore.cli import FAILED, OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, start_failure
+
+if TYPE_CHECKING:
+    from kvstore.daemon.process import Signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means something
+    from kvstore.daemon import process
+    from kvstore.errors import StartError
+
+    try:
+        signals = process.begin()
+        return _serve(args, signals)
+    except StartError as error:
+        raise start_failure(error) from error
+
+
+def _serve(args: argparse.Namespace, signals: Signals) -> int:
+    """Raises CliError, StartError."""
     loaded = load_config(args)
     config = loaded.config
 
@@ -37,18 +52,18 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.daemon.regions_file import RegionsFileError
     from kvstore.daemon.service import Service
     from kvstore.daemon.storage import open_storage
-    from kvstore.errors import StartError
     from tiers.errors import OpenError
 
     logs.configure(config.log.level, config.log.format)
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         storage = open_storage(config)
-        service = Service(config, storage, reread=lambda: load_config(args), loaded=loaded)
+        reread = partial(load_config, args)
+        service = Service(config, storage, reread=reread, loaded=loaded, signals=signals)
         uvloop.run(service.run())
     except RegionsFileError as error:
         raise CliError(*error.problems, exit_code=USAGE) from error
-    except (StartError, OpenError) as error:
+    except OpenError as error:
         raise start_failure(error) from error
     if service.failure is not None:
         raise CliError(service.failure, exit_code=FAILED)

@@ -14,6 +14,7 @@ are waited for. When it listens, one line goes to stdout:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from kvstore.cli import OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, socket_path, start_failure
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from kvstore import logs
+    from kvstore.daemon import process
     from kvstore.daemon.listening import parse_listen
     from kvstore.errors import StartError
     from kvstore.web.running import serve
@@ -53,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
         listen = parse_listen(text)
     except ValueError as error:
         raise CliError(f"web: --listen {text}: {error}", exit_code=USAGE) from error
+    path = socket_path(args)
+    try:
+        signals = process.begin()
+    except StartError as error:
+        raise start_failure(error) from error
     logs.configure(level, form)  # type: ignore[arg-type]  # those of the configuration
     try:
-        asyncio.run(
-            serve(listen, socket_path(args), args.child is not None, lambda line: print(line, flush=True))
-        )
+        asyncio.run(serve(listen, path, args.child is not None, partial(print, flush=True), signals))
     except StartError as error:
         raise start_failure(error) from error
     return OK

@@ -23,6 +23,7 @@ from functools import partial
 
 from kvstore.constants import JOIN_PAUSE_S
 from kvstore.daemon.data_dir import DataDir
+from kvstore.daemon.process import Signals
 from kvstore.daemon.regions_file import Deployment, Place
 from kvstore.daemon.systemd import Notifier
 from kvstore.errors import StartError
@@ -53,6 +54,7 @@ class Mirroring:
         data_dir: DataDir,
         ready: Callable[[str], None],
         notifier: Notifier | None = None,
+        signals: Signals | None = None,
     ) -> None:
         """ready: called with a line when the region is joined. Raises StartError where there is nothing to copy from."""
         self._deployment = deployment
@@ -60,6 +62,7 @@ class Mirroring:
         self._data_dir = data_dir
         self._ready = ready
         self._notifier = notifier or Notifier()
+        self._signals = signals or Signals()
         self._rules = deployment.copy_rules()
         self._sources = sources_for(self._rules, region, deployment.regions)
         if not self._sources:
@@ -69,8 +72,7 @@ class Mirroring:
         """Until SIGTERM or SIGINT. Raises StartError where the bucket at home refuses."""
         loop = asyncio.get_running_loop()
         work = loop.create_task(self._live())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, work.cancel)
+        self._signals.attach(dict.fromkeys((signal.SIGTERM, signal.SIGINT), work.cancel))
         try:
             await work
         except asyncio.CancelledError:

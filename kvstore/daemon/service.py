@@ -24,6 +24,9 @@ from typing import Any
 from kvstore import __version__
 from kvstore.constants import (
     CHECK_IDLE_S,
+    DESCRIPTORS_KEPT,
+    DESCRIPTORS_KEPT_PER_DEVICE,
+    DESCRIPTORS_KEPT_PER_REGION,
     EXPIRY_PAUSE_S,
     FILE_THREADS,
     FLUSH_POLL_S,
@@ -35,6 +38,7 @@ from kvstore.constants import (
     POLICY_LEARNS_AFTER_S,
     PROBE_READS_MAX,
     STATS_LOG_INTERVAL_S,
+    THREADS_SPARE,
     TICK_INTERVAL_S,
     WARM_PAUSE_S,
     WATCH_INTERVAL_S_LEAST,
@@ -45,6 +49,7 @@ from kvstore.daemon.config import Config
 from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.exporting import Exporter
+from kvstore.daemon.process import Signals, connections_room, require_threads
 from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
 from kvstore.daemon.reloading import InForce
 from kvstore.daemon.settings import Settings
@@ -85,6 +90,7 @@ class Service:
         notifier: Notifier | None = None,
         reread: Callable[[], Loaded] | None = None,
         loaded: Loaded | None = None,
+        signals: Signals | None = None,
     ) -> None:
         """reread: the configuration as it is now, for SIGHUP. loaded: `config`, with where its values come from."""
         self.settings = Settings(loaded or Loaded(config, {}, None))
@@ -92,6 +98,7 @@ class Service:
         self.storage = storage
         self.failure: str | None = None  # why it stopped, when nobody asked it to
         self._notifier = notifier or Notifier()
+        self._signals = signals or Signals()
         self._started_s = time.monotonic()
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
@@ -114,6 +121,7 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
         loop = asyncio.get_running_loop()
+        self._require_threads()
         # Of each device: loads and writes take io_threads each at most, probes a few more.
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
@@ -123,9 +131,13 @@ class Service:
             self._make_engine(io, pools)
             await self._require_region()
             await self._open_door()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._asked_to_stop)
-            loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
+            self._signals.attach(
+                {
+                    signal.SIGTERM: self._asked_to_stop,
+                    signal.SIGINT: self._asked_to_stop,
+                    signal.SIGHUP: self._asked_to_reload,
+                }
+            )
             with self._prefaulting():
                 self._announce()
                 background = [
@@ -175,6 +187,12 @@ class Service:
                 self._tell_what_stays(keep)
             else:  # a thread may write into the arena as long as this process lives
                 log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
+
+    def _require_threads(self) -> None:
+        """Raises StartError."""
+        of_devices = len(self.storage.devices) * (2 * self.config.engine.io_threads + PROBE_READS_MAX)
+        of_region = 3 * (os.cpu_count() or 1) if self.config.region else 0
+        require_threads(of_devices + of_region + FILE_THREADS + THREADS_SPARE)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something beside the door. If it fails, so does the daemon: half of one must not serve."""
@@ -335,6 +353,7 @@ class Service:
             live=self.live_steps,
             settings=self.settings,
             connections_max=limits.connections_max,
+            connections_room=self._connections_room(),
             leases_max=limits.leases_max,
             lease_share_max=limits.lease_share_max,
             on_failure=self._fail,
@@ -346,6 +365,13 @@ class Service:
         self.engine.blocks.family.later = lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)
         self.settings.parts = InForce(self.engine, self.door)
         await self.door.start()
+
+    def _connections_room(self) -> int:
+        """For how many connections there are descriptors. Raises StartError."""
+        kept = DESCRIPTORS_KEPT + DESCRIPTORS_KEPT_PER_DEVICE * len(self.storage.devices)
+        if self._region is not None:
+            kept += DESCRIPTORS_KEPT_PER_REGION * (1 + len(self._region.far))
+        return connections_room(kept)
 
     def _make_socket_directory(self) -> None:
         """/run is empty after a boot: make the last directory of the socket's path, private to us."""
@@ -376,11 +402,7 @@ class Service:
                 "start_s": round(time.monotonic() - self._started_s, 3),
             },
         )
-        with contextlib.suppress(BrokenPipeError):  # nobody reads it: no reason to stop
-            print(
-                f"ready socket={path} arena={arena.path} pages={arena.page_kind.replace(' ', '-')}",
-                flush=True,
-            )
+        print(f"ready socket={path} arena={arena.path} pages={arena.page_kind.replace(' ', '-')}", flush=True)
         self._notifier.send(f"READY=1\nSTATUS=serving at {path}")
 
     @contextlib.contextmanager

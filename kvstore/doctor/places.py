@@ -128,7 +128,10 @@ def _holder(case: Case) -> int | None:
 def descriptors(case: Case) -> Iterator[Finding]:
     """One for each connection, and some for files."""
     connections = case.config.door.connections_max if case.config is not None else 0
-    soft, who = resource.getrlimit(resource.RLIMIT_NOFILE)[0], "this shell"
+    soft, who = (
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "this shell",
+    )  # a daemon raises it as far as it may
     if case.pid is not None:
         try:
             text = (case.proc / str(case.pid) / "limits").read_text()

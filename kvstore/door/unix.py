@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -70,6 +71,7 @@ class Door:
         live: Callable[[float], Steps[dict[str, Any]]],
         settings: Settings | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
+        connections_room: int = constants.CONNECTIONS_MAX_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
         stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
         leases_max: int = constants.DOOR_LEASES_MAX,
@@ -79,8 +81,8 @@ class Door:
         """Opens nothing yet.
 
         instance: every client is told. report: what a Status request answers; totals: a Report request;
-        live: a Live one. lease_share_max: what one connection may hold of the arena. on_failure: called when
-        the door cannot go on.
+        live: a Live one. connections_room: for how many this process has descriptors. lease_share_max: what one
+        connection may hold of the arena. on_failure: called when the door cannot go on.
         """
         loop = asyncio.get_running_loop()
         self.engine = engine
@@ -109,7 +111,8 @@ class Door:
         self._arena = arena
         self._path = Path(socket_path)
         self._instance, self._life = instance, int.from_bytes(os.urandom(6), "little")
-        self._connections_max = connections_max
+        self._connections_room = connections_room
+        self._connections_max = self._fitting(connections_max)
         self._hello_timeout_s = hello_timeout_s
         self._on_failure = on_failure
         self._accepted = 0
@@ -119,8 +122,18 @@ class Door:
 
     def limit(self, connections_max: int, leases_max: int, lease_share_max: float) -> None:
         """Other limits from now on; what is held already stays."""
-        self._connections_max = connections_max
+        self._connections_max = self._fitting(connections_max)
         self.api.limits = _limits(self._arena, leases_max, lease_share_max)
+
+    def _fitting(self, connections_max: int) -> int:
+        if connections_max > self._connections_room:
+            log.warning(
+                "door.connections_max is %d: this process may have too few open files for %d; ulimit -n or "
+                "LimitNOFILE allows more",
+                self._connections_room,
+                connections_max,
+            )
+        return min(connections_max, self._connections_room)
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -168,19 +181,22 @@ class Door:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                peer, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors or memory: those inside go on
-                if not self.api.refused["accept_failed"]:
-                    log.error("accepting a connection failed: %s", error)
-                self.api.refused["accept_failed"] += 1
-                await asyncio.sleep(constants.DOOR_ACCEPT_RETRY_S)
-                continue
-            self._accepted += 1
-            task = asyncio.create_task(self._greet(peer))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+        with contextlib.closing(_Spare()) as spare:
+            while True:
+                try:
+                    peer, _ = await loop.sock_accept(listener)
+                except OSError as error:  # out of descriptors or memory: those inside go on
+                    if not self.api.refused["accept_failed"]:
+                        log.error("accepting a connection failed: %s", error)
+                    self.api.refused["accept_failed"] += 1
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        spare.refuse(listener)
+                    await asyncio.sleep(constants.DOOR_ACCEPT_RETRY_S)
+                    continue
+                self._accepted += 1
+                task = asyncio.create_task(self._greet(peer))
+                self._greeting.add(task)
+                task.add_done_callback(self._greeting.discard)
 
     async def _greet(self, peer: socket.socket) -> None:
         pid = uid = -1
@@ -188,10 +204,11 @@ class Door:
         try:
             pid, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             peer.setblocking(False)
-            if len(self.connections) + len(self._greeting) > self._connections_max:
-                raise TooManyConnections(f"{self._connections_max} connections are served already")
+            self._require_room(constants.DOOR_TOOLS_MAX)
             process = self.api.enter(pid)
             hello = await self._hello(peer)
+            if hello.attach:
+                self._require_room(0)
             if uid not in (0, os.geteuid()):
                 raise WrongPeer(f"uid {uid} is not served here")
             if hello.protocol != frames.PROTOCOL_VERSION:
@@ -216,6 +233,11 @@ class Door:
         finally:
             if process is not None:
                 self.api.leave(process)
+
+    def _require_room(self, beyond: int) -> None:
+        """Raises TooManyConnections."""
+        if len(self.connections) + len(self._greeting) > self._connections_max + beyond:
+            raise TooManyConnections(f"{self._connections_max} connections are served already")
 
     async def _hello(self, peer: socket.socket) -> frames.Hello:
         try:
@@ -283,6 +305,38 @@ class Door:
     def times(self) -> dict[str, object]:
         """How long requests took, by their name, of those that came since the start."""
         return {kind.__name__.lower(): t.as_dict() for kind, t in self.api.times.items() if t.count}
+
+
+class _Spare:
+    """One descriptor that is kept for refusing: who comes when there are no others is told so, and does not hang."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._keep()
+
+    def refuse(self, listener: socket.socket) -> None:
+        """All that wait to be accepted, each with the reason."""
+        refusal = TooManyConnections("the daemon has no descriptor left: its limit of open files is reached")
+        while self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            try:
+                peer, _ = listener.accept()
+            except OSError:  # nobody waits any more
+                self._keep()
+                return
+            with peer, contextlib.suppress(OSError):
+                peer.setblocking(False)
+                peer.send(frames.encode_frame(frames.Error(refusal.code, str(refusal))))
+            self._keep()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(OSError):
+            self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 async def _read(peer: socket.socket, size: int) -> bytes:

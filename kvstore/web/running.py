@@ -29,6 +29,7 @@ from kvstore.constants import (
     WEB_OOM_SCORE,
 )
 from kvstore.daemon.listening import Listen
+from kvstore.daemon.process import Signals
 from kvstore.errors import StartError
 from kvstore.web.asking import Asking
 from kvstore.web.server import Web
@@ -40,7 +41,9 @@ _PASSES = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)  # somebody may give it back, 
 _CLOSE_S = 1.0  # for requests under way, at the end
 
 
-async def serve(listen: Listen, socket_path: Path, is_child: bool, ready: Callable[[str], None]) -> None:
+async def serve(
+    listen: Listen, socket_path: Path, is_child: bool, ready: Callable[[str], None], signals: Signals
+) -> None:
     """Until SIGTERM, SIGINT, or, of a child, the end of its parent. ready: called with a line.
 
     Raises StartError where it cannot listen and is no child.
@@ -49,14 +52,13 @@ async def serve(listen: Listen, socket_path: Path, is_child: bool, ready: Callab
     logging.getLogger("kvstore.client").setLevel(logging.WARNING)  # a line for each reconnect
     loop = asyncio.get_running_loop()
     work = loop.create_task(_live(listen, socket_path, is_child, ready))
-    loop.add_signal_handler(signal.SIGTERM, work.cancel)
+    signals.attach({signal.SIGTERM: work.cancel, **({} if is_child else {signal.SIGINT: work.cancel})})
     if is_child:
         for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: our parent decides
+            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
         _step_back()
         loop.add_reader(sys.stdin.fileno(), lambda: os.read(sys.stdin.fileno(), 1) or work.cancel())
-    else:
-        loop.add_signal_handler(signal.SIGINT, work.cancel)
     try:
         await work
     except asyncio.CancelledError:
