@@ -3,7 +3,7 @@
     doctor.json  status.json  report.json  retention.json  settings.json  regions.json  environment.json
     versions.json  log.txt  meminfo.txt  cgroup.txt  mounts.txt  limits.txt
 
-Everything goes through one scrubber (kvstore/doctor/scrub.py). No prompt, no KV bytes and no file of a model is ever in
+Everything goes through one scrubber (kvstore/doctor/scrub.py), but for what only the kernel and we write. No prompt, no KV bytes and no file of a model is ever in
 one: the daemon itself does not know them. Mode 0600; what is there is not written over.
 """
 
@@ -28,6 +28,7 @@ from kvstore.doctor.scrub import Scrubber, names_in, names_in_log, secrets_in, s
 from tiers import memory_limits
 
 _UNITS = ("kvstore", "kvstore-mirror")
+_OF_THE_KERNEL = ("meminfo", "limits")  # in which nobody else writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,16 @@ def pack(
     secrets = {*secrets_of(os.environ), *secrets_of(of_daemon), *secrets_in({**documents, **hidden})}
     spaces = _parsed(case.data_dir / "namespaces.json", json.loads) if case.data_dir is not None else None
     names = [*names_in([*documents.values(), spaces]), *names_in_log(texts.get("log", ""))]
-    scrubber = Scrubber(secrets, [] if with_names else names)
+    scrubber = Scrubber(secrets, kept=[name for _, name in names]) if with_names else Scrubber(secrets, names)
     members = {
         f"{name}.json": json.dumps(scrubber.document(document), indent=1, ensure_ascii=False)
         for name, document in documents.items()
     }
+    members["versions.json"] = json.dumps(documents["versions"], indent=1)
     members["environment.json"] = json.dumps(scrubber.environment({**os.environ, **of_daemon}), indent=1)
-    members |= {f"{name}.txt": scrubber.text(text) for name, text in texts.items()}
+    members |= {
+        f"{name}.txt": text if name in _OF_THE_KERNEL else scrubber.text(text) for name, text in texts.items()
+    }
     return _write(path, members, case.clock())
 
 

@@ -1,8 +1,14 @@
-"""Taking secrets, and names, out of what leaves this machine.
+"""Taking secrets, and names, out of what leaves this machine: what is known to be harmless stays, nothing else.
 
     values known to be secret (variables, keys of TOML files, passwords of URLs)  ─▶ taken out wherever they stand
     what looks like a secret (URLs with userinfo or query, `token=…`, cloud keys, PEM) ─▶ taken out by its form
     names of models and tenants                                                   ─▶ model-3f2a…, the same in all files
+    of what is left: words of our own messages (kvstore/doctor/vocabulary.py), numbers, times  ─▶ stay
+                     every other word, whatever it is                             ─▶ word-91c0…, the same in all files
+
+So a secret leaves in no spelling: escaped, percent-encoded, in base64 or behind an option that nobody thought of, it is a word
+that we never wrote. The first three are there for secrets made of such words, and for the reader. What stands for a word is a
+digest with a key that is thrown away: a reader can see that two words are the same, and not what they were.
 
 Rather too much than too little: a reader asks back for what is missing; nobody can take back what was sent.
 """
@@ -17,9 +23,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from kvstore.doctor.vocabulary import WORD, is_figure, vocabulary, words_in
+
 GONE = "(removed)"
-_KEYS = r"(?:api|access|private|session)[-_]?key"
+_KEYS = r"(?:api|access|private|session|account|shared|storage|secret)[-_]?key"
 _WORDS = rf"secret|token(?!s_per|iz)|passw|passphrase|pwd|credential|{_KEYS}|auth|bearer|signature|sas|salt|_headers$"
+_WORDS_OF_FORMS = (
+    r"secret|token(?!iz|s[\w.-]*[\"']?\s*[=:]\s*\d)|passw|passphrase|pwd|credential|"
+    rf"{_KEYS}|auth|signature|salt|(?<![a-z])(?:sig|sas|pass)(?![a-z])"
+)
 _SECRET = re.compile(_WORDS + "|(^|[^a-z])key($|[^a-z])", re.IGNORECASE)
 _NOT_SECRET = frozenset({"tokens", "hash seed", "PWD", "OLDPWD"})
 _OPEN_VARIABLES = re.compile(
@@ -39,12 +51,14 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>]*@"), r"\1" + GONE + "@"),
     (re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?#\"'<>]*)[?#][^\s\"'<>]*"), r"\1?" + GONE),
     (re.compile(r"\b(Bearer|Basic|Negotiate|AWS4-HMAC-SHA256)\s+[^\s\"',;]+", re.IGNORECASE), r"\1 " + GONE),
+    (re.compile(r"(?im)\b((?:set-)?cookie|(?:proxy-)?authorization)\s*:[^\n]*"), r"\1: " + GONE),
+    (re.compile(rf"(?i)(--?(?:[\w-]*(?:{_WORDS_OF_FORMS}))[\w-]*[ \t]+)(?!-)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)"), r"\1" + GONE),
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}\b"), GONE),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?"), GONE),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|hf_|sk-|xox[abp]-|glpat-|ya29\.)[A-Za-z0-9_.-]{8,}"), GONE),
     (
         re.compile(
-            rf"""(?ix)( ["']? [\w.-]* (?:secret|token(?!iz|s[\w.-]*["']?\s*[=:]\s*\d)|passw|passphrase|pwd|credential|{_KEYS}|auth|signature|salt)
+            rf"""(?ix)( ["']? [\w.-]* (?:{_WORDS_OF_FORMS})
             [\w.-]* ["']? \s* [=:] \s* ) ( "[^"\n]*" | '[^'\n]*' | [^\s,;}}\]"']+ )"""
         ),
         r"\1" + GONE,
@@ -113,8 +127,13 @@ def names_in_log(text: str) -> Iterator[tuple[str, str]]:
 class Scrubber:
     """For one bundle: its names are replaced by digests that mean nothing in another one."""
 
-    def __init__(self, secrets: Iterable[str], names: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, secrets: Iterable[str], names: Iterable[tuple[str, str]] = (), kept: Iterable[str] = ()
+    ) -> None:
+        """kept: names that stay."""
         self._seed = os.urandom(16)
+        self._made: set[str] = set()  # aliases
+        self._kept = vocabulary() | {word for name in kept for word in words_in(name)}
         literal = {s for s in secrets if len(s) >= _LITERAL_CHARS_MIN and not _PLAIN.fullmatch(s)}
         self._secrets = _any_of(literal)
         self._aliases = {name: self._alias(kind, name) for kind, name in names}
@@ -127,7 +146,15 @@ class Scrubber:
             text = form.sub(instead, text)
         if self._names is not None:
             text = self._names.sub(lambda match: self._aliases[match[0]], text)
-        return text
+        return WORD.sub(self._word, text)
+
+    def _word(self, match: re.Match[str]) -> str:
+        word = match[0]
+        if word in self._made or word.lower() in self._kept or is_figure(word):
+            return word
+        if all(part.lower() in self._kept or is_figure(part) for part in word.split(".")):  # dram.slab_bytes
+            return word
+        return self._alias("word", word)
 
     def document(self, value: Any, name: str = "") -> Any:
         """The same of a parsed document: no key and no string in it stays unlooked at."""
@@ -150,7 +177,9 @@ class Scrubber:
 
     def _alias(self, kind: str, name: str) -> str:
         digest = hashlib.blake2b(name.encode(errors="surrogatepass"), key=self._seed, digest_size=5)
-        return f"{kind}-{digest.hexdigest()}"
+        alias = f"{kind}-{digest.hexdigest()}"
+        self._made.add(alias)
+        return alias
 
 
 def _any_of(words: Iterable[str], whole: bool = False) -> re.Pattern[str] | None:
