@@ -98,6 +98,7 @@ ADOPT_PIECES = 2  # of 512 rows indexed between two looks at requests while star
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 TABLE_PART_ENTRIES = (341, 682, 1365)  # blocks that a dict of the index takes before it grows: 2/3 of 512 …
 TABLE_SPLIT_BITS = 2  # a part that is too full becomes four: a third of the moves that two would take
+LEASE_BYTES = 8  # of randomness in the number of a lease
 PROMPTS_REMEMBERED_MAX = 4096  # lookups whose blocks are still to be acquired or stored
 
 LOAD_WAITERS_MAX = 1 << 18  # requests for single blocks that wait for a load; beyond it: a miss

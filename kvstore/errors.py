@@ -103,7 +103,11 @@ class NamespaceConflict(RequestError):
 
 
 class UnknownLease(RequestError):
-    """The lease is not one that this session holds."""
+    """The lease is not one that this session holds, or its time has run out."""
+
+
+class LeaseExpired(RequestError):
+    """A lease was held for too long, and taken back: its client hangs, or leaks leases."""
 
 
 class IndexNotReserved(RequestError):
@@ -158,10 +162,6 @@ class TooSlow(ConnectionRefused):
     """The peer left a frame half sent, or answers unread, for too long."""
 
 
-class LeaseExpired(ConnectionRefused):
-    """The peer held a lease for too long: it hangs, or leaks leases."""
-
-
 # Replaying a trace ------------------------------------------------------------------
 
 
@@ -191,3 +191,13 @@ class Refused(ClientError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class FillsRefused(Refused):
+    """Some fills of a call made no sense; the others are done. refused: position -> why; committed: of all of them, as
+    `Client.fill` returns it, 0 where refused."""
+
+    def __init__(self, refused: dict[int, Refused], committed: list[int]) -> None:
+        first = next(iter(refused.values()))
+        super().__init__(first.code, first.message)
+        self.refused, self.committed = refused, committed

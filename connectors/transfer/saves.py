@@ -23,6 +23,7 @@ from connectors.device import BlockMover
 from connectors.transfer.link import Line
 from connectors.transfer.loads import Note
 from connectors.transfer.orders import Column, Save
+from kvstore.client import FillsRefused
 
 
 @dataclass(slots=True)
@@ -121,15 +122,18 @@ class Saves:
     def run(self, line: Line, tasks: Sequence[SaveTask]) -> None:
         """Never raises; the saves are through in every case."""
         fills = [(task.save.grant, task.column.number, self._copy(line, task)) for task in tasks]
-        committed, is_told = [0] * len(tasks), False
+        committed, is_told = [0] * len(tasks), [False] * len(tasks)
         try:
-            committed, is_told = line.client.fill(fills), True
+            committed, is_told = line.client.fill(fills), [True] * len(tasks)
+        except FillsRefused as error:
+            committed, is_told = error.committed, [at not in error.refused for at in range(len(tasks))]
+            self._note("save", error)
         except Exception as error:  # noqa: BLE001 - a save that fails is a save that was not made
             self._note("save", error)
         with self._lock:
-            for task, blocks in zip(tasks, committed, strict=True):
+            for task, blocks, is_known in zip(tasks, committed, is_told, strict=True):
                 del self._saving[task.save.number]
-                self._reports[task.save.number] = blocks, is_told
+                self._reports[task.save.number] = blocks, is_known
 
     def _copy(self, line: Line, task: SaveTask) -> list[bytes] | None:
         """The digests of the column in each slot; None if nothing was copied. Never raises."""

@@ -35,7 +35,7 @@ from kvstore.client.arena_view import ArenaView
 from kvstore.client.calls import Calls, Leading
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
-from kvstore.errors import ClientError, Refused, Unavailable
+from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 from kvstore.protocol.residency_bits import IN_ANY, WRITING
 from tiers import copying
@@ -52,6 +52,7 @@ __all__ = [
     "ArenaView",
     "Client",
     "ClientError",
+    "FillsRefused",
     "Grant",
     "GrantedSlots",
     "Leading",

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from kvstore.client.arena_view import ArenaView
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
-from kvstore.errors import ClientError, Refused, Unavailable
+from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -301,7 +301,8 @@ class Calls:
         has committed, because no other column is missing.
 
         fills: (grant, number of the column, xxh3_128 digest of the column in each slot; None: it will
-        not be written, and the lease is given up), at most 64. Raises Unavailable, Refused.
+        not be written, and the lease is given up), at most 64. Raises Unavailable, Refused; FillsRefused where the
+        daemon refused some of them, and did the others.
         """
         deadline = self._deadline()
         with self._locked(deadline):
@@ -309,8 +310,12 @@ class Calls:
             if any(grant.life != connection.life for grant, _, _ in fills):
                 raise Unavailable("the slots of this grant are in the arena of another daemon")
             packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
-            committed: list[int] = self._ask(connection, (), lambda w, _: w.Fill(packed), deadline).committed
-            return committed
+            life = connection.life
+            filled = self._ask(connection, (), lambda w, _: w.Fill(packed, life), deadline)
+        if filled.refused:
+            why = {position: Refused(code, message) for position, code, message in filled.refused}
+            raise FillsRefused(why, filled.committed)
+        return filled.committed  # type: ignore[no-any-return]
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
         """Start promoting blocks to DRAM; answers how many are on their way."""

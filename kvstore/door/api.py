@@ -16,7 +16,9 @@ of ours becomes an answer here, and only here; it is logged and counted.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -28,9 +30,11 @@ from kvstore.engine.sessions import Session
 from kvstore.errors import (
     BadRequest,
     Internal,
+    LeaseExpired,
     LimitExceeded,
     RequestError,
     TooManyConnections,
+    UnknownLease,
     UnknownNamespace,
 )
 from kvstore.index.block import Namespace
@@ -79,7 +83,7 @@ class Limits(NamedTuple):
     """What one connection may do, and what all connections of one process may.
 
     lease_bytes_max: of the arena, over all leases of a connection; process_lease_bytes_max: of a
-    process. lease_s_max: a lease that is held longer costs the connection.
+    process. lease_s_max: a lease that is held longer is taken back.
     """
 
     leases_max: int
@@ -93,8 +97,10 @@ class Process:
     """What all connections of one process hold together. An engine is one that registered a namespace: one line in
     the log when it comes, and one when it leaves, however many connections and namespaces it has."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, salt: int) -> None:
+        """salt: what makes numbers of its own, such as tickets, others than those of other processes."""
         self.pid = pid
+        self.salt = salt
         self.connections = 0
         self.namespaces = 0
         self.lease_bytes = 0
@@ -175,22 +181,29 @@ class Api:
         self.requests: Counter[str] = Counter()
         self.times = {kind: Histogram() for kind in KINDS}
         self.refused: Counter[str] = Counter()
+        self.life = int.from_bytes(os.urandom(6), "little")  # every client is told
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self.recordings: list[Recording] = []
         self.tracing: Tracing | None = None
-        self._run = run
+        self.run = run
         self._processes: dict[int, Process] = {}
+        self._secret = os.urandom(16)
         self._check: Later | None = None
 
     def enter(self, pid: int) -> Process:
         """A process connects; pid 0: it is not known (another pid namespace). Raises TooManyConnections."""
-        process = self._processes.get(pid) or Process(pid)
+        process = self._processes.get(pid) or Process(pid, self._salt(pid))
         if process.connections >= self.limits.process_connections_max:
             raise TooManyConnections(f"{process.connections} connections of pid {pid} are served already")
         process.connections += 1
         if pid:
             self._processes[pid] = process
         return process
+
+    def _salt(self, pid: int) -> int:
+        """Of 62 bits, always the same for one pid, and known to none of them."""
+        digest = hashlib.blake2b(pid.to_bytes(8, "little"), digest_size=8, key=self._secret).digest()
+        return int.from_bytes(digest, "little") >> 2
 
     def leave(self, process: Process) -> None:
         """One of its connections is gone, after its caller's `end`."""
@@ -203,7 +216,7 @@ class Api:
         """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
         if self._check is None:
             self._check = Later()
-            self._run(self._checking(self._check))
+            self.run(self._checking(self._check))
         return self._check
 
     def _checking(self, later: Later) -> Steps[None]:
@@ -244,6 +257,7 @@ class Caller:
         self._resume = resume
         self._namespaces: dict[int, Namespace] = {}
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
+        self._is_expiring = False
         self._lease_bytes = 0
         self._steps: Steps[frames.Answer] | None = None
         self._later: Later | None = None
@@ -271,6 +285,8 @@ class Caller:
         api.requests[kind.__name__] += 1
         self._process.requests += 1
         self._times, self._begun_s = api.times[kind], api.clock()
+        if getattr(request, "ticket", 0):  # two programs may count their requests from 1
+            request.ticket ^= self._process.salt  # type: ignore[union-attr]
         try:
             outcome = KINDS[kind].handler(self, request)
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
@@ -331,10 +347,26 @@ class Caller:
             self._has_complained = True
             log.warning("%s: request refused: %s: %s", self.name, code, message)
 
-    def oldest_lease_s(self) -> float:
-        """For how long the oldest lease has been held; 0 without any."""
-        since_s = next((since_s for _, since_s in self._leases.values()), None)
-        return self._api.clock() - since_s if since_s is not None else 0.0
+    def take_expired(self) -> None:
+        """Take the leases back that are held for too long, one after the other; others of this client stay."""
+        if not self._is_expiring and self._expired() is not None:
+            self._is_expiring = True
+            self._api.run(self._taking_expired())
+
+    def _expired(self) -> int | None:
+        """The oldest lease, if it is held for too long."""
+        for lease, (_, since_s) in self._leases.items():
+            return lease if self._api.clock() - since_s > self._api.limits.lease_s_max else None
+        return None
+
+    def _taking_expired(self) -> Steps[None]:
+        while (lease := self._expired()) is not None and self._session is not None:
+            limit_s = self._api.limits.lease_s_max
+            self.refusal(LeaseExpired(f"a lease was held for more than {limit_s:g} s, and taken back"))
+            self._engine.expire(self._session, lease)
+            self._closed(lease)
+            yield
+        self._is_expiring = False
 
     def end(self) -> None:
         """The client is gone: everything it holds goes back. Idempotent."""
@@ -495,13 +527,21 @@ class Caller:
         return frames.Count(committed)
 
     def _fill(self, request: frames.Fill) -> Steps[frames.Answer]:
-        committed = []
-        for lease, column, checksums in request.fills:
-            lender = self._api.lenders.get(lease)
-            committed.append(lender._filled(lease, column, checksums) if lender is not None else 0)
-            if committed[-1]:
+        """Each by itself: one that makes no sense is refused, and the others are done."""
+        if request.life not in (0, self._api.life):
+            raise UnknownLease("fill: these leases are of another daemon, or of an earlier life of this one")
+        committed, refused = [], []
+        for position, (lease, column, checksums) in enumerate(request.fills):
+            lender, stored = self._api.lenders.get(lease), 0
+            try:
+                stored = lender._filled(lease, column, checksums) if lender is not None else 0
+            except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
+                refusal = self.refusal(error)
+                refused.append((position, refusal.code, refusal.message))
+            committed.append(stored)
+            if stored:
                 yield
-        return frames.Filled(committed)
+        return frames.Filled(committed, refused)
 
     def _filled(self, lease: int, column: int, checksums: bytes) -> int:
         """Somebody has filled a column of a lease of ours."""

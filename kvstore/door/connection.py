@@ -28,7 +28,6 @@ from kvstore.errors import (
     ConnectionRefused,
     FrameTooLarge,
     Internal,
-    LeaseExpired,
     TooSlow,
 )
 from kvstore.protocol import frames
@@ -122,11 +121,8 @@ class DoorConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def drop_if_stalled(self, now_s: float) -> None:
-        """Hang up on a peer that left a frame half sent, or answers unread, or holds a lease, for too long."""
-        held_s = self._caller.oldest_lease_s()
-        if held_s > self._shared.api.limits.lease_s_max and not self._is_closing:
-            self._hang_up(LeaseExpired(f"a lease was held for {held_s:.0f} s"))
-            return
+        """Hang up on a peer that left a frame half sent, or answers unread, for too long."""
+        self._caller.take_expired()
         patience_s = self._shared.stalled_s_max
         if self._shared.frame_memory.waiting and self._taken_bytes:
             patience_s = min(patience_s, constants.DOOR_STALLED_S_PRESSED)

@@ -110,7 +110,7 @@ class Door:
         )
         self._arena = arena
         self._path = Path(socket_path)
-        self._instance, self._life = instance, int.from_bytes(os.urandom(6), "little")
+        self._instance = instance
         self._connections_room = connections_room
         self._connections_max = self._fitting(connections_max)
         self._hello_timeout_s = hello_timeout_s
@@ -278,7 +278,7 @@ class Door:
     def _send_welcome(self, peer: socket.socket, owner: int, read_only: bool) -> None:
         """With descriptors that carry no locks of the daemon: they would travel along."""
         if not owner:
-            welcome = frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0, life=self._life)
+            welcome = frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0, life=self.api.life)
             peer.send(frames.encode_frame(welcome))
             return
         arena = self._arena
@@ -289,7 +289,7 @@ class Door:
             owner,
             LOCK_BASE,
             arena.layout.generations_end,
-            self._life,
+            self.api.life,
         )
         fds = [arena.read_only_fd if read_only else arena.fd, arena.generations_fd]
         socket.send_fds(peer, [frames.encode_frame(welcome)], fds)

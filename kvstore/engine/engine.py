@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -29,6 +30,7 @@ from heapq import nlargest
 from itertools import accumulate, islice
 
 from kvstore.constants import (
+    LEASE_BYTES,
     PINNED_SHARE_DEFAULT,
     PREFIXES_TOLD,
     STALL_S,
@@ -152,7 +154,6 @@ class Engine(Parts):
         self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
         self.clearing = self._clearing()
-        self._lease_number = 0
         self._endurance_file = endurance_file
 
     def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
@@ -510,6 +511,15 @@ class Engine(Parts):
             self._let_go(lease)
         self.loader.feed()
 
+    def expire(self, session: Session, number: int) -> None:
+        """A lease was held for too long: taken back from a client that may be copying still."""
+        lease = session.leases.pop(number, None)
+        if isinstance(lease, WriteLease):
+            self._abort(lease, is_lost=True)
+        elif lease is not None:
+            self._let_go(lease)
+        self.loader.feed()
+
     # -- by hand --
 
     def clear(
@@ -749,8 +759,8 @@ class Engine(Parts):
         return forest.split_hashes(hashes, namespace.hash_bytes)
 
     def _next_lease(self) -> int:
-        self._lease_number += 1
-        return self._lease_number
+        """A number that nobody can guess: whoever knows it holds the lease, or was given a grant of it."""
+        return int.from_bytes(os.urandom(LEASE_BYTES), "little") or self._next_lease()
 
 
 def _fitting(rows: list[Total]) -> list[Total]:

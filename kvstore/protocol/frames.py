@@ -55,6 +55,7 @@ assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must 
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
 
 _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Lease = Annotated[int, Meta(ge=0)]  # 64 random bits: whoever knows one was given it
 _Bytes = Annotated[int, Meta(ge=1, lt=1 << 32)]
 _Tokens = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Text = Annotated[str, Meta(max_length=1024)]
@@ -123,7 +124,7 @@ class Reserve(msgspec.Struct, array_like=True, tag=5):
 class Commit(msgspec.Struct, array_like=True, tag=6):
     """Commit these indexes of a lease (16 bytes of checksum each), abort its others. Answer: Count."""
 
-    lease: _Id
+    lease: _Lease
     indexes: Annotated[list[_Id], Meta(max_length=LEASE_HASHES_MAX)]
     checksums: bytes
 
@@ -142,7 +143,7 @@ class Acquire(msgspec.Struct, array_like=True, tag=7):
 class Release(msgspec.Struct, array_like=True, tag=8):
     """Give a read lease back. Answer: Done."""
 
-    lease: _Id
+    lease: _Lease
 
 
 class Prefetch(msgspec.Struct, array_like=True, tag=9):
@@ -210,9 +211,11 @@ class Unregister(msgspec.Struct, array_like=True, tag=17):
 class Fill(msgspec.Struct, array_like=True, tag=18):
     """These columns of leases that somebody without the arena holds are written. fills: (lease, column, checksums
     of the column in each slot, joined; none of them: it will not be written, give the lease up). The last column
-    of a lease commits it. A lease that is not held any more is no error. Answer: Filled."""
+    of a lease commits it. A lease that is not held any more is no error. life: of the daemon that granted them, as
+    Welcome named it; 0: a client that does not say. Answer: Filled."""
 
-    fills: Annotated[list[tuple[_Id, _Id, bytes]], Meta(max_length=FILLS_MAX)]
+    fills: Annotated[list[tuple[_Lease, _Id, bytes]], Meta(max_length=FILLS_MAX)]
+    life: _Id = 0
 
 
 class Record(msgspec.Struct, array_like=True, tag=41):
@@ -398,9 +401,11 @@ class Acquired(msgspec.Struct, array_like=True, tag=69):
 
 
 class Filled(msgspec.Struct, array_like=True, tag=74):
-    """How many blocks each fill has committed: 0 while columns are missing, or where its lease is gone."""
+    """How many blocks each fill has committed: 0 while columns are missing, or where its lease is gone. refused:
+    (position of a fill, code, message) of those that made no sense; the others are not touched by it."""
 
     committed: list[int]
+    refused: list[tuple[int, str, str]] = []
 
 
 class Done(msgspec.Struct, array_like=True, tag=70):
