@@ -270,6 +270,8 @@ DOOR_BACKLOG = 512  # clients that may wait to be accepted
 DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
 DOOR_STALLED_S_MAX = 10.0  # half a frame, or answers nobody reads …
 DOOR_STALLED_S_PRESSED = 1.0  # … and half a frame while others wait for its memory
+DOOR_ACCEPTED_AT_ONCE = 16  # in one turn of the loop, a fraction of a millisecond
+DOOR_REFUSAL_LOG_S = 1.0  # between two lines about connections that are refused for the same reason
 DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
 DOOR_TOOLS_MAX = (
     8  # connections beyond the maximum, of tools that attach no arena: a full daemon can be asked

@@ -33,6 +33,7 @@ log = logging.getLogger("kvstore.client")
 
 OWED_PER_CALL_MAX = 64  # leases given back ahead of one request
 UNANSWERED_MAX = 64  # requests whose answers were not read yet
+CONNECT_AGAIN_S = 0.005  # between two tries, while the daemon has a queue at its door
 _RECEIVE_BYTES = 64 << 10  # grows to the largest answer seen
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LOST = (OSError, ValueError, msgspec.MsgspecError)  # ValueError: the arena is not as long as it claims
@@ -71,8 +72,7 @@ class Connection:
         self._frame_end = self._have = 0  # in `_in`: of the answer read last, and of what was read along
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._set_timeout(deadline)
-            self._socket.connect(path)
+            self._reach(path, deadline)
             self._require_trusted(attach)
             self._attach(label, attach, writable, deadline)
         except BaseException as error:
@@ -228,6 +228,15 @@ class Connection:
             have += self._read_into(have)
         self._frame_end, self._have = size, have
         return memoryview(self._in)[frames.HEADER_BYTES : size]
+
+    def _reach(self, path: str, deadline: float) -> None:
+        """Connect; wait for our turn where more want to than the daemon has let in yet."""
+        while True:
+            self._set_timeout(deadline)
+            try:
+                return self._socket.connect(path)
+            except BlockingIOError:  # its queue is full
+                time.sleep(CONNECT_AGAIN_S)
 
     def _read_into(self, position: int) -> int:
         count = self._socket.recv_into(memoryview(self._in)[position:])

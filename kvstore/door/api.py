@@ -16,7 +16,6 @@ of ours becomes an answer here, and only here; it is logged and counted.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections import Counter
@@ -24,6 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore import constants
+from kvstore.door.processes import Limits, Process, Processes
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
 from kvstore.engine.sessions import Session
@@ -33,7 +33,6 @@ from kvstore.errors import (
     LeaseExpired,
     LimitExceeded,
     RequestError,
-    TooManyConnections,
     UnknownLease,
     UnknownNamespace,
 )
@@ -45,8 +44,7 @@ from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
 from kvstore.steps import Steps
-from kvstore.units import format_bytes
-from tiers.checksum import column_sizes, pack_columns
+from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 from tiers.namespace_spec import NamespaceSpec
@@ -77,59 +75,6 @@ class Later:
             tell(self.answer)
         else:
             self._waiting.append(tell)
-
-
-class Limits(NamedTuple):
-    """What one connection may do, and what all connections of one process may.
-
-    lease_bytes_max: of the arena, over all leases of a connection; process_lease_bytes_max: of a
-    process. lease_s_max: a lease that is held longer is taken back.
-    """
-
-    leases_max: int
-    lease_bytes_max: int
-    process_lease_bytes_max: int
-    process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX
-    lease_s_max: float = constants.DOOR_LEASE_S_MAX
-
-
-class Process:
-    """What all connections of one process hold together. An engine is one that registered a namespace: one line in
-    the log when it comes, and one when it leaves, however many connections and namespaces it has."""
-
-    def __init__(self, pid: int, salt: int) -> None:
-        """salt: what makes numbers of its own, such as tickets, others than those of other processes."""
-        self.pid = pid
-        self.salt = salt
-        self.connections = 0
-        self.namespaces = 0
-        self.lease_bytes = 0
-        self.requests = 0
-        self._engine = ""  # the caller that registered its first namespace
-        self._since_s = 0.0
-
-    def registered(self, name: str, spec: NamespaceSpec, now_s: float) -> None:
-        """A namespace of one of its callers, `name`, is known now."""
-        if self._engine:
-            return
-        self._engine, self._since_s = name, now_s
-        log.info(
-            "an engine is here",
-            extra={
-                "engine": name,
-                "model": spec.fields.get("model", ""),
-                "tenant": spec.fields.get("tenant", ""),
-                "record": format_bytes(spec.record_bytes),
-                "block_tokens": spec.block_tokens,
-                "columns": len(column_sizes(spec.columns, spec.record_bytes)),
-            },
-        )
-
-    def left(self, now_s: float) -> None:
-        """Its last connection is gone."""
-        if self._engine:
-            facts = {"requests": self.requests, "seconds": round(now_s - self._since_s, 1)}
-            log.info("an engine is gone", extra={"engine": self._engine, **facts})
 
 
 class Timer(Protocol):
@@ -186,31 +131,16 @@ class Api:
         self.recordings: list[Recording] = []
         self.tracing: Tracing | None = None
         self.run = run
-        self._processes: dict[int, Process] = {}
-        self._secret = os.urandom(16)
+        self._processes = Processes()
         self._check: Later | None = None
 
-    def enter(self, pid: int) -> Process:
-        """A process connects; pid 0: it is not known (another pid namespace). Raises TooManyConnections."""
-        process = self._processes.get(pid) or Process(pid, self._salt(pid))
-        if process.connections >= self.limits.process_connections_max:
-            raise TooManyConnections(f"{process.connections} connections of pid {pid} are served already")
-        process.connections += 1
-        if pid:
-            self._processes[pid] = process
-        return process
-
-    def _salt(self, pid: int) -> int:
-        """Of 62 bits, always the same for one pid, and known to none of them."""
-        digest = hashlib.blake2b(pid.to_bytes(8, "little"), digest_size=8, key=self._secret).digest()
-        return int.from_bytes(digest, "little") >> 2
+    def enter(self, key: int) -> Process:
+        """A process connects; key: see `Process`. Raises TooManyConnections."""
+        return self._processes.enter(key, self.limits.process_connections_max)
 
     def leave(self, process: Process) -> None:
         """One of its connections is gone, after its caller's `end`."""
-        process.connections -= 1
-        if not process.connections:
-            self._processes.pop(process.pid, None)
-            process.left(self.clock())
+        self._processes.leave(process, self.clock())
 
     def check(self) -> Later:
         """The proof of the books. One at a time: who asks meanwhile gets the same answer."""

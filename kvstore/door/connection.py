@@ -17,19 +17,13 @@ from typing import NamedTuple, cast
 import msgspec
 
 from kvstore import constants
-from kvstore.door.api import Api, Caller, Process, price_us
+from kvstore.door.api import Api, Caller, price_us
 from kvstore.door.inbox import Inbox
 from kvstore.door.memory import FrameMemory, UnreadAnswers
+from kvstore.door.processes import Process
 from kvstore.door.turns import Turns
 from kvstore.engine.sessions import Session
-from kvstore.errors import (
-    BadFrame,
-    BadRequest,
-    ConnectionRefused,
-    FrameTooLarge,
-    Internal,
-    TooSlow,
-)
+from kvstore.errors import BadFrame, BadRequest, ConnectionRefused, FrameTooLarge, Internal, TooSlow
 from kvstore.protocol import frames
 
 

@@ -30,10 +30,11 @@ from typing import Any
 import msgspec
 
 from kvstore import constants
-from kvstore.door.api import Api, Limits, Process, Settings
+from kvstore.door.api import Api, Settings
 from kvstore.door.connection import DoorConnection, Shared
 from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
+from kvstore.door.processes import Limits, Process
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.errors import (
@@ -54,6 +55,7 @@ from tiers.errors import TierError
 log = logging.getLogger("kvstore.door")
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_SO_PEERPIDFD = 77  # the socket module does not name it
 
 
 class Door:
@@ -116,6 +118,7 @@ class Door:
         self._hello_timeout_s = hello_timeout_s
         self._on_failure = on_failure
         self._accepted = 0
+        self._refused_s: dict[str, float] = {}  # by code: when the log was told
         self._greeting: set[asyncio.Task[None]] = set()
         self._listener: DoorSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -194,18 +197,46 @@ class Door:
                     await asyncio.sleep(constants.DOOR_ACCEPT_RETRY_S)
                     continue
                 self._accepted += 1
-                task = asyncio.create_task(self._greet(peer))
-                self._greeting.add(task)
-                task.add_done_callback(self._greeting.discard)
+                self._admit(peer)
+                if self._accepted % constants.DOOR_ACCEPTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # whoever is inside comes first
 
-    async def _greet(self, peer: socket.socket) -> None:
+    def _admit(self, peer: socket.socket) -> None:
+        """Greet a peer, or refuse it at once: one that connects thousands of times holds up nobody."""
         pid = uid = -1
-        process = None
         try:
-            pid, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            pid, uid, key = _peer_of(peer)
             peer.setblocking(False)
-            self._require_room(constants.DOOR_TOOLS_MAX)
-            process = self.api.enter(pid)
+            self._require_room(constants.DOOR_TOOLS_MAX - 1)  # this peer is not counted yet
+            process = self.api.enter(key)
+        except ConnectionRefused as refusal:
+            self._refuse(peer, pid, uid, refusal)
+        except OSError:
+            self._gone(peer)
+        else:
+            task = asyncio.create_task(self._greet(peer, pid, uid, process))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    def _refuse(self, peer: socket.socket, pid: int, uid: int, refusal: ConnectionRefused) -> None:
+        """Say why, and close. A line in the log for each reason, and no more than one a second."""
+        self.api.refused[refusal.code] += 1
+        now_s = self.api.clock()
+        if now_s - self._refused_s.get(refusal.code, -1.0) >= constants.DOOR_REFUSAL_LOG_S:
+            self._refused_s[refusal.code] = now_s
+            log.warning("connection of pid %d, uid %d refused: %s: %s", pid, uid, refusal.code, refusal)
+        with contextlib.suppress(OSError):
+            peer.send(frames.encode_frame(frames.Error(refusal.code, str(refusal))))
+        peer.close()
+
+    def _gone(self, peer: socket.socket) -> None:
+        """It left before it said anything."""
+        self.api.refused["gone"] += 1
+        peer.close()
+
+    async def _greet(self, peer: socket.socket, pid: int, uid: int, process: Process) -> None:
+        is_inside = False
+        try:
             hello = await self._hello(peer)
             if hello.attach:
                 self._require_room(0)
@@ -217,21 +248,16 @@ class Door:
                 )
             name = f"{hello.label or 'unnamed'} (pid {pid}, uid {uid})"
             await self._welcome(peer, hello, process, name)
-            process = None  # the connection's from here on
+            is_inside = True
         except ConnectionRefused as refusal:
-            self.api.refused[refusal.code] += 1
-            log.warning("connection of pid %d, uid %d refused: %s: %s", pid, uid, refusal.code, refusal)
-            with contextlib.suppress(OSError):
-                peer.send(frames.encode_frame(frames.Error(refusal.code, str(refusal))))
-            peer.close()
-        except OSError:  # gone before it said anything
-            self.api.refused["gone"] += 1
-            peer.close()
+            self._refuse(peer, pid, uid, refusal)
+        except OSError:
+            self._gone(peer)
         except BaseException:
             peer.close()
             raise
         finally:
-            if process is not None:
+            if not is_inside:  # else its connection leaves
                 self.api.leave(process)
 
     def _require_room(self, beyond: int) -> None:
@@ -355,3 +381,22 @@ def _limits(arena: Arena, leases_max: int, lease_share_max: float) -> Limits:
     return Limits(
         leases_max, int(arena.capacity_bytes * lease_share_max), int(arena.capacity_bytes * process_share)
     )
+
+
+def _peer_of(peer: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, key) of who connected. key: the pid, or a negative number where it is not seen from here, or 0 where
+    nothing tells this peer from others. Raises OSError."""
+    pid, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, pid or -_pidfd_inode(peer)
+
+
+def _pidfd_inode(peer: socket.socket) -> int:
+    """Since Linux 6.9 each process has one of its own; before, all have the same; 0 without."""
+    try:
+        pidfd = peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        return 0
+    try:
+        return os.fstat(pidfd).st_ino
+    finally:
+        os.close(pidfd)

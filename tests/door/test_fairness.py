@@ -18,7 +18,7 @@ import pytest
 
 from kvstore import constants
 from kvstore.client import Client
-from kvstore.door import api
+from kvstore.door import api, processes
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.turns import Turns
 from kvstore.protocol import frames
@@ -122,11 +122,13 @@ def test_every_request_has_its_line_in_the_table() -> None:
 
 def test_the_api_knows_no_transport() -> None:
     """What decides who may ask what uses neither sockets nor asyncio: another door can use it."""
-    tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert not {"asyncio", "socket", "struct"} & modules
-    assert not [name for name in modules if name and name.startswith("kvstore.door")]
+    for module in (api, processes):
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        assert not {"asyncio", "socket", "struct"} & names
+        assert {name for name in names if name and name.startswith("kvstore.door")} <= {processes.__name__}
 
 
 @contextmanager
