@@ -66,7 +66,11 @@ WEIGHTS_START_WAIT_S = (
 )
 WEIGHTS_CHUNK_BYTES = 1 * MIB
 WEIGHTS_THREADS = 8
-WEIGHTS_FILES_MAX = 100_000
+WEIGHTS_READS_MAX = 3  # of a file that changes while it is read
+WEIGHTS_HEADER_BYTES_MAX = 100 * MIB  # of a safetensors file; its own library reads no longer one
+WEIGHTS_SAMPLE_HEAD_BYTES = 256 * KIB  # of a file whose digest is remembered, read at each start
+WEIGHTS_SAMPLE_PAGES, WEIGHTS_SAMPLE_PAGE_BYTES = 32, 4 * KIB
+WEIGHTS_SETTLED_S = 0.05  # after which a further change of a file gets another change time
 WEIGHTS_SUM_WORDS = 1 << 20  # of one sum over live weights: three times 8 MiB on the device meanwhile
 WEIGHTS_SHRINK_MAX = (
     8  # times smaller than it was made may a layer's weights be packed (16 to 4 bits, and room)

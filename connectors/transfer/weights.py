@@ -1,16 +1,23 @@
 """A digest of a model's weights: two checkpoints of equal shapes and different values differ.
 
-    model directory ── every weight file, whole ── xxh3_128 ──┐
-                       (name, size, digest), sorted by name ──┴─▶ xxh3_128 ─▶ weights digest
+    every tensor of every file ── xxh3_128 ──┐
+    its name, dtype and shape ───────────────┴─ sorted by name ──▶ xxh3_128 ─▶ weights digest
 
-Every byte is read, because a fine-tune may change a few tensors and nothing else. That costs
-one pass over the files at the speed of the disk, once: the digest of a file is remembered
-under the user's cache directory, by path, size, modification time and inode. Whoever changes
-a file and sets its old modification time again defeats that, and nothing else does.
+Tensors count, and not how they are laid out: the same tensors in other files, under other names of files, in another
+order, are the same weights. A file that is no safetensors counts as a whole, with its name.
 
-Not digested: LoRA adapters (vLLM puts their name and path into every block hash: an adapter
-replaced under the same name and path is not seen), and weights that an engine changes while
-it runs (see `connectors/vllm/live_weights.py`).
+Every byte is read, because a fine-tune may change a few tensors and nothing else. That costs one pass over the files
+at the speed of the disk, once: what was read is remembered under the user's cache directory, and believed as long as
+
+    size, modification and change time, inode and device      are what they were, and
+    the head of the file and pages spread over it             (a sample of a few hundred KiB, read each time)
+
+So whoever keeps the modification time (`tar`, layers of images, `cp -p`), or even sets back the clock, is found out.
+Not found out is who writes past the file system, or brings all five numbers back to the nanosecond, and changes no byte
+of the sample. Files that change while they are read have no digest.
+
+Not digested here: what decides which files are read (`connectors/vllm/model_files.py`), LoRA adapters
+(`live_adapters.py`), and weights that an engine changes while it runs (`live_weights.py`).
 """
 
 from __future__ import annotations
@@ -20,65 +27,41 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from connectors import constants as limits
 
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+Part = tuple[str, str, str]  # name, what it is (dtype and shape), digest of its bytes
+Facts = list[str | int]
 
 
 class WeightsUnknown(Exception):
-    """There are no weight files to read; the message says where they were looked for."""
-
-
-def weight_files(model: str, revision: str | None) -> list[Path]:
-    """The weight files of a local directory, of one file, or of a model in the Hugging Face cache.
-
-    Raises WeightsUnknown. Never asks the network.
-    """
-    root = Path(model)
-    if root.is_file():
-        return [root]
-    if not root.is_dir():
-        root = _snapshot(model, revision)
-    found = sorted(path for path in _walk(root) if path.suffix in WEIGHT_SUFFIXES)
-    if not found:
-        raise WeightsUnknown(f"no weight files ({', '.join(WEIGHT_SUFFIXES)}) under {root}")
-    return found
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    for count, path in enumerate(root.rglob("*")):
-        if count >= limits.WEIGHTS_FILES_MAX:
-            raise WeightsUnknown(f"more than {limits.WEIGHTS_FILES_MAX} files under {root}")
-        if path.is_file():
-            yield path
-
-
-def _snapshot(model: str, revision: str | None) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except Exception as error:
-        raise WeightsUnknown(f"{model} is neither a directory nor in the local model cache") from error
+    """There is no digest of these weights; the message says why."""
 
 
 def weights_digest(files: list[Path], cache: Path, stop: threading.Event) -> str:
-    """32 hex digits over names, sizes and contents. Blocks for as long as reading takes.
+    """32 hex digits over what is in the files, in any order. Blocks for as long as reading takes.
 
-    Raises OSError when a file cannot be read, WeightsUnknown when `stop` is set meanwhile.
+    Raises OSError when a file cannot be read; WeightsUnknown when one changes meanwhile, when two hold a tensor of
+    the same name with different contents (which of them counts is the loader's to say), and when `stop` is set.
     """
-    root = Path(os.path.commonpath([path.parent for path in files]))
     with ThreadPoolExecutor(limits.WEIGHTS_THREADS, thread_name_prefix="kvstore-weights") as pool:
-        digests = list(pool.map(lambda path: _file_digest(path, cache, stop), files))
+        of_files = list(pool.map(lambda path: _parts(path, cache, stop), files))
+    known: dict[str, Part] = {}
+    for path, parts in zip(files, of_files, strict=True):
+        for part in parts:
+            named = part if part[0] else (f"file {path.name}", *part[1:])
+            if known.setdefault(named[0], named) != named:
+                raise WeightsUnknown(f"{named[0]} is in two files, with different contents")
     total = xxhash.xxh3_128()
-    for path, digest in zip(files, digests, strict=True):
-        total.update(json.dumps([path.relative_to(root).as_posix(), path.stat().st_size, digest]).encode())
+    for name in sorted(known):
+        total.update(json.dumps(known[name]).encode())
     return total.hexdigest()
 
 
@@ -88,44 +71,127 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "kvstore"
 
 
-def _file_digest(path: Path, cache: Path, stop: threading.Event) -> str:
+# ---- one file --------------------------------------------------------------------------
+
+
+def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
+    """What is in a file: as it is remembered, or read now."""
+    where = path.resolve()
+    note = cache / "weights" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(where))}.json"
+    known = _recall(note, _facts(where), where)
+    if known is not None:
+        return known
+    for _ in range(limits.WEIGHTS_READS_MAX):
+        _let_settle(where)
+        before = _facts(where)
+        parts = _read_through(where, stop)
+        sample = _sample(where)
+        if _facts(where) == before:
+            _remember(note, before, sample, parts)
+            return parts
+    raise WeightsUnknown(f"{path} changed while it was read")
+
+
+def _facts(path: Path) -> Facts:
     stat = path.stat()
-    where = str(path.resolve())
-    facts: list[str | int] = [where, stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = cache / "weights" / f"{xxhash.xxh3_128_hexdigest(where.encode())}.json"
-    known = _recall(note, facts)
-    if known is None:
-        known = _read_through(path, stop)
-        _remember(note, facts, known)
-    return known
+    return [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 
 
-def _read_through(path: Path, stop: threading.Event) -> str:
+def _let_settle(path: Path) -> None:
+    """Wait until a further change would get another change time: file systems take it from this clock, as it was at
+    its last tick."""
+    age_s = time.clock_gettime(time.CLOCK_REALTIME) - path.stat().st_ctime
+    if 0 <= age_s < limits.WEIGHTS_SETTLED_S:
+        time.sleep(limits.WEIGHTS_SETTLED_S - age_s)
+
+
+def _sample(path: Path) -> str:
+    """Of the head of the file, where safetensors says what is in it, and of pages spread over the rest."""
     digest = xxhash.xxh3_128()
-    chunk = bytearray(limits.WEIGHTS_CHUNK_BYTES)
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(chunk):
-            if stop.is_set():
-                raise WeightsUnknown("stopped while reading weights")
-            digest.update(memoryview(chunk)[:count])
+        size, page = os.fstat(file.fileno()).st_size, limits.WEIGHTS_SAMPLE_PAGE_BYTES
+        digest.update(os.pread(file.fileno(), limits.WEIGHTS_SAMPLE_HEAD_BYTES, 0))
+        for index in range(limits.WEIGHTS_SAMPLE_PAGES):
+            place = max(0, size - page) * index // (limits.WEIGHTS_SAMPLE_PAGES - 1)
+            digest.update(os.pread(file.fileno(), page, place))
     return digest.hexdigest()
 
 
-def _recall(note: Path, facts: list[str | int]) -> str | None:
+def _read_through(path: Path, stop: threading.Event) -> list[Part]:
+    """Every byte of it, as tensors where it is safetensors, otherwise as one part without a name."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        tensors, start = _tensors(file, size)
+        if tensors is None:
+            file.seek(0)
+            return [("", str(size), _read_bytes(file, size, stop))]
+        file.seek(start)
+        return [(name, kind, _read_bytes(file, count, stop)) for name, kind, count in tensors]
+
+
+def _read_bytes(file: Any, count: int, stop: threading.Event) -> str:
+    """Digest of the next so many bytes of it."""
+    digest = xxhash.xxh3_128()
+    chunk = memoryview(bytearray(min(count, limits.WEIGHTS_CHUNK_BYTES)))
+    while count:
+        if stop.is_set():
+            raise WeightsUnknown("stopped while reading weights")
+        got = file.readinto(chunk[:count])
+        if not got:
+            raise WeightsUnknown(f"{file.name} became shorter while it was read")
+        digest.update(chunk[:got])
+        count -= got
+    return digest.hexdigest()
+
+
+def _tensors(file: Any, size: int) -> tuple[list[tuple[str, str, int]] | None, int]:
+    """Name, kind and size of the tensors of a safetensors file, in the order in which they lie in it, and where they
+    begin; None for any other file, and where they do not lie one behind the other. What its metadata says counts
+    as a tensor without bytes: some loaders go by it."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, limits.WEIGHTS_HEADER_BYTES_MAX):
+        return None, 0
+    try:
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", None) or {}
+        found = [(*map(int, told["data_offsets"]), name, told) for name, told in header.items()]
+        tensors, end = [], 0
+        for first, last, name, told in sorted(found, key=lambda item: item[:2]):
+            if first != end or last < first:
+                return None, 0
+            tensors.append((name, json.dumps([told["dtype"], told["shape"]]), last - first))
+            end = last
+        said = {key: value for key, value in metadata.items() if key != "format"}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None, 0
+    if said:
+        tensors.append((f"metadata {json.dumps(said, sort_keys=True)}", "", 0))
+    return (tensors, 8 + length) if 8 + length + end == size else (None, 0)
+
+
+# ---- what is remembered ----------------------------------------------------------------
+
+
+def _recall(note: Path, facts: Facts, path: Path) -> list[Part] | None:
     try:
         said = json.loads(note.read_bytes())
-        known = said["digest"] if said["facts"] == facts else None
-    except (OSError, ValueError, TypeError, KeyError):
+        if said["facts"] != facts or said["sample"] != _sample(path):
+            return None
+        return [(str(name), str(kind), str(digest)) for name, kind, digest in said["parts"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # not noted yet, or damaged: reading the weights again is the answer to both
-    return known if isinstance(known, str) and len(known) == 32 else None
 
 
-def _remember(note: Path, facts: list[str | int], digest: str) -> None:
+def _remember(note: Path, facts: Facts, sample: str, parts: list[Part]) -> None:
+    write_note(note, {"facts": facts, "sample": sample, "parts": parts})
+
+
+def write_note(note: Path, document: dict[str, Any]) -> None:
     """New files appear whole; a cache that cannot be written only costs time."""
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
-            json.dump({"facts": facts, "digest": digest}, file)
+            json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(file.name, note)

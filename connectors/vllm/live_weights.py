@@ -38,7 +38,7 @@ def live_digest(vllm_config: Any, layers: Collection[str]) -> str:
     """
     if vllm_config.offload_config.prefetch.offload_group_size > 0:
         raise Unseen("weights are fetched from host memory layer by layer")
-    models = _models(vllm_config.compilation_config.static_forward_context, layers)
+    models = models_of(vllm_config, layers)
     for model in models:
         _check_seen(model)
     named = (
@@ -50,8 +50,9 @@ def live_digest(vllm_config: Any, layers: Collection[str]) -> str:
         return tensors_digest(named)
 
 
-def _models(context: Mapping[str, Any], layers: Collection[str]) -> list[Any]:
-    """The models that these layers are part of, in the order in which they were made. context: layers by name."""
+def models_of(vllm_config: Any, layers: Collection[str]) -> list[Any]:
+    """The models that these layers are part of, in the order in which they were made. Raises Unseen."""
+    context: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
     try:
         from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
     except ImportError as error:

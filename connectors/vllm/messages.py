@@ -66,13 +66,14 @@ class Weights:
 class Rank:
     """One rank's blocks. shard: ranks of one shard hold the same bytes. groups: by group
     index. trouble: why this rank cannot store its blocks, or empty. node: the machine it runs on. number: of the
-    rank within its engine."""
+    rank within its engine. elsewhere: why the files of the model's directory do not name its weights, or empty."""
 
     shard: int
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     trouble: str = ""
     node: str = field(default_factory=this_node)
     number: int = 0
+    elsewhere: str = ""
     weights: Weights = field(default_factory=Weights)
 
 

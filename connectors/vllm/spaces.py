@@ -22,22 +22,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.link import Line
 from connectors.transfer.orders import Column, Columns
 from connectors.transfer.settings import Settings
-from connectors.transfer.weights import (
-    DigestInBackground,
-    WeightsUnknown,
-    default_cache_dir,
-    weight_files,
-    weights_digest,
-)
+from connectors.transfer.weights import DigestInBackground, default_cache_dir, weights_digest
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard, logger
 from connectors.vllm.messages import Rank, Weights, this_node
+from connectors.vllm.model_files import weight_files
 from connectors.vllm.namespace import identity_fields, joined_facts, model_fields, space_spec
 from kvstore.client import ClientError, Namespace
 
@@ -72,6 +68,11 @@ class Spaces:
         # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
         self._old: deque[tuple[int, list[Namespace]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
 
+    @property
+    def cache_dir(self) -> Path:
+        """Where digests are remembered."""
+        return Path(self._settings.cache_dir) if self._settings.cache_dir else default_cache_dir()
+
     def close(self) -> None:
         """Stop reading weights."""
         self._weights.close()
@@ -101,6 +102,8 @@ class Spaces:
         if troubles:
             self.plan = None
             self._guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
+        if not self._settings.model_digest:
+            self._no_files = self._no_files or next((rank.elsewhere for rank in ranks if rank.elsewhere), "")
         self._live = _live_of(ranks)
         self._epoch = os.urandom(8).hex() if self.version and not self._live.now else ""
 
@@ -117,15 +120,12 @@ class Spaces:
     def _digest_weights(self, stop: Any) -> str:
         if self._settings.model_digest:
             return self._settings.model_digest
-        if self._config.load_config.load_format == "dummy":
-            raise WeightsUnknown("they are not those of its files: load_format is dummy")
-        cache = self._settings.cache_dir
-        directory = default_cache_dir() if not cache else type(default_cache_dir())(cache)
-        models = [self._config.model_config]
-        draft = getattr(getattr(self._config, "speculative_config", None), "draft_model_config", None)
-        if draft is not None and draft.model != models[0].model:
-            models.append(draft)
-        return " ".join(weights_digest(weight_files(m.model, m.revision), directory, stop) for m in models)
+        models = [(self._config.model_config, self._config.load_config)]
+        drafting: Any = getattr(self._config, "speculative_config", None)
+        draft = getattr(drafting, "draft_model_config", None)
+        if draft is not None and draft.model != models[0][0].model:
+            models.append((draft, drafting.draft_load_config or self._config.load_config))
+        return " ".join(weights_digest(weight_files(*model), self.cache_dir, stop) for model in models)
 
     def _weights_unknown(self, error: Exception) -> None:
         self._no_files = str(error)
@@ -135,7 +135,7 @@ class Spaces:
         live = self._live
         if live.now and live.now != live.first:
             return f"live {live.now}"
-        if self._weights.result is not None or not self._no_files:
+        if not self._no_files:
             return self._weights.result
         if live.first:
             return f"live {live.first}"

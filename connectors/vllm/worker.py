@@ -37,8 +37,9 @@ from connectors.transfer.saves import Saves
 from connectors.transfer.settings import Settings
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
-from connectors.vllm.live_weights import Unseen, live_digest
+from connectors.vllm.live_weights import Unseen, live_digest, models_of
 from connectors.vllm.messages import Orders, Rank, Report, Weights
+from connectors.vllm.model_files import elsewhere, foreign_code
 from connectors.vllm.namespace import rank_facts
 from connectors.vllm.stats import Tally
 
@@ -97,7 +98,24 @@ class WorkerHalf:
         self._loads_whole = plan.loads_whole
         self._layers = list(kv_caches)
         self._rank = replace(rank, number=_number(self._config), weights=self._weigh())
+        self._look_at_models()
         self._start()
+
+    def _look_at_models(self) -> None:
+        """What the scheduler cannot know of them: where their weights are from, and code that is not vLLM's."""
+        try:
+            models = models_of(self._config, self._layers)
+        except Unseen as reason:
+            self._rank.elsewhere = str(reason)
+            return
+        self._rank.elsewhere = elsewhere(models)
+        try:
+            code = foreign_code(models)
+        except OSError as error:
+            self._rank.trouble = f"its model's code cannot be read: {error}"
+            return
+        for facts in self._rank.groups.values():
+            facts.fields["code"] = code
 
     def handshake(self, version: int = 0) -> Rank:
         """This rank as it is after so many resets of the cache. Digests the weights when first asked after one."""

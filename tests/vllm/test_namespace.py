@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ pytest.importorskip("vllm")
 import torch
 
 from connectors.device import Blocks, Run
-from connectors.transfer.weights import DigestInBackground, WeightsUnknown, weight_files, weights_digest
 from connectors.vllm.messages import GroupFacts
 from connectors.vllm.namespace import (
     identity_fields,
@@ -126,85 +123,3 @@ def test_a_local_model_goes_by_its_last_name(tmp_path: Path) -> None:
     for mount in ("a", "b"):
         (tmp_path / mount / "model").mkdir(parents=True)
     assert model_name(str(tmp_path / "a/model")) == model_name(str(tmp_path / "b/model")) == "model"
-
-
-# ---- weights -------------------------------------------------------------------------------
-
-
-def checkpoint(directory: Path, **tensors: bytes) -> list[Path]:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in tensors.items():
-        (directory / f"{name}.safetensors").write_bytes(content)
-    return weight_files(str(directory), None)
-
-
-def digest_of(files: list[Path], cache: Path) -> str:
-    return weights_digest(files, cache, threading.Event())
-
-
-def test_equal_weights_in_two_places_are_equal(tmp_path: Path) -> None:
-    """A copy of a checkpoint has the same digest, wherever it lies."""
-    one = checkpoint(tmp_path / "one", a=b"x" * 5000, b=b"y" * 5000)
-    two = checkpoint(tmp_path / "two", a=b"x" * 5000, b=b"y" * 5000)
-    assert digest_of(one, tmp_path / "cache") == digest_of(two, tmp_path / "cache")
-
-
-def test_one_changed_byte_is_another_model(tmp_path: Path) -> None:
-    """Same names, same sizes, one different byte in the middle of a large file: another digest."""
-    content = bytearray(os.urandom(3 << 20))
-    one = checkpoint(tmp_path / "one", a=bytes(content))
-    content[len(content) // 2] ^= 1
-    two = checkpoint(tmp_path / "two", a=bytes(content))
-    assert digest_of(one, tmp_path / "cache") != digest_of(two, tmp_path / "cache")
-
-
-def test_the_digest_is_remembered_until_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second start reads no weights; a changed file is read again."""
-    from connectors.transfer import weights
-
-    read: list[Path] = []
-    true_read = weights._read_through
-    monkeypatch.setattr(
-        weights, "_read_through", lambda path, stop: read.append(path) or true_read(path, stop)
-    )
-    files = checkpoint(tmp_path / "one", a=b"x" * 100)
-    first = digest_of(files, tmp_path / "cache")
-    assert digest_of(files, tmp_path / "cache") == first and len(read) == 1
-    files[0].write_bytes(b"z" * 100)
-    os.utime(files[0], ns=(1, 1))
-    assert digest_of(files, tmp_path / "cache") != first and len(read) == 2
-
-
-def test_a_damaged_note_costs_a_reading(tmp_path: Path) -> None:
-    """What stands in the cache directory is believed only if it is whole and about this file."""
-    files = checkpoint(tmp_path / "one", a=b"x" * 100)
-    first = digest_of(files, tmp_path / "cache")
-    for note in (tmp_path / "cache").rglob("*.json"):
-        note.write_text("{")
-    assert digest_of(files, tmp_path / "cache") == first
-
-
-def test_no_weights_is_an_answer(tmp_path: Path) -> None:
-    """A directory without weight files, or a model that is not there, is said to be unknown."""
-    (tmp_path / "config.json").write_text("{}")
-    for model in (str(tmp_path), "nobody/such-model"):
-        with pytest.raises(WeightsUnknown):
-            weight_files(model, None)
-
-
-def test_the_background_digest_can_be_stopped(tmp_path: Path) -> None:
-    """Shutting down does not wait until all weights are read."""
-    entered = threading.Event()
-
-    def work(stop: threading.Event) -> str:
-        entered.set()
-        assert stop.wait(10)
-        raise WeightsUnknown("stopped")
-
-    errors: list[Exception] = []
-    background = DigestInBackground(work, errors.append)
-    assert entered.wait(10) and background.wait(0.01) is None
-    background.close()
-    assert background.result is None and not errors

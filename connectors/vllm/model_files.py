@@ -1,0 +1,96 @@
+"""Which files decide what an engine's weights are: those that vLLM's loader reads, and no others.
+
+vLLM's default loader is asked itself: it prefers safetensors to pickles, knows files that only training needs, goes
+by an index where there is one. What other loaders read (tensorizer, streamers, sharded states, caches of a plugin) is
+not followed: such weights have no digest by files. Files beside the weights that say how they are quantised count too.
+Names count only where the loader goes by them: not those of the directory, the revision or the repository.
+
+What a model loads from elsewhere, beside its own directory, only its ranks can say (`elsewhere`), and which code they
+run that does not come with vLLM (`foreign_code`): a plugin's, that of transformers, or of the model's own directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from connectors.transfer.weights import WeightsUnknown
+
+
+def weight_files(model_config: Any, load_config: Any) -> list[Path]:
+    """In the order of their names. Raises WeightsUnknown. Never asks the network."""
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    load_format = load_config.load_format
+    if load_format == "dummy":
+        raise WeightsUnknown("they are not those of its files: load_format is dummy")
+    try:
+        loader = get_model_loader(load_config)
+    except Exception as error:
+        raise WeightsUnknown(f"load_format {load_format}: {error}") from error
+    if type(loader) is not DefaultModelLoader or load_format == "npcache":
+        raise WeightsUnknown(f"which files load_format {load_format} reads is not known")
+    directory = _directory(model_config.model, model_config.revision, load_config.download_dir)
+    try:
+        _, found, _, _ = loader._prepare_weights(str(directory), None, model_config.revision, True, None)
+    except Exception as error:
+        raise WeightsUnknown(f"no weight files under {directory}: {error}") from error
+    files = [Path(path) for path in found] + _quantisation_files(model_config, directory)
+    return sorted(set(files))
+
+
+def _directory(model: str, revision: str | None, download_dir: str | None) -> Path:
+    """A model's files: a local directory, or what the local cache has of a repository."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        from huggingface_hub import snapshot_download
+
+        found = snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True)
+    except Exception as error:
+        raise WeightsUnknown(f"{model} is neither a directory nor in the local model cache") from error
+    return Path(found)
+
+
+def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:
+    """Files that say how weights are quantised, where config.json does not."""
+    if not model_config.quantization:
+        return []
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    names = get_quantization_config(model_config.quantization).get_config_filenames()
+    files = [directory / name for name in names]
+    overrides = getattr(model_config, "hf_overrides", None)
+    if isinstance(overrides, dict) and isinstance(named := overrides.get("quantization_config_file"), str):
+        files.append(Path(named))
+    return [path for path in files if path.is_file()]
+
+
+def elsewhere(models: Iterable[Any]) -> str:
+    """Why the files of an engine's model do not tell what these models, as a rank has them, compute with; or empty."""
+    for model in models:
+        if getattr(model, "secondary_weights", ()):
+            return f"{type(model).__name__} loads weights from several places"
+        if getattr(model, "allow_patterns_overrides", None) is not None:
+            return f"{type(model).__name__} chooses its files itself"
+    return ""
+
+
+def foreign_code(models: Iterable[Any]) -> str:
+    """A digest of the source files that these models' layers are defined in, those of vLLM and torch left out: a
+    release of vLLM names both. Empty where there are no others. Raises OSError."""
+    kinds = {base for model in models for part in model.modules() for base in type(part).__mro__}
+    names = {kind.__module__ for kind in kinds}
+    sources = set[str]()
+    for name in names:
+        if name.partition(".")[0] not in _KNOWN_CODE:
+            path = getattr(sys.modules.get(name), "__file__", None)
+            sources.add(hashlib.sha256(Path(path).read_bytes() if path else name.encode()).hexdigest())
+    return hashlib.sha256("".join(sorted(sources)).encode()).hexdigest()[:32] if sources else ""
+
+
+_KNOWN_CODE = frozenset({"vllm", "torch", "builtins", "typing", "abc", "collections"})
