@@ -15,13 +15,18 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kvstore.cli import OK, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, socket_path, start_failure
 
+if TYPE_CHECKING:
+    from kvstore.web.strangers import Names
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="same as --set web.listen=ADDRESS:PORT")
+    parser.add_argument("--names", choices=("user", "all"), help="same as --set web.names=…")
     parser.add_argument("--child", metavar="LEVEL,FORMAT", help=argparse.SUPPRESS)  # of kvstore serve
     add_config_arguments(parser)
 
@@ -36,17 +41,15 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.web.running import serve
 
     text, level, form = args.listen, "info", "auto"
+    names_for: Names = args.names or "user"
     if args.child is not None:
         level, _, form = args.child.partition(",")
         if level not in ("debug", "info", "warning", "error") or form not in ("auto", "json", "console"):
             raise CliError(f"web: --child {args.child}: not a level and a format of the log", exit_code=USAGE)
     elif text is None or args.socket is None:
         config = load_config(args).config
-        text, level, form = (
-            text if text is not None else config.web.listen,
-            config.log.level,
-            config.log.format,
-        )
+        text = text if text is not None else config.web.listen
+        names_for, level, form = args.names or config.web.names, config.log.level, config.log.format
     if not text:
         raise CliError(
             'web: web.listen is "", which turns it off: choose an address with --listen', exit_code=USAGE
@@ -62,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         raise start_failure(error) from error
     logs.configure(level, form)  # type: ignore[arg-type]  # those of the configuration
     try:
-        asyncio.run(serve(listen, path, args.child is not None, partial(print, flush=True), signals))
+        asyncio.run(
+            serve(listen, names_for, path, args.child is not None, partial(print, flush=True), signals)
+        )
     except StartError as error:
         raise start_failure(error) from error
     return OK

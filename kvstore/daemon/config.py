@@ -276,6 +276,7 @@ class Web(Section):
     """Metrics, health and the live page, by a process beside the daemon."""
 
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:9471"
+    names: Literal["user", "all"] = "user"
 
 
 class Traces(Section):

@@ -33,6 +33,7 @@ class WebProcess:
         self._command = [
             *(sys.executable, "-P", "-m", "kvstore", "web"),
             f"--listen={config.web.listen}",
+            f"--names={config.web.names}",
             f"--socket={config.socket_path}",
             f"--child={config.log.level},{config.log.format}",
         ]

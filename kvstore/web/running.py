@@ -33,6 +33,7 @@ from kvstore.daemon.process import Signals
 from kvstore.errors import StartError
 from kvstore.web.asking import Asking
 from kvstore.web.server import Web
+from kvstore.web.strangers import Names
 
 log = logging.getLogger("kvstore.web")
 
@@ -42,7 +43,12 @@ _CLOSE_S = 1.0  # for requests under way, at the end
 
 
 async def serve(
-    listen: Listen, socket_path: Path, is_child: bool, ready: Callable[[str], None], signals: Signals
+    listen: Listen,
+    names_for: Names,
+    socket_path: Path,
+    is_child: bool,
+    ready: Callable[[str], None],
+    signals: Signals,
 ) -> None:
     """Until SIGTERM, SIGINT, or, of a child, the end of its parent. ready: called with a line.
 
@@ -51,7 +57,7 @@ async def serve(
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a line for each peer that speaks no HTTP
     logging.getLogger("kvstore.client").setLevel(logging.WARNING)  # a line for each reconnect
     loop = asyncio.get_running_loop()
-    work = loop.create_task(_live(listen, socket_path, is_child, ready))
+    work = loop.create_task(_live(listen, names_for, socket_path, is_child, ready))
     signals.attach({signal.SIGTERM: work.cancel, **({} if is_child else {signal.SIGINT: work.cancel})})
     if is_child:
         for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: our parent decides
@@ -72,14 +78,16 @@ def _step_back() -> None:
         file.write(str(WEB_OOM_SCORE))
 
 
-async def _live(listen: Listen, socket_path: Path, is_child: bool, ready: Callable[[str], None]) -> None:
-    if not listen.is_loopback:
+async def _live(
+    listen: Listen, names_for: Names, socket_path: Path, is_child: bool, ready: Callable[[str], None]
+) -> None:
+    if names_for == "all" and not listen.is_loopback:
         log.warning(
             "%s: whoever reaches it can read the names of models and tenants, and how much they use", listen
         )
     door = await _bound(listen, is_child)
     asking = Asking(socket_path)
-    runner = web.AppRunner(Web(asking, listen).app(), access_log=None, shutdown_timeout=_CLOSE_S)
+    runner = web.AppRunner(Web(asking, listen, names_for).app(), access_log=None, shutdown_timeout=_CLOSE_S)
     try:
         await runner.setup()
         assert runner.server is not None, "setup makes it"

@@ -36,6 +36,8 @@ it did not answer for more than 15 there is none, even where it lived on: the fi
 
 Of samples that are put together counts are added, `used` is the last, a p99 the highest, a p50 the mean by count.
 
+Who is not the daemon's user or root reads figures and no names (strangers.py), unless `web.names` says "all".
+
 Only GET and HEAD. Listening on a loopback address it answers only those who call it by one, so that no page of
 somewhere else can read it through a browser. Nothing is asked of any other machine, and the page's content security
 policy lets the browser ask nobody else either: scripts and styles are files, never inline.
@@ -48,6 +50,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,7 @@ from kvstore.protocol.outcomes import MEANINGS
 from kvstore.web.asking import Answer, Asking
 from kvstore.web.collector import exposition, kind_of
 from kvstore.web.history import History
+from kvstore.web.strangers import HIDDEN, Askers, Names
 
 log = logging.getLogger("kvstore.web")
 
@@ -89,8 +93,9 @@ _HEADERS = {
 class Web:
     """All that is served of one daemon."""
 
-    def __init__(self, asking: Asking, listen: Listen) -> None:
+    def __init__(self, asking: Asking, listen: Listen, names_for: Names = "user") -> None:
         self._asking = asking
+        self._askers = Askers(names_for)
         names = ("localhost", "127.0.0.1", "::1", listen.host)
         self._names = frozenset(map(_name, names)) if listen.is_loopback else None
         self._history = History()
@@ -166,11 +171,19 @@ class Web:
         return _page_file("/index.html" if request.path == "/" else request.path)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body, content_type = exposition(await self._asked(), request.headers.get(hdrs.ACCEPT, ""))
+        answer = self._for(request, await self._asked())
+        body, content_type = exposition(answer, request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
+    def _for(self, request: web.Request, answer: Answer) -> Answer:
+        """As who asks may read it."""
+        if self._askers.may_read_names(request.transport):
+            return answer
+        problem = HIDDEN if answer.problem else ""
+        return replace(answer, report=self._askers.without_names(answer.report), problem=problem)
+
     async def _healthz(self, request: web.Request) -> web.Response:
-        answer = await self._asked()
+        answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
         health = answer.report["health"]
@@ -179,7 +192,7 @@ class Web:
         )
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        answer = await self._asked()
+        answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
         notes = (
@@ -189,9 +202,9 @@ class Web:
         )
         return _told(request, 200, "ready", notes)
 
-    async def _live(self, _request: web.Request) -> web.Response:
-        answer = await self._asked()
-        known = self._known
+    async def _live(self, request: web.Request) -> web.Response:
+        answer = self._for(request, await self._asked())
+        known = self._for(request, self._known) if self._known is not None else None
         report = (
             {k: v for k, v in (known.report or {}).items() if k != "minutes"} if known is not None else None
         )

@@ -158,11 +158,12 @@ def test_off_is_no_process(place: Place, serve: Serve) -> None:
 
 
 def test_elsewhere_than_loopback_is_warned_of(place: Place) -> None:
-    """One line says who can read it then; any Host header is right there."""
-    with Watching(place.path / "s", listen="0.0.0.0:0") as web:
-        url = web.url.replace("0.0.0.0", "127.0.0.1")
-        assert get(url, "/live.json", Host="node7.example:9471").status == 200
-    assert web.errors.count("whoever reaches it can read the names of models and tenants") == 1
+    """One line says who can read names then, where they are for all; any Host header is right there."""
+    for names, lines in (("user", 0), ("all", 1)):
+        with Watching(place.path / "s", "--names", names, listen="0.0.0.0:0") as web:
+            url = web.url.replace("0.0.0.0", "127.0.0.1")
+            assert get(url, "/live.json", Host="node7.example:9471").status == 200
+        assert web.errors.count("whoever reaches it can read the names of models and tenants") == lines
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""Who reads names on the page: the daemon's user and root; nobody else, whichever path is asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.client import Client
+from kvstore.web.strangers import HIDDEN, Askers
+from tests.running import Place
+from tests.web.asked import Serve, get, until, url_of
+
+STRANGER = 65534
+PATHS = ("/live.json", "/metrics", "/healthz", "/healthz?o=json", "/readyz", "/history.json", "/")
+SECRETS = ("secret-model", "secret-tenant", "secret-label", (b"h" * 32).hex(), (b"b" * 16).hex())
+
+
+def as_stranger(url: str, path: str) -> bytes:
+    """What a process of another user is answered. Needs root."""
+    parts = urlsplit(url)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # only what cannot need a lock of a thread that is not here
+        try:
+            os.setresuid(STRANGER, STRANGER, STRANGER)
+            with (
+                socket.create_connection((parts.hostname, parts.port), 30) as peer,
+                os.fdopen(writing, "wb") as file,
+            ):
+                peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+                while piece := peer.recv(65536):
+                    file.write(piece)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    assert answer.startswith(b"HTTP/1.1 "), answer
+    return answer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")
+def test_a_stranger_reads_no_names(place: Place, serve: Serve) -> None:
+    """Figures, yes; a model, a tenant, a hash, a label, a directory: no. The daemon's user reads all, and so does everybody with names = all."""
+    daemon = serve(place, *place.arguments, "--set=web.listen=127.0.0.1:0")
+    url = url_of(daemon)
+    with Client(place.socket, timeout_s=10, label="secret-label") as client:
+        fields = {"model": "secret-model", "tenant": "secret-tenant"}
+        space = client.namespace(b"b" * 16, 4096, 32, 16, fields)
+        assert client.put(space, [b"h" * 32], b"", [b"x" * 4096]) == 1
+        client.lookup([space], [b"h" * 32], ticket=1, tokens=16)
+        wanted = (*SECRETS, str(place.data_dir))
+        until(lambda: all(secret in get(url, "/live.json").text for secret in wanted), "our own answer")
+        for path in PATHS:
+            answer = as_stranger(url, path).decode()
+            assert not [secret for secret in (*SECRETS, str(place.path)) if secret in answer], path
+        assert 'kvstore_tokens_asked_total{model="model-' in as_stranger(url, "/metrics").decode()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")
+def test_names_can_be_for_all(place: Place, serve: Serve) -> None:
+    """An operator who says so."""
+    daemon = serve(place, *place.arguments, "--set=web.listen=127.0.0.1:0", "--set=web.names=all")
+    assert str(place.data_dir) in as_stranger(url_of(daemon), "/live.json").decode()
+
+
+class Transport:
+    def __init__(self, connection: socket.socket) -> None:
+        self._names = {"sockname": connection.getsockname(), "peername": connection.getpeername()}
+
+    def get_extra_info(self, name: str) -> Any:
+        return self._names[name]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_kernel_says_whose_a_connection_is(family: int) -> None:
+    """Ours is recognised over both families, also by a door for both; one that has ended, or is nowhere, is a stranger's."""
+    with socket.socket(socket.AF_INET6) as door:
+        door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind(("::", 0))
+        door.listen()
+        with socket.socket(family) as client:
+            client.connect(("::1" if family == socket.AF_INET6 else "127.0.0.1", door.getsockname()[1]))
+            accepted, _ = door.accept()
+            transport = Transport(accepted)
+            assert Askers("user").may_read_names(transport)
+            assert not Askers("user", Path("/nowhere")).may_read_names(transport)
+        accepted.close()
+    assert not Askers("user").may_read_names(transport), "its user is not known any more: the kernel says 0"
+    assert not Askers("user").may_read_names(None) and Askers("all").may_read_names(None)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(min_size=1),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from(["model", "tenant", "reason", "x", "problems"]), inner)
+    ),
+)
+
+
+@given(VALUES)
+def test_all_text_is_hidden_that_is_not_known_to_be_harmless(value: Any) -> None:
+    """Whatever field a later release adds; figures and shape stay."""
+    left = Askers("user").without_names(value)
+
+    def texts(one: Any) -> set[str]:
+        if isinstance(one, dict):
+            return set().union(*map(texts, one.values()))
+        return (
+            set().union(*map(texts, one))
+            if isinstance(one, list)
+            else {one} & ({one} if isinstance(one, str) else set())
+        )
+
+    assert all(text == HIDDEN or text.startswith(("model-", "tenant-")) for text in texts(left))
+    assert _shape(left) == _shape(value)
+
+
+def _shape(value: Any) -> Any:
+    """What is left of a value without its text."""
+    if isinstance(value, dict):
+        return {name: _shape(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shape(inner) for inner in value]
+    return str if isinstance(value, str) else value
