@@ -195,8 +195,7 @@ RETENTION_DELETE_ROWS = 1000  # rows of dropped blocks deleted by one job
 RETENTION_ROWS_BEHIND_MAX = 32_768  # rows still to be deleted: beyond it nothing more is dropped
 QUOTA_LOOKS_MAX = 64  # blocks of a holder that one displacement looks at
 QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
-QUOTA_TRIM_BLOCKS = 1000  # blocks that leave in one tick after a quota was lowered
-QUOTA_SLICE_BLOCKS = 20_000  # blocks put in order in one tick after a quota was set
+QUOTA_TRIM_BLOCKS = 64  # blocks that leave between two yields after a quota was lowered
 
 # ---- what our policy learns (kvstore/policies/learned/hazard.py, leaves.py) ----------------
 REUSE_AGE_MIN = 16  # blocks asked for since the last use; ages below are one; from here on there are …

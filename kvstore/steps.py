@@ -9,7 +9,8 @@ that an earlier piece looked at.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,3 +25,38 @@ def finish(steps: Steps[T]) -> T:
         except StopIteration as end:
             answer: T = end.value
             return answer
+
+
+class Background:
+    """Work that no request waits for, and that is too long for the one that caused it.
+
+    begin ─▶ the first piece at once: most work is over with it ─▶ the rest in turn with requests (`serve`), or
+                                                                  piece by piece with each tick (`step`)
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Steps[None]] = deque()
+        self._run: Callable[[Steps[None]], object] = self._waiting.append
+
+    def __len__(self) -> int:
+        """Of what waits for a tick."""
+        return len(self._waiting)
+
+    def begin(self, steps: Steps[None]) -> None:
+        """Do the first piece now, and the others later."""
+        if next(steps, self) is None:
+            self._run(steps)
+
+    def serve(self, run: Callable[[Steps[None]], object]) -> None:
+        """From now on `run` does what is left, in turn with requests."""
+        self._run = run
+        while self._waiting:
+            run(self._waiting.popleft())
+
+    def step(self) -> bool:
+        """The next piece of what waits for a tick. Returns whether there is more."""
+        if self._waiting:
+            steps = self._waiting.popleft()
+            if next(steps, self) is None:
+                self._waiting.append(steps)
+        return bool(self._waiting)

@@ -31,7 +31,8 @@ def slowest_turns(node: Node, unknown: bytes) -> dict[str, float]:
         "residency": engine.residency_steps(space, unknown),
         "prefetch": engine.prefetch_steps(space, unknown[: PREFETCH_BLOCKS * node.hash_bytes]),
         "check": engine.check_steps(),
-        "status": _calls(engine.status, lambda: engine.report(0.0), engine.retention.report),
+        "status": _calls(engine.status, lambda: engine.report(0.0)),
+        "retention": engine.retention.report_steps(),
         "live": live_steps(engine, 0.0, node.now_s),
         "tick": _calls(*[engine.tick] * 10),
     }

@@ -570,6 +570,9 @@ class Caller:
         command(*rule, done)
         return later
 
+    def _retention(self, _: frames.Retention) -> Steps[frames.Answer]:
+        return frames.StatusReport((yield from self._engine.retention.report_steps()))
+
     def _clear(self, r: frames.Clear) -> Later:
         later = Later()
 
@@ -698,7 +701,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.SetPin: Kind(lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), 200),
     frames.SetTtl: Kind(Caller._ttl, 200),
     frames.SetQuota: Kind(Caller._quota, 200),
-    frames.Retention: Kind(lambda c, _: frames.StatusReport(c._engine.retention.report()), 2000),
+    frames.Retention: Kind(Caller._retention, 1000),
     frames.Clear: Kind(Caller._clear, 3000),
     frames.FindPrefixes: Kind(Caller._find_prefixes, 1000),
     frames.Live: Kind(Caller._live, 1000),

@@ -89,6 +89,7 @@ class Door:
         loop = asyncio.get_running_loop()
         self.engine = engine
         self.turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
+        engine.background.serve(self.turns.run)
         self.api = Api(
             engine,
             _limits(arena, leases_max, lease_share_max),

@@ -35,6 +35,7 @@ from kvstore.constants import (
     PREFIXES_TOLD,
     STALL_S,
     STATUS_NAMESPACES_MAX,
+    STEP_BLOCKS,
     STEP_SLOW_BLOCKS,
     TOTALS_ROW_BYTES,
     TOTALS_TOLD,
@@ -134,6 +135,7 @@ class Engine(Parts):
         )
         family = policies or Policies(LeafLru)
         self.blocks = Residency(arena, self.nvme, namespaces, family, self.counters, self.endurance)
+        self.background = self.blocks.background
         self.eviction = Eviction(self.blocks)
         self.prompts = Prompts()
         self.accounts = Accounts(
@@ -186,19 +188,31 @@ class Engine(Parts):
         return session
 
     def close_session(self, session: Session) -> None:
-        """Take everything back from a client that is gone. Idempotent.
+        """Take everything back from a client that is gone, some leases at a time. Idempotent.
 
         Slots it was writing are handed out again when the arena sees that it cannot write any more.
         """
-        if session not in self.sessions:
+        if session not in self.sessions or session.is_closing:
             return
-        self.sessions.remove(session)
-        for lease in list(session.leases.values()):
+        session.is_closing = True
+        for lease in session.leases.values():
+            if isinstance(lease, ReadLease):
+                lease.finished = True  # what arrives from now on is not for it
+        self.background.begin(self._close_steps(session))
+
+    def _close_steps(self, session: Session) -> Steps[None]:
+        looks = 0
+        while session.leases:
+            _, lease = session.leases.popitem()
             if isinstance(lease, WriteLease):
                 self._abort(lease, is_lost=True)
             else:
                 self._let_go(lease)
-        session.leases.clear()
+            looks += lease.size
+            if looks >= STEP_BLOCKS:
+                looks = 0
+                yield
+        self.sessions.remove(session)
         if session.owner > OWNER_DAEMON:
             self.arena.let_go_owner(session.owner)
         self.loader.feed()
@@ -570,6 +584,7 @@ class Engine(Parts):
         if self._endurance_file is not None:
             self._endurance_file.keep(self.endurance, self.io)
         self.accounts.save(self.io, self._clock())
+        self.background.step()
 
     def look(self) -> None:
         """Several times a stall: look for I/O that hangs."""

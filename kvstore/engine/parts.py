@@ -21,6 +21,7 @@ from kvstore.movement.watch import Watch
 from kvstore.movement.writing import Writer
 from kvstore.residency.levels import Nvme
 from kvstore.residency.residency import Residency
+from kvstore.steps import Background
 
 
 class Parts:
@@ -43,3 +44,4 @@ class Parts:
     prompts: Prompts
     counters: Counters
     io: Io
+    background: Background

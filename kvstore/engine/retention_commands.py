@@ -26,7 +26,7 @@ from kvstore.constants import (
     RULE_COMMANDS_MAX,
     TTL_S_MAX,
 )
-from kvstore.engine.retention_report import TIERS, report
+from kvstore.engine.retention_report import TIERS, report_steps
 from kvstore.engine.rule_names import one_namespace, prefix_namespaces, require_tenant_alone
 from kvstore.errors import BadRequest, LimitExceeded, NotSaved, RequestError
 from kvstore.index.block import Block, Namespace
@@ -39,6 +39,7 @@ from kvstore.residency.residency import Residency
 from kvstore.retention.clock import Clock, boot_id
 from kvstore.retention.quotas import tenant_of
 from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl
+from kvstore.steps import Steps
 from kvstore.units import format_bytes
 
 Done = Callable[[RequestError | None, Sequence[Rule]], None]
@@ -74,7 +75,7 @@ class Retention:
         self._clock = clock
         self._file = file or RuleFile()
         self._commands: deque[Command] = deque()
-        self._saving = False
+        self._saving = self._is_trimming = False
         self.set_share(pinned_share_max)
         self.book = self._file.read()
         self._boot_id = boot_id()
@@ -158,9 +159,9 @@ class Retention:
         rule = Quota(dram_bytes, nvme_bytes, self._blocks.expiry.now_s(), name, tenant)
         self._submit([rule], dram_bytes is not None or nvme_bytes is not None, done)
 
-    def report(self) -> dict[str, object]:
+    def report_steps(self) -> Steps[dict[str, object]]:
         """All rules and what they amount to; the fields are documented in docs/cli.md."""
-        return report(self.book, self._blocks, self._known)
+        return report_steps(self.book, self._blocks, self._known)
 
     # -- what happens --
 
@@ -179,17 +180,23 @@ class Retention:
         blocks = self._blocks
         blocks.expiry.tick()
         self.step()
-        blocks.quotas.step()
         self._trim()
         blocks.quotas.prune(self._namespaces)
         self._keep_clock()
 
     def _trim(self) -> None:
-        """Bring those nearer to their quota that are above it."""
-        for bit, _ in TIERS if self._blocks.quotas else ():
-            for holder in self._blocks.quotas.over(bit):
-                if not self.is_behind:
-                    self._eviction.trim(holder, bit)
+        """Bring those below their quota that are above it."""
+        if self._blocks.quotas and not self._is_trimming:
+            self._is_trimming = True
+            self._blocks.background.begin(self._trim_steps())
+
+    def _trim_steps(self) -> Steps[None]:
+        try:
+            for holder, bit in (yield from self._blocks.quotas.over_steps()):
+                while not self.is_behind and self._eviction.trim(holder, bit):
+                    yield
+        finally:
+            self._is_trimming = False
 
     def step(self) -> bool:
         """Work for TTLs, about EXPIRY_SLICE_S long. Returns whether there is more to do at once."""
@@ -282,8 +289,7 @@ class Retention:
                 limits = dict.fromkeys(limits)
             holder = blocks.quotas.holder(rule.namespace, rule.tenant)
             blocks.quotas.limit(holder, limits, self._namespaces)
-            for bit in limits:
-                self._eviction.trim(holder, bit)
+            self._trim()
         elif rule.block_hash:
             blocks.expiry.set_prefix(digest, bytes.fromhex(rule.block_hash), rule.ttl_s, rule.since_s, is_set)
         elif rule.tenant is None:

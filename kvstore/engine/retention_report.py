@@ -6,13 +6,16 @@ there is room left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 from kvstore.constants import (
     PINNED_BLOCKS_TOLD,
     RETENTION_TOLD_BYTES,
     RULE_BYTES,
+    STEP_BLOCKS,
+    STEP_SLOW_BLOCKS,
     TENANTS_TOLD,
     TENANTS_TOLD_BYTES,
     require,
@@ -21,43 +24,34 @@ from kvstore.index.block import Namespace
 from kvstore.protocol.frames import FRAME_BYTES_MAX
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
-from kvstore.retention.rules import Book, name_bytes, rule_bytes
+from kvstore.retention.rules import Book, Quota, Ttl, name_bytes, rule_bytes
+from kvstore.steps import Steps
 
 require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
 
+R = TypeVar("R")
 Known = Callable[[bytes], Namespace | None]  # the namespace of a digest
 
 
-def report(book: Book, blocks: Residency, known: Known) -> dict[str, object]:
+def report_steps(book: Book, blocks: Residency, known: Known) -> Steps[dict[str, object]]:
     """The fields are documented in docs/cli.md."""
     tenants = blocks.quotas.tenants(TENANTS_TOLD)
     ends = accumulate(name_bytes(name) for name, _ in tenants)
     tenants = tenants[: sum(end <= TENANTS_TOLD_BYTES for end in ends)]
-    left_bytes = RETENTION_TOLD_BYTES - sum(map(rule_bytes, book.rules()))
-    names = _Names(known, left_bytes - sum(RULE_BYTES + name_bytes(name) for name, _ in tenants))
+    left_bytes = RETENTION_TOLD_BYTES - sum(RULE_BYTES + name_bytes(name) for name, _ in tenants)
+    for some in _some(book.rules()):
+        left_bytes -= sum(map(rule_bytes, some))
+        yield
+    names = _Names(known, left_bytes)
     guards = blocks.guards
+    pins = yield from _pins(book, blocks, known, names)
+    ttls = yield from _rows(book.ttls, lambda ttl: _ttl(ttl, names))
+    quotas = yield from _rows(book.quotas, lambda quota: _quota(quota, names, blocks))
     return {
-        "pins": _pins(book, blocks, known, names),
-        "ttls": [
-            {
-                **names.about(ttl.namespace, ttl.tenant),
-                "block_hash": ttl.block_hash or None,
-                "ttl_s": ttl.ttl_s,
-                "since_s": ttl.since_s,
-            }
-            for ttl in book.ttls
-        ],
-        "quotas": [
-            {
-                **names.about(quota.namespace, quota.tenant),
-                "dram_bytes": quota.dram_bytes,
-                "nvme_bytes": quota.nvme_bytes,
-                **_used_bytes(blocks.quotas.holder(quota.namespace, quota.tenant).used),
-                "since_s": quota.since_s,
-            }
-            for quota in book.quotas
-        ],
+        "pins": pins,
+        "ttls": ttls,
+        "quotas": quotas,
         "pinned": [
             {"tier": name, "pinned_bytes": guards.guarded_bytes[bit], "limit_bytes": guards.limits[bit]}
             for bit, name in TIERS
@@ -67,16 +61,55 @@ def report(book: Book, blocks: Residency, known: Known) -> dict[str, object]:
     }
 
 
-def _pins(book: Book, blocks: Residency, known: Known, names: _Names) -> list[dict[str, object]]:
+def _some(rules: Sequence[R]) -> Iterator[Sequence[R]]:
+    """As many as are looked at between two yields."""
+    return (rules[at : at + STEP_SLOW_BLOCKS] for at in range(0, len(rules), STEP_SLOW_BLOCKS))
+
+
+def _rows(rules: Sequence[R], row: Callable[[R], dict[str, object]]) -> Steps[list[dict[str, object]]]:
+    rows: list[dict[str, object]] = []
+    for some in _some(rules):
+        rows += map(row, some)
+        yield
+    return rows
+
+
+def _pins(
+    book: Book, blocks: Residency, known: Known, names: _Names
+) -> Steps[list[dict[str, object]]]:
     left = PINNED_BLOCKS_TOLD
-    rows = []
+    rows: list[dict[str, object]] = []
+    looks = 0
     for pin in book.pins:
         key = bytes.fromhex(pin.namespace), bytes.fromhex(pin.block_hash)
-        facts = blocks.guards.held_of(key, known(key[0]), left)
+        facts = yield from blocks.guards.held_steps(key, known(key[0]), left)
         left -= facts["blocks"] or 0
         about = names.about(pin.namespace)
         rows.append({**about, "block_hash": pin.block_hash, "since_s": pin.since_s, **facts})
+        looks += STEP_BLOCKS // STEP_SLOW_BLOCKS + (facts["blocks"] or 0) % STEP_BLOCKS
+        if looks >= STEP_BLOCKS:
+            looks = 0
+            yield
     return rows
+
+
+def _ttl(ttl: Ttl, names: _Names) -> dict[str, object]:
+    return {
+        **names.about(ttl.namespace, ttl.tenant),
+        "block_hash": ttl.block_hash or None,
+        "ttl_s": ttl.ttl_s,
+        "since_s": ttl.since_s,
+    }
+
+
+def _quota(quota: Quota, names: _Names, blocks: Residency) -> dict[str, object]:
+    return {
+        **names.about(quota.namespace, quota.tenant),
+        "dram_bytes": quota.dram_bytes,
+        "nvme_bytes": quota.nvme_bytes,
+        **_used_bytes(blocks.quotas.holder(quota.namespace, quota.tenant).used),
+        "since_s": quota.since_s,
+    }
 
 
 def _used_bytes(used: list[int]) -> dict[str, int]:

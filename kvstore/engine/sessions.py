@@ -24,6 +24,7 @@ class Session:
     owner: int
     label: str
     leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
+    is_closing: bool = False  # its client is gone, and its leases are being given back
 
     def prompt_before(self, namespace: Namespace, parent: bytes) -> Prompt | None:
         """Of the latest lease, where it is open and its run ends with this block: what follows belongs to its prompt."""
@@ -46,6 +47,11 @@ class WriteLease:
     slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
     columns: dict[int, bytes] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Blocks that it names."""
+        return len(self.hashes)
+
 
 class ReadLease:
     """Blocks pinned for one client; `settle` is called once for each that was not ready."""
@@ -62,6 +68,11 @@ class ReadLease:
         self.outstanding = 0
         self.finished = False
         self._finish = finish
+
+    @property
+    def size(self) -> int:
+        """Blocks that it names."""
+        return len(self.blocks)
 
     def settle(self, position: int, block: Block | None) -> None:
         """A block arrived, pinned for this lease, or will not come (None)."""

@@ -248,10 +248,12 @@ class Eviction:
         self._residency.quotas.used(namespace, IN_NVME, 1)
         return True
 
-    def trim(self, holder: Holder, bit: int) -> None:
-        """Bring a holder whose quota was lowered nearer to it."""
+    def trim(self, holder: Holder, bit: int) -> bool:
+        """Bring a holder whose quota was lowered nearer to it, by a few blocks. Returns whether some left."""
         self._spared = None
+        before_bytes = holder.used[bit]
         self._displace(holder, bit, 0, QUOTA_TRIM_BLOCKS)
+        return holder.used[bit] < before_bytes
 
     def _spare(self, namespace: Namespace, parent: bytes) -> None:
         """What comes next hangs on this one. Where that is being written, on what it hangs on itself."""

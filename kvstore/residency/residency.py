@@ -32,6 +32,7 @@ from kvstore.residency.write_queue import WriteQueue
 from kvstore.retention.expiry import Expiry
 from kvstore.retention.pins import Guards
 from kvstore.retention.quotas import Quotas
+from kvstore.steps import Background
 from tiers.base import NAMESPACE_BYTES
 
 AdoptedRow = tuple[bytes, bytes, int, int]  # hash, parent hash, slot, when it was stored
@@ -53,10 +54,11 @@ class Residency:
         self.nvme = nvme
         self.namespaces = namespaces
         self.counters = counters
+        self.background = Background()
         self.evicted = Departed()
         self.guards = Guards(self.slot_bytes, self.settle)
         self.expiry = Expiry()
-        self.quotas = Quotas(self.slot_bytes)
+        self.quotas = Quotas(self.slot_bytes, self.background)
         self.family = policies
         self.writes = WriteQueue(self, endurance)
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared

@@ -27,6 +27,7 @@ from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.steps import Steps
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 
@@ -155,16 +156,25 @@ class Guards:
             known = namespaces[digest].blocks if digest in namespaces else BlockTable()
             self._release([(known[h], bit) for h, bit in guarded.items() if h in known])
 
-    def held_of(self, pinned: Pinned, namespace: Namespace | None, blocks_max: int) -> dict[str, int | None]:
+    def held_steps(
+        self, pinned: Pinned, namespace: Namespace | None, blocks_max: int
+    ) -> Steps[dict[str, int | None]]:
         """For people: blocks of a pinned prefix that are known, held, and guarded; None: too many to count."""
-        space = self._spaces[pinned[0]]
-        hashes = space.chains[pinned[1]]
-        if len(hashes) > blocks_max:
-            return {"blocks": len(hashes), "held_blocks": None, "guarded_blocks": None}
-        found = [namespace.blocks.get(h) for h in hashes] if namespace is not None else []
-        held = [block for block in found if block is not None and _lowest(block)]
-        guarded = sum(block.hash in space.guarded for block in held)
-        return {"blocks": len(hashes), "held_blocks": len(held), "guarded_blocks": guarded}
+        space = self._spaces.get(pinned[0])
+        hashes = space.chains.get(pinned[1], []) if space is not None else []  # or it was unpinned meanwhile
+        count = len(hashes)
+        if space is None or count > blocks_max:
+            return {"blocks": count, "held_blocks": None, "guarded_blocks": None}
+        known = namespace.blocks if namespace is not None else BlockTable[Block]()
+        held = guarded = 0
+        for start in range(0, count, STEP_BLOCKS):
+            if start:
+                yield
+            found = known.get_run(hashes[start : start + STEP_BLOCKS])
+            here = [block.hash for block in found if block is not None and _lowest(block)]
+            held += len(here)
+            guarded += sum(h in space.guarded for h in here)
+        return {"blocks": count, "held_blocks": held, "guarded_blocks": guarded}
 
     def check_slices(self, namespaces: dict[bytes, Namespace]) -> Iterator[list[str]]:
         """One line per violated invariant, in slices. They hold if nothing changed meanwhile."""

@@ -13,15 +13,15 @@ Who has a quota has an order of its own blocks, coldest leaf first, beside the t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import chain
 
-from kvstore.constants import NAMESPACES_MAX, QUOTA_SLICE_BLOCKS, STEP_BLOCKS, STEP_SLOW_BLOCKS
+from kvstore.constants import NAMESPACES_MAX, STEP_BLOCKS, STEP_SLOW_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.policies.lru import LeafLru
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.steps import Background, Steps
 
 Records = Mapping[tuple[Namespace, int], int]  # how many, by namespace and tier bit
 
@@ -56,13 +56,13 @@ class Holder:
 class Quotas:
     """Usage of all holders, and the quotas in effect. `slot_bytes` of a namespace in a tier."""
 
-    def __init__(self, slot_bytes: Callable[[Namespace, int], int]) -> None:
+    def __init__(self, slot_bytes: Callable[[Namespace, int], int], background: Background) -> None:
+        self._background = background
         self._slot_bytes = slot_bytes
         self._namespaces: dict[bytes, Holder] = {}
         self._tenants: dict[str, Holder] = {}
         self._holders: dict[Namespace, tuple[str, Holder, Holder, Sequence[int]]] = {}  # sizes by tier bit
         self._limited = 0  # holders with a quota
-        self._filling: deque[Iterator[None]] = deque()  # orders that are still being filled
 
     def __bool__(self) -> bool:
         return self._limited > 0
@@ -129,21 +129,18 @@ class Quotas:
             self._fill(holder, [n for n in namespaces if holder in self.holders(n)])
 
     def _fill(self, holder: Holder, namespaces: list[Namespace]) -> None:
-        def slices() -> Iterator[None]:
+        """Put into order what is held already."""
+
+        def steps() -> Steps[None]:
+            at = 0
             for namespace in namespaces:
-                for at, block in enumerate(namespace.blocks.walk(), 1):
+                for block in namespace.blocks.walk():
                     holder.may_leave(block)
-                    if at % QUOTA_SLICE_BLOCKS == 0:
+                    at += 1
+                    if at % STEP_BLOCKS == 0:
                         yield
 
-        work = slices()
-        if next(work, work) is None:
-            self._filling.append(work)
-
-    def step(self) -> None:
-        """Once a tick: a slice of filling the orders of new quotas."""
-        if self._filling and next(self._filling[0], self) is self:
-            self._filling.popleft()
+        self._background.begin(steps())
 
     def prune(self, namespaces: Iterable[Namespace]) -> None:
         """Forget namespaces that were given up, now and then."""
@@ -161,9 +158,14 @@ class Quotas:
         for holder in self.holders(block.namespace):
             holder.may_leave(block)
 
-    def over(self, bit: int) -> Iterator[Holder]:
-        """Holders that are above their quota now: it was lowered."""
-        return (holder for holder in self._all() if holder.excess(bit, 0))
+    def over_steps(self) -> Steps[list[tuple[Holder, int]]]:
+        """Holders, and tiers, that are above their quota now: it was lowered, or rows were found."""
+        over = []
+        for at, holder in enumerate(list(self._all()), 1):
+            over += [(holder, bit) for bit in (IN_DRAM, IN_NVME) if holder.excess(bit, 0)]
+            if at % STEP_BLOCKS == 0:
+                yield
+        return over
 
     def tenants(self, count: int) -> list[tuple[str, list[int]]]:
         """The tenants that hold most, and what they hold, in bytes by tier bit."""

@@ -12,6 +12,7 @@ from kvstore.errors import LimitExceeded, RequestError
 from kvstore.protocol import frames
 from kvstore.retention import rules
 from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, rule_bytes
+from kvstore.steps import finish
 from tests.engine.test_retention import RECORD_BYTES, Node
 from tiers.namespace_spec import NamespaceSpec
 
@@ -73,7 +74,7 @@ def test_the_fullest_book_is_read_back_and_listed(
     tenants = [(tenant(number, LETTERS[letter]), [SIZE] * 3) for number in range(300)]
     monkeypatch.setattr(node.engine.blocks.quotas, "tenants", lambda count: tenants[:count])
     assert node.engine.retention.book == book
-    report = node.engine.retention.report()
+    report = finish(node.engine.retention.report_steps())
     frame = frames.encode_frame(frames.StatusReport(report))
     assert len(frame) <= frames.HEADER_BYTES + frames.FRAME_BYTES_MAX
     told = [report[name] for name in ("pins", "ttls", "quotas")]
