@@ -88,6 +88,8 @@ NAMESPACE_DROP_LOOKS = 20_000  # steps down to leaves in one go, when blocks are
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 STATUS_NAMESPACES_MAX = 256  # namespaces a status lists, those with most blocks first: it must fit a frame
 SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
+TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
+EVICTED_IN_VAIN_MAX = 1024  # blocks that leave for one request beyond those that made room for it
 LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row
 LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire answers a miss
 DEMOTE_BATCH_RECORDS = 8
@@ -96,6 +98,7 @@ PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the nex
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
 ADOPT_PIECES = 2  # of 512 rows indexed between two looks at requests while starting: 1 ms, or 4 in no order
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
+CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, whose growth stops nobody
 TABLE_PART_ENTRIES = (341, 682, 1365)  # blocks that a dict of the index takes before it grows: 2/3 of 512 …
 TABLE_SPLIT_BITS = 2  # a part that is too full becomes four: a third of the moves that two would take
 LEASE_BYTES = 8  # of randomness in the number of a lease
@@ -391,7 +394,7 @@ CLOCK_SKEW_S, CLOCK_SKEW_S_MIN = (
     300.0,
     8.0,
 )  # by which clocks differ at most; no less than news takes to be read
-ERASE_STEP_BLOCKS = 500  # dropped between two yields
+ERASE_STEP_BLOCKS = 100  # dropped between two yields
 ERASE_TRIES_MAX = 600  # steps in a row in which everything left was in use; about ten minutes
 CLEARS_MAX = 64  # under way at a time
 CLEAR_PAUSE_S = 0.1  # between two passes of one, when something was in use …

@@ -51,6 +51,7 @@ from tiers.constants import (
     MEMORY_HEADROOM_BYTES,
     SLAB_BYTES,
     SLOT_BYTES_MIN,
+    SWEEP_SLOTS,
     VERIFY_PIECE_BYTES,
 )
 from tiers.errors import OpenError
@@ -58,7 +59,7 @@ from tiers.memory_limits import memory_left
 from tiers.owners import Owners
 from tiers.sizes import format_bytes
 from tiers.slot_table import READY, WRITING, Extents, Layout, SlotTable
-from tiers.slots import CHECK_SLICE_SLOTS, SlotPool, slot_bytes_for
+from tiers.slots import CHECK_SLICE_SLOTS, SLAB_SLOTS_MAX, SlotPool, slot_bytes_for
 
 _log = logging.getLogger(__name__)
 
@@ -175,9 +176,9 @@ class Arena:
         self._give(self._owners.abandon(slots))
 
     def sweep(self) -> int:
-        """Free the quarantined slots that nobody can write into any more; returns their number."""
+        """Free quarantined slots that nobody can write into any more, some at a time; returns their number."""
         self._take_in_arrived()
-        expired = self._owners.expired()
+        expired = self._owners.expired(SWEEP_SLOTS)
         self._give(expired)
         return len(expired)
 
@@ -233,7 +234,8 @@ class Arena:
         return [(slot, self._table.record(slot)) for slot in slots]
 
     def reclaim(self, size_bytes: int) -> list[int]:
-        """Slots to free so that a whole slab becomes available for this size; [] if there is room already.
+        """Slots to free so that a whole slab becomes available for this size; [] if there is room already, as
+        where an empty slab of another class was found.
 
         A proposal, valid until the next change. Never names a slot that is being written.
         """
@@ -241,7 +243,18 @@ class Arena:
         if self.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
             return []
         slab = self._pool.smallest_slab(size_bytes, busy=self._owners.slabs())
-        return [] if slab is None else list(self._pool.slots_in(slab))
+        slots = [] if slab is None else list(self._pool.slots_in(slab))
+        if slab is not None and not slots:
+            self._pool.drain(slab, size_bytes)
+        return slots
+
+    def drain(self, slot: int, size_bytes: int) -> None:
+        """The slab of this slot hands out no more; when nothing is in it, it is for records of that size."""
+        self._pool.drain(slot // SLAB_SLOTS_MAX, max(size_bytes, self._slot_bytes_min))
+
+    def stop_draining(self, slot: int) -> bool:
+        """The slab of this slot stays what it is; False where it was emptied."""
+        return self._pool.stop_draining(slot // SLAB_SLOTS_MAX)
 
     # -- owners --------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ Used from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 
 from tiers.constants import OWNER_ANY, OWNER_DAEMON, OWNER_MAX
 from tiers.errors import TierError
@@ -42,7 +43,9 @@ class Owners:
     def __init__(self, lock_fd: int) -> None:
         self._lock_fd = lock_fd
         self._writers: dict[int, int] = {}  # slot -> the owner that may write into it
-        self._quarantine: dict[int, frozenset[int]] = {}  # slot -> owners that may be in the middle of a copy
+        self._slabs: Counter[int] = Counter()  # how many of these are in each slab
+        # Owners that may be in the middle of a copy -> slots; slots of nobody are free when it is their turn.
+        self._quarantine: dict[frozenset[int], list[int]] = {}
         self._claimed: set[int] = {OWNER_DAEMON}
         self._last = OWNER_DAEMON
 
@@ -63,6 +66,7 @@ class Owners:
     def begin(self, owner: int, slots: Sequence[int]) -> None:
         """This owner starts to write these slots."""
         self._writers.update(dict.fromkeys(slots, owner))
+        self._slabs.update([slot // SLAB_SLOTS_MAX for slot in slots])
 
     def writing(self, slots: Sequence[int]) -> list[int]:
         """Those of these slots that have a writer."""
@@ -72,43 +76,54 @@ class Owners:
         """Nobody writes into these slots any more."""
         for slot in slots:
             del self._writers[slot]
+        for slab, count in Counter([slot // SLAB_SLOTS_MAX for slot in slots]).items():
+            self._slabs[slab] -= count
+            if not self._slabs[slab]:
+                del self._slabs[slab]
 
     def abandon(self, slots: Sequence[int]) -> list[int]:
         """The writer of these slots is lost, and their generations were raised. Returns those that nobody
         writes into; the others are in quarantine."""
-        suspects = {owner: frozenset((owner,)) for owner in {self._writers[slot] for slot in slots}}
-        suspects[OWNER_ANY] = _EVERYBODY
-        return self._free_of({slot: suspects[self._writers[slot]] for slot in slots})
+        suspects: dict[frozenset[int], list[int]] = {}
+        for slot in slots:
+            owner = self._writers[slot]
+            among = _EVERYBODY if owner == OWNER_ANY else frozenset((owner,))
+            suspects.setdefault(among, []).append(slot)
+        return self._free_of(suspects, len(slots))
 
     def adopt(self, slots: Sequence[int]) -> list[int]:
         """The same for slots that an earlier daemon left being written; it does not say by whom."""
         self.begin(OWNER_ANY, slots)
         return self.abandon(slots)
 
-    def expired(self) -> list[int]:
-        """Takes the slots out of quarantine that nobody can be writing into any more, and returns them."""
-        return self._free_of(self._quarantine)
+    def expired(self, count: int) -> list[int]:
+        """Takes up to so many slots out of quarantine that nobody can be writing into any more, and returns them."""
+        suspects, self._quarantine = self._quarantine, {}
+        return self._free_of(suspects, count)
 
-    def _free_of(self, suspects: Mapping[int, frozenset[int]]) -> list[int]:
-        """Of these slots those whose suspects let go of their locks; the others are in quarantine."""
-        names = frozenset[int]().union(*suspects.values()) - {OWNER_DAEMON}
+    def _free_of(self, suspects: Mapping[frozenset[int], list[int]], count: int) -> list[int]:
+        """Of these slots those whose suspects let go of their locks, up to so many; the others are in quarantine."""
+        names = frozenset[int]().union(*suspects) - {OWNER_DAEMON}
         locked = frozenset(owner for owner in names if is_locked(self._lock_fd, owner))
-        left = {slot: among & locked for slot, among in suspects.items()}
-        free = [slot for slot, among in left.items() if not among]
-        self._quarantine.update(left)
-        for slot in free:
-            del self._quarantine[slot]
+        free: list[int] = []
+        for among, slots in suspects.items():
+            left = among & locked
+            if not left and (more := count - len(free)) > 0:
+                free += slots[-more:]
+                del slots[-more:]
+            if slots and self._quarantine.setdefault(left, slots) is not slots:
+                self._quarantine[left] += slots
         self.end(free)
         return free
 
     def quarantined(self) -> int:
         """The number of slots that wait until their writers cannot write any more."""
-        return len(self._quarantine)
+        return sum(map(len, self._quarantine.values()))
 
     def slots(self) -> set[int]:
         """Every slot being written or in quarantine."""
         return set(self._writers)
 
-    def slabs(self) -> set[int]:
+    def slabs(self) -> Set[int]:
         """Slabs with a slot that is being written or in quarantine."""
-        return {slot // SLAB_SLOTS_MAX for slot in self._writers}
+        return self._slabs.keys()

@@ -7,8 +7,9 @@
 All records of a namespace have one size, so a slab is cut into equal slots and there is
 no fragmentation and no compaction. A slab belongs to no class until one needs it, and
 goes back to the pool of unassigned slabs when its last slot is given back; that is how a
-namespace that fades away hands its space to a new one. A slab may be absent: the medium
-has no room for it yet, and nothing in it is handed out before `add_slab`.
+namespace that fades away hands its space to a new one. A slab that is drained hands out no
+more slots, and is cut for the class it is drained for when its last one is given back. A slab
+may be absent: the medium has no room for it yet, and nothing in it is handed out before `add_slab`.
 
 Slots are taken in runs, because the blocks of a prefix come and go together: neighbours in
 a run are neighbours in memory wherever a slab has the room.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
 
 from tiers.base import SizeClass
 from tiers.errors import RecordSizeError
@@ -94,6 +95,7 @@ class SlotPool:
         self._open: dict[int, dict[int, None]] = {}  # class -> slabs with a free slot
         self._members: dict[int, set[int]] = {}  # class -> its slabs; no entry without one
         self._used: dict[int, int] = {}  # class -> used slots; those without a slab may be missing
+        self._draining: dict[int, int] = {}  # slab -> the class that gets it when it is empty
 
     def slots_per_slab(self, slot_bytes: int) -> int:
         return self.slab_bytes // slot_bytes
@@ -156,11 +158,29 @@ class SlotPool:
             used[slab.slot_bytes] -= 1
             if not slab.used:
                 self._unassign(number, slab.slot_bytes)
-            else:
+            elif number not in self._draining:
                 self._open[slab.slot_bytes][number] = None
 
     def give(self, slot: int) -> None:
         self.give_run((slot,))
+
+    def drain(self, number: int, size_bytes: int) -> None:
+        """Hand out no more slots of this slab; when nothing in it is used it is cut for records of that size."""
+        slab = self._slabs[number]
+        assert slab.slot_bytes != slot_bytes_for(size_bytes), f"slab {number} is of that class"
+        self._draining[number] = slot_bytes_for(size_bytes)
+        self._open[slab.slot_bytes].pop(number, None)
+        if not slab.used:
+            self._unassign(number, slab.slot_bytes)
+
+    def stop_draining(self, number: int) -> bool:
+        """A slab that is not empty yet stays what it is. False where it is empty, and cut for the other class."""
+        if self._draining.pop(number, None) is None:
+            return False
+        slab = self._slabs[number]
+        if slab.used < len(slab.flags):
+            self._open[slab.slot_bytes][number] = None
+        return True
 
     def add_slab(self, number: int) -> None:
         """An absent slab has its bytes now: hand it out, after those that were there before."""
@@ -208,6 +228,7 @@ class SlotPool:
         self._open.clear()
         self._members.clear()
         self._used.clear()
+        self._draining.clear()
         for number, slab in self._slabs.items():
             self.slot_bytes[number] = slab.slot_bytes
             self._members.setdefault(slab.slot_bytes, set()).add(number)
@@ -223,7 +244,7 @@ class SlotPool:
     def smallest_slab(self, size_bytes: int, busy: Set[int] = frozenset()) -> int | None:
         """The slab of another class with the fewest used slots: the cheapest to take over.
 
-        None of `busy`. Looks at the slabs of other classes only.
+        None of `busy`, and none that is being drained. Looks at the slabs of other classes only.
         """
         slot_bytes = slot_bytes_for(size_bytes)
         others = (
@@ -231,14 +252,13 @@ class SlotPool:
             for its_slot_bytes, members in self._members.items()
             if its_slot_bytes != slot_bytes
             for number in members
-            if number not in busy
+            if number not in busy and number not in self._draining
         )
         return min(others, default=(0, None))[1]
 
     def slots_in(self, slab: int) -> Iterator[int]:
-        return (
-            slab * SLAB_SLOTS_MAX + position for position, used in enumerate(self._slabs[slab].flags) if used
-        )
+        flags, first = self._slabs[slab].flags, slab * SLAB_SLOTS_MAX
+        return compress(range(first, first + len(flags)), flags)
 
     def used_bytes(self) -> int:
         return sum(slot_bytes * used for slot_bytes, used in self._used.items())
@@ -267,8 +287,11 @@ class SlotPool:
                 problems.append(f"slots: slab {number}: used + free is not {len(slab.flags)}")
             if number not in self._members.get(slab.slot_bytes, ()):
                 problems.append(f"slots: slab {number}: not in its class")
-            if (slab.used < len(slab.flags)) != (number in self._open.get(slab.slot_bytes, {})):
+            is_open = slab.used < len(slab.flags) and number not in self._draining
+            if is_open != (number in self._open.get(slab.slot_bytes, {})):
                 problems.append(f"slots: slab {number}: free slots and open list disagree")
+        if not self._draining.keys() <= self._slabs.keys():
+            problems.append("slots: a slab is drained that nothing is in")
         if sum(map(len, self._members.values())) != len(self._slabs) or not all(self._members.values()):
             problems.append("slots: the classes have slabs that are not assigned")
         if any(bytes_ != self._slot_bytes_of(number) for number, bytes_ in enumerate(self.slot_bytes)):
@@ -302,8 +325,13 @@ class SlotPool:
         del self._slabs[number]
         self.slot_bytes[number] = 0
         self._open[slot_bytes].pop(number, None)
-        self._unassigned.append(number)
         members = self._members[slot_bytes]
         members.remove(number)
         if not members:
             del self._members[slot_bytes]
+        heir = self._draining.pop(number, 0)
+        if heir:
+            self._open.setdefault(heir, {})
+            self._assign(number, heir)
+        else:
+            self._unassigned.append(number)

@@ -466,9 +466,10 @@ class Service:
     async def _drop(self) -> None:
         """Where much is over at once, by a TTL or with its namespace, drop it between requests."""
         while True:
-            engine = self.engine
-            is_late = engine.drop_ended() | engine.erasing.step() | engine.retention.step()
-            is_late |= engine.clearing.step()
+            engine, is_late = self.engine, False
+            for step in (engine.drop_ended, engine.erasing.step, engine.retention.step, engine.clearing.step):
+                is_late |= step()
+                await asyncio.sleep(0)  # each takes a turn of its own
             await asyncio.sleep(EXPIRY_PAUSE_S if is_late else TICK_INTERVAL_S)
 
     async def _persist(self) -> None:

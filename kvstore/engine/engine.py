@@ -145,6 +145,7 @@ class Engine(Parts):
         sources = [DeviceSource(member, arena, jobs_max) for member in self.nvme.members]
         far = [SharedSource(level, arena, clock, self._sources_changed) for level in shared]
         self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
+        self.eviction.takeovers.freed = self.loader.feed
         self.watches = [Watch(source, self.blocks, clock, self.loader.missed) for source in sources]
         self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, jobs_max, self.loader.feed)
         self.lookups = Lookups(self.blocks, BreakEven(prefill_tokens_per_s), sources, far)
@@ -574,7 +575,8 @@ class Engine(Parts):
 
     def tick(self) -> None:
         """Once a second or so: quarantined slots, adopted records, waiting demotions."""
-        self.arena.sweep()
+        if self.arena.sweep():
+            self.background.begin(self._sweep_steps())
         self.look()
         self.verifier.next_ones()
         self.retention.tick()
@@ -585,6 +587,12 @@ class Engine(Parts):
             self._endurance_file.keep(self.endurance, self.io)
         self.accounts.save(self.io, self._clock())
         self.background.step()
+
+    def _sweep_steps(self) -> Steps[None]:
+        """The rest of the slots that nobody can be writing any more."""
+        yield
+        while self.arena.sweep():
+            yield
 
     def look(self) -> None:
         """Several times a stall: look for I/O that hangs."""

@@ -8,13 +8,17 @@ What is in use is tried again for a while. What comes anew meanwhile may be drop
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 
 from kvstore.constants import ERASE_STEP_BLOCKS, ERASE_TRIES_MAX
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
 from kvstore.protocol import outcomes
+from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.residency import Residency
+from kvstore.retention.expiry import leaves_first
 from replication.tombstones import Tombstone
 
 
@@ -23,6 +27,7 @@ class _Task:
     namespace: Namespace
     block_hash: bytes  # b"": all of it
     tries: int = 0  # in a row that dropped nothing
+    walk: Iterator[Block | None] = field(default_factory=lambda: iter(()))  # of what is behind that block
 
 
 class Erasing:
@@ -59,17 +64,11 @@ class Erasing:
 
     def _drop_behind(self, task: _Task) -> tuple[int, bool]:
         """How many blocks were dropped of those that hang on one, itself included; and whether none is left."""
-        top = task.namespace.blocks.get(task.block_hash)
-        dropped = 0
-        waiting = [top] if top is not None else []
-        while waiting and dropped < ERASE_STEP_BLOCKS:
-            block = waiting[-1]
-            children = list(block.each_child())
-            if children:
-                waiting.append(children[dropped % len(children)])
-                continue
-            if not self._drop(block):
-                return dropped, False
-            dropped += 1
-            waiting.pop()
-        return dropped, not waiting
+        blocks = task.namespace.blocks
+        dropped, piece = 0, list(islice(task.walk, ERASE_STEP_BLOCKS))
+        for block in piece:
+            if block is not None and block.where & IN_ANY and block.children is None:
+                dropped += self._drop(block)
+        if len(piece) < ERASE_STEP_BLOCKS:  # the end of a pass: what was in use is tried again
+            task.walk = leaves_first([blocks.get(task.block_hash)])
+        return dropped, task.block_hash not in blocks

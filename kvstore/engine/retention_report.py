@@ -74,9 +74,7 @@ def _rows(rules: Sequence[R], row: Callable[[R], dict[str, object]]) -> Steps[li
     return rows
 
 
-def _pins(
-    book: Book, blocks: Residency, known: Known, names: _Names
-) -> Steps[list[dict[str, object]]]:
+def _pins(book: Book, blocks: Residency, known: Known, names: _Names) -> Steps[list[dict[str, object]]]:
     left = PINNED_BLOCKS_TOLD
     rows: list[dict[str, object]] = []
     looks = 0

@@ -11,6 +11,7 @@ Invariants (proven by `forest.check`):
 
 * rooted(b) ⇔ some level holds b, and b is a first block or rooted(parent(b));
   so rooted is monotone along a chain, and a lookup may search it by halves;
+  but for children of the blocks in `Namespace.stale`: those are still to be told (see `kvstore.index.forest`);
 * a ghost has children; where there are several, they are counted by level;
 * pins > 0 means that somebody uses the bytes: no policy may choose the block as a victim.
 
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from kvstore.constants import CHILDREN_FEW_MAX
 from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
@@ -105,16 +107,17 @@ class Block(msgspec.Struct, gc=False, eq=False):
         return self.children is not None and self.children.where & bit != 0
 
     def each_child(self) -> Iterator[Block]:
+        """Every child that it has all the time, while others come and go."""
         if self.children is None:
             return iter(())
         if isinstance(self.children, Block):
             return iter((self.children,))
-        return iter(self.children.blocks)
+        return self.children.walk()
 
     def has_child(self, block: Block) -> bool:
         """Whether that block is filed as a child of this one."""
         if isinstance(self.children, Children):
-            return block in self.children.blocks
+            return block in self.children
         return self.children is block
 
     def add_child(self, child: Block) -> None:
@@ -130,8 +133,8 @@ class Block(msgspec.Struct, gc=False, eq=False):
         if self.children is child:
             self.children = None
         elif isinstance(self.children, Children):
-            self.children.blocks.discard(child)
-            if not self.children.blocks:
+            self.children.remove(child)
+            if not self.children:
                 self.children = None
 
     def count_child(self, bit: int, change: int) -> None:
@@ -155,22 +158,50 @@ def nvme_bits(device: int, slot: int) -> int:
 
 class Children:
     """Several children of one block. `held[bit]`: how many of them are in the tier of that bit; `where`: the
-    tiers of all of them together."""
+    tiers of all of them together. Many are in a table, whose growth stops nobody."""
 
-    __slots__ = ("blocks", "held", "where")
+    __slots__ = ("_few", "_many", "held", "where")
 
     def __init__(self, *blocks: Block) -> None:
-        self.blocks: set[Block] = set()
+        self._few: set[Block] = set()
+        self._many: BlockTable[Block] | None = None
         self.held = [0] * (IN_NVME + 1)
         self.where = 0
         for block in blocks:
             self.add(block)
 
+    def __len__(self) -> int:
+        return len(self._few) if self._many is None else len(self._many)
+
+    def __contains__(self, block: Block) -> bool:
+        return block in self._few if self._many is None else self._many.get(block.hash) is block
+
+    def walk(self) -> Iterator[Block]:
+        """Each that is here all the time, while others come and go."""
+        if self._many is None:
+            return iter(tuple(self._few))
+        return self._many.walk()
+
     def add(self, block: Block) -> None:
-        self.blocks.add(block)
+        if self._many is not None:
+            self._many.setdefault(block.hash, block)
+        else:
+            self._few.add(block)
+            if len(self._few) > CHILDREN_FEW_MAX:
+                self._many = BlockTable()
+                for child in self._few:
+                    self._many.setdefault(child.hash, child)
+                self._few.clear()
         for bit in (IN_DRAM, IN_NVME):
             if block.where & bit:
                 self.count(bit, 1)
+
+    def remove(self, block: Block) -> None:
+        """One that is in no tier."""
+        if self._many is None:
+            self._few.discard(block)
+        elif self._many.get(block.hash) is block:
+            self._many.delete_run([block.hash])
 
     def count(self, bit: int, change: int) -> None:
         """A child came to that tier (1), or left it (-1)."""
@@ -195,6 +226,7 @@ class Namespace:
         "salt",
         "slot_bytes",
         "spec",
+        "stale",
         "users",
         "writing",
     )
@@ -214,6 +246,8 @@ class Namespace:
         self.slot_bytes = slot_bytes_for(spec.record_bytes)
         self.blocks = BlockTable[Block]()
         self.writing: set[bytes] = set()  # reserved and not yet committed
+        # Blocks that changed ROOTED, and those of their children that are still to be told, the latest last.
+        self.stale: dict[bytes, tuple[Block, Iterator[Block]]] = {}
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
 
     @property

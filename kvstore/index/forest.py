@@ -7,9 +7,13 @@ blocks come and go (see `kvstore.index.block`), the longest usable prefix is fou
 a block hash names everything before it, so along any chain a caller can ask for, rooted
 is first true and then false.
 
-The index knows no tier: the engine tells it which bits came and went. Its cost when a
-block in the middle of a chain comes or goes is the size of what hangs on it; eviction
-takes leaves first, so that is rare (a corrupt record, a gap that is filled).
+The index knows no tier: the engine tells it which bits came and went. When a block in the middle of a
+chain comes or goes, all that hangs on it has to be told: at a start whose devices are read in any order, after
+a corrupt record, wherever a gap is filled. They are told in pieces (`spread_steps`), from the top
+down. Until then they wait in `Namespace.stale`:
+
+    h0 ROOTED ─▶ h1 gone ─▶ h2 told ─▶ h3 told, stale ─▶ h4 ROOTED still      a lookup cuts at h3, and halves again
+    h0 ROOTED ─▶ h1 back ─▶ h2 told ─▶ h3 told, stale ─▶ h4 not ROOTED yet    a shorter hit than there could be
 """
 
 from __future__ import annotations
@@ -30,6 +34,13 @@ def split_hashes(hashes: bytes, hash_bytes: int) -> list[bytes]:
 
 def rooted_prefix(namespace: Namespace, hashes: bytes, count: int) -> int:
     """How many of the first `count` hashes are present with an unbroken prefix."""
+    rooted = _halve(namespace, hashes, count)
+    if namespace.stale and (cut := _before_stale(namespace, hashes, rooted)) < rooted:
+        return _halve(namespace, hashes, cut)
+    return rooted
+
+
+def _halve(namespace: Namespace, hashes: bytes, count: int) -> int:
     get, size = namespace.blocks.get, namespace.hash_bytes
     low, high = 0, count  # the answer is in [low, high]
     while low < high:
@@ -40,6 +51,18 @@ def rooted_prefix(namespace: Namespace, hashes: bytes, count: int) -> int:
         else:
             high = middle
     return low
+
+
+def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
+    """How many of the first `count` come before the first one that is not rooted, and whose children may not know it:
+    between a gap and a block that is still marked as rooted there is one, and before it there is none."""
+    stale = namespace.stale
+    asked = split_hashes(hashes[: count * namespace.hash_bytes], namespace.hash_bytes)
+    if not stale.keys().isdisjoint(asked):
+        for at, block_hash in enumerate(asked):
+            if block_hash in stale and not stale[block_hash][0].where & ROOTED:
+                return at
+    return count
 
 
 def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:
@@ -144,10 +167,8 @@ def arrived(namespace: Namespace, block_hash: bytes, parent: bytes, bit: int) ->
         if above is not None and above.children is not block:
             above.count_child(bit, 1)
     if not block.where & ROOTED and (above is None or above.where & ROOTED):
-        if block.children is None:
-            block.where |= ROOTED
-        else:
-            _spread(block, ROOTED)
+        block.where |= ROOTED
+        _turned(block)
     return block
 
 
@@ -185,7 +206,7 @@ def arrived_in_turn(
 def left(run: Sequence[Block], bit: int) -> None:
     """A tier lost these blocks of one namespace. Forgets those, and ghosts above them, that nothing needs."""
     unneeded: list[bytes] = []
-    others = WITHOUT[bit]
+    others, namespace = WITHOUT[bit], run[0].namespace
     for block in run:
         above = block.parent
         if block.where & bit:
@@ -196,7 +217,8 @@ def left(run: Sequence[Block], bit: int) -> None:
             continue
         if block.children is not None:
             if block.where & ROOTED:
-                _spread(block, 0)
+                block.where &= ~ROOTED
+                _turned(block)
             continue
         block.where &= ~ROOTED
         gone = block
@@ -210,7 +232,10 @@ def left(run: Sequence[Block], bit: int) -> None:
             else:
                 above.remove_child(gone)
             gone = above
-    run[0].namespace.blocks.delete_run(unneeded)
+    namespace.blocks.delete_run(unneeded)
+    if namespace.stale:
+        for block_hash in unneeded:
+            namespace.stale.pop(block_hash, None)
 
 
 def load(
@@ -259,17 +284,43 @@ def forget(namespace: Namespace) -> None:
     for block in namespace.blocks.values():
         block.parent = block.children = None
     namespace.blocks.clear()
+    namespace.stale.clear()
 
 
-def _spread(block: Block, rooted: int) -> None:
-    """Set ROOTED, or clear it (0), on a block and every descendant whose answer changes with it."""
-    block.where = block.where & ~ROOTED | rooted
-    stack = [block]
-    while stack:
-        for child in stack.pop().each_child():
-            if child.where & IN_ANY and child.where & ROOTED != rooted:
-                child.where = child.where & ~ROOTED | rooted
-                stack.append(child)
+def _turned(block: Block) -> None:
+    """It is rooted now, or no more: its children are to be told."""
+    if block.children is not None:
+        stale = block.namespace.stale
+        stale.pop(block.hash, None)
+        stale[block.hash] = block, block.each_child()
+
+
+def spread(namespace: Namespace, looks: int) -> None:
+    """Tell some descendants of blocks that came or went whether they are rooted, those of the latest block first. Each
+    does as its parent does now, whatever happened meanwhile; a child that came meanwhile knows it from its parent."""
+    stale = namespace.stale
+    while stale and looks > 0:
+        block_hash, (block, children) = stale.popitem()
+        for child in children:
+            looks -= 1
+            rooted = block.where & ROOTED if child.where & IN_ANY else 0
+            if child.where & ROOTED != rooted and child.parent is block:
+                child.where ^= ROOTED
+                if child.children is not None:
+                    if block.children is not child:
+                        stale[block_hash] = block, children  # go on with it behind the child's
+                    _turned(child)
+                    break
+            if looks <= 0:
+                stale[block_hash] = block, children
+                break
+
+
+def spread_steps(namespace: Namespace) -> Steps[None]:
+    """All of them, in steps."""
+    while namespace.stale:
+        spread(namespace, STEP_BLOCKS)
+        yield
 
 
 def check_block(namespace: Namespace, block_hash: bytes, block: Block) -> list[str]:
@@ -284,7 +335,8 @@ def check_block(namespace: Namespace, block_hash: bytes, block: Block) -> list[s
     if parent is not None and not (namespace.blocks.get(parent.hash) is parent and parent.has_child(block)):
         problems.append(f"{name}: hangs on a parent that does not know it")
     rooted = bool(block.where & IN_ANY) and (parent is None or bool(parent.where & ROOTED))
-    if bool(block.where & ROOTED) != rooted:
+    is_told = parent is None or parent.hash not in namespace.stale
+    if bool(block.where & ROOTED) != rooted and is_told:
         problems.append(f"{name}: where is {block.where & 255}, rooted should be {rooted}")
     return problems
 
@@ -296,14 +348,11 @@ def check_children(block: Block) -> Steps[list[str]]:
         return []
     before = list(children.held)
     counted = [0] * len(before)
-    try:
-        for number, child in enumerate(children.blocks, 1):
-            for bit in (IN_DRAM, IN_NVME):
-                counted[bit] += child.where & bit != 0
-            if number % STEP_BLOCKS == 0:
-                yield
-    except RuntimeError:  # the set of children changed
-        return []
+    for number, child in enumerate(children.walk(), 1):
+        for bit in (IN_DRAM, IN_NVME):
+            counted[bit] += child.where & bit != 0
+        if number % STEP_BLOCKS == 0:
+            yield
     if before != children.held:
         return []
     wrong = counted != before or any(

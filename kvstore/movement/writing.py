@@ -65,7 +65,6 @@ class Writer:
         self._wrote = wrote
         self._retry_at_s = 0.0
         self._turn = 0
-        self._emptying: set[int] = set()  # devices whose slab of another size is being looked at
         self.writing: dict[Block, Member] = {}
 
     @property
@@ -169,19 +168,25 @@ class Writer:
 
     def _empty_a_slab(self, member: Member, namespace: Namespace) -> None:
         """Make room out of another size class: what lies in its cheapest slab is known to its rows only."""
-        slots = member.reclaim(namespace.record_bytes)
-        if not slots or member.number in self._emptying:
+        takeovers = self._eviction.takeovers
+        slab = takeovers.of_device(member, namespace)
+        if slab is None:
             return
-        self._emptying.add(member.number)
 
         def read(rows: Sequence[Row | None]) -> None:
-            self._emptying.discard(member.number)
-            if rows and self._eviction.empty_slab(member, namespace, slots, rows):
-                self._queue.resume()
-                self.pump()
+            slab.rows = rows
+            if rows:
+                takeovers.empty(slab, self._emptied)
+            else:
+                takeovers.give_up(slab)
 
         nothing: Sequence[Row | None] = []
-        member.io.submit(lambda: member.device.rows(slots), read, failed=nothing)
+        member.io.submit(lambda: member.device.rows(slab.slots), read, failed=nothing)
+
+    def _emptied(self) -> None:
+        """A device has a slab for records that found no room."""
+        self._queue.resume()
+        self.pump()
 
     # -- what --
 

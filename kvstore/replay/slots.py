@@ -87,6 +87,12 @@ class CountedPlaces:
     def reclaim(self, size_bytes: int) -> list[int]:
         return []
 
+    def drain(self, slot: int, size_bytes: int) -> None:
+        """There is one size class."""
+
+    def stop_draining(self, slot: int) -> bool:
+        return False
+
     def abandon_run(self, slots: Sequence[int]) -> None:
         self.free_run(slots)
 

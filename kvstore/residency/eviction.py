@@ -1,7 +1,7 @@
 """Eviction: which blocks leave a level so that others can come.
 
     slots(DRAM)  ──▶ free slot? ─ no ─▶ victims of the same size class
-    slot(device) ──▶                └─▶ else a whole slab of another size class
+    slot(device) ──▶                └─▶ else a whole slab of another size class (`takeover`)
 
 Room is made when a transfer is submitted, and never before. "No room" is answered at once:
 nothing here blocks. A block that waits to be written to NVMe is not dropped from DRAM while a
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice, takewhile
 
-from kvstore.constants import QUOTA_LOOKS_MAX, QUOTA_TRIM_BLOCKS, SLAB_TAKEOVER_EVERY
+from kvstore.constants import EVICTED_IN_VAIN_MAX, QUOTA_LOOKS_MAX, QUOTA_TRIM_BLOCKS, SLAB_TAKEOVER_EVERY
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.policies.base import Policy
@@ -24,9 +24,8 @@ from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
+from kvstore.residency.takeover import Takeovers
 from kvstore.retention.quotas import Holder
-from tiers.base import SizeClass
-from tiers.device_table import Row
 
 Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
 
@@ -39,6 +38,7 @@ class Eviction:
         self._until_next_look = SLAB_TAKEOVER_EVERY  # of evictions
         self._spared: Block | None = None  # what the latest new block hangs on: not displaced for it
         self.no_room = outcomes.NOT_ADMITTED  # why the last slot of DRAM was refused
+        self.takeovers = Takeovers(residency, self._leave_slab)
 
     def line(self, namespace: Namespace) -> Line:
         """Where loads of a namespace wait: one that its quota holds up must not hold up others."""
@@ -69,7 +69,8 @@ class Eviction:
             self._spare(namespace, parent)
         found: list[int] = []
         free = len(keys)  # slots to ask for: any number at first, then those that were freed
-        while (at := len(found)) < len(keys):
+        in_vain = EVICTED_IN_VAIN_MAX  # victims in a slab that is being taken over make no room here
+        while (at := len(found)) < len(keys) and in_vain > 0:
             if limited:
                 if not self._displace_own(namespace, IN_DRAM):
                     self.no_room = outcomes.OVER_QUOTA
@@ -81,9 +82,11 @@ class Eviction:
                 residency.quotas.used(namespace, IN_DRAM, len(got))
                 found += got
                 if got:
+                    in_vain += len(got)
                     continue
             wanted = hashes[at : at + 1 if limited else len(keys)]
             free = self._make_room(namespace, wanted, prompt)
+            in_vain -= free
             if free < len(wanted):
                 del keys[at + free :]  # nothing may leave for what is behind
         return found
@@ -164,33 +167,17 @@ class Eviction:
         return own_s is not None and bool(others_s) and min(others_s) < own_s
 
     def _take_over_slab(self, namespace: Namespace) -> bool:
-        """Empty the cheapest slab of another size class, if nothing in it is in use."""
-        residency = self._residency
-        arena = residency.arena
-        blocks = [
-            residency.block_of(arena.record(slot).key) for slot in arena.reclaim(namespace.record_bytes)
-        ]
-        if not blocks or any(b is None or b.pins or residency.writes.keeps(b) for b in blocks):
-            return False
-        if self._must_spare(IN_DRAM, blocks, namespace, arena.stats().classes):
-            return False
-        for block in blocks:
-            if block is not None:
-                residency.counters.evicted_pinned += residency.guards.guards(block, IN_DRAM)
-                self._evict([block], self._why_evicted(block))
-        return arena.has_room(namespace.record_bytes)
+        """Begin to empty the cheapest slab of another size class, unless something in it is in use. Returns whether
+        there is room now; a large slab takes a while."""
+        self.takeovers.of_arena(namespace)
+        return self._residency.arena.has_room(namespace.record_bytes)
 
-    def _must_spare(
-        self, bit: int, slab: Sequence[Block | None], namespace: Namespace, classes: Sequence[SizeClass]
-    ) -> bool:
-        """Whether a pin guards some of this slab. Not for a record size without a slab of its own, or with
-        pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
-        guards = self._residency.guards
-        if not guards or not any(b is not None and guards.guards(b, bit) for b in slab):
-            return False
-        size = self._residency.slot_bytes(namespace, bit)
-        own = guards.records(namespace, bit)
-        return any(c.slot_bytes == size and c.total > own for c in classes)
+    def _leave_slab(self, block: Block, bit: int) -> None:
+        if bit == IN_DRAM:
+            self._evict([block], self._why_evicted(block))
+        else:
+            self._residency.counters.evicted_nvme += 1
+            self._residency.left_nvme(block)
 
     # -- devices --
 
@@ -209,31 +196,6 @@ class Eviction:
         residency.counters.evicted_nvme += len(run)
         residency.left_nvme(*run)
         return member.take(namespace.record_bytes)
-
-    def empty_slab(
-        self, member: Member, namespace: Namespace, slots: Sequence[int], rows: Sequence[Row | None]
-    ) -> bool:
-        """Evict everything that is in a slab of another size class; False if some of it is in use. `rows`:
-        what its table says."""
-        residency = self._residency
-        blocks: list[Block] = []
-        for slot, row in zip(slots, rows, strict=True):
-            block = residency.block_of(row.key) if row is not None else None
-            if (
-                block is None
-                or not block.where & IN_NVME
-                or block.place != (member.number, slot)
-                or block.pins
-            ):
-                return False
-            blocks.append(block)
-        if self._must_spare(IN_NVME, blocks, namespace, member.device.stats().classes):
-            return False
-        for block in blocks:
-            residency.counters.evicted_nvme += 1
-            residency.counters.evicted_pinned += residency.guards.guards(block, IN_NVME)
-            residency.left_nvme(block)
-        return True
 
     def _may_leave(self, member: Member, block: Block) -> bool:
         return block.device == member.number and not self._residency.guards.guards(block, IN_NVME)

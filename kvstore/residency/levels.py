@@ -26,6 +26,7 @@ from kvstore.io_pool import Io
 from kvstore.policies.base import Policy
 from tiers.base import SizeClass, TierStats
 from tiers.device import Device
+from tiers.slots import SLAB_SLOTS_MAX
 
 
 class Member:
@@ -79,12 +80,24 @@ class Member:
         return self.device.pool.take(self.device.slot_bytes(size_bytes))
 
     def reclaim(self, size_bytes: int) -> list[int]:
-        """Used slots of the cheapest slab of another size class; [] where there is room, or no such slab."""
+        """Used slots of the cheapest slab of another size class; [] where there is room, or no such slab, or where an
+        empty one was found."""
         pool, wanted = self.device.pool, self.device.slot_bytes(size_bytes)
         if not pool.can_hold(wanted) or pool.has_room(wanted):
             return []
         slab = pool.smallest_slab(wanted)
-        return [] if slab is None else list(pool.slots_in(slab))
+        slots = [] if slab is None else list(pool.slots_in(slab))
+        if slab is not None and not slots:
+            pool.drain(slab, wanted)
+        return slots
+
+    def drain(self, slot: int, size_bytes: int) -> None:
+        """The slab of this slot hands out no more; when nothing is in it, it is for records of that size."""
+        self.device.pool.drain(slot // SLAB_SLOTS_MAX, self.device.slot_bytes(size_bytes))
+
+    def stop_draining(self, slot: int) -> bool:
+        """The slab of this slot stays what it is; False where it was emptied."""
+        return self.device.pool.stop_draining(slot // SLAB_SLOTS_MAX)
 
     def give(self, slot: int) -> None:
         """Nothing is in this slot any more. While rows are still read, it is given back when they all are."""

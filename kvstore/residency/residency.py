@@ -32,7 +32,7 @@ from kvstore.residency.write_queue import WriteQueue
 from kvstore.retention.expiry import Expiry
 from kvstore.retention.pins import Guards
 from kvstore.retention.quotas import Quotas
-from kvstore.steps import Background
+from kvstore.steps import Background, Steps
 from tiers.base import NAMESPACE_BYTES
 
 AdoptedRow = tuple[bytes, bytes, int, int]  # hash, parent hash, slot, when it was stored
@@ -55,6 +55,7 @@ class Residency:
         self.namespaces = namespaces
         self.counters = counters
         self.background = Background()
+        self._telling: set[Namespace] = set()  # whose blocks are told that others came or went
         self.evicted = Departed()
         self.guards = Guards(self.slot_bytes, self.settle)
         self.expiry = Expiry()
@@ -165,6 +166,7 @@ class Residency:
             alone = zip(hashes, [parent, *hashes], slots, strict=False)
             return [self.arrived_in_dram(namespace, [h], above, [slot])[0] for h, above, slot in alone]
         run, spare = forest.arrived_in_turn(namespace, hashes, parent, slots)
+        self._tell_descendants(namespace)
         self.give_up(namespace, spare)
         if self.expiry:
             for block in run:
@@ -179,6 +181,7 @@ class Residency:
         """An earlier daemon's slot holds this block, stored at that time; not verified yet."""
         block = forest.arrived(namespace, block_hash, parent, IN_DRAM)
         block.put_in(slot)
+        self._tell_descendants(namespace)
         self.unverified[block] = None
         if self.expiry:
             self.expiry.adopted(block, stored_s)
@@ -190,6 +193,7 @@ class Residency:
         """A known block was read into this slot, which is READY."""
         forest.arrived(block.namespace, block.hash, b"", IN_DRAM)
         block.put_in(slot)
+        self._tell_descendants(block.namespace)
         self._came([block], IN_DRAM)
         self.settle(block)
 
@@ -197,6 +201,7 @@ class Residency:
         """A known block was written to this slot of a device."""
         forest.arrived(block.namespace, block.hash, b"", IN_NVME)
         block.put_on(member.number, slot)
+        self._tell_descendants(block.namespace)
         self._came([block], IN_NVME)
         self.settle(block)
 
@@ -204,6 +209,7 @@ class Residency:
         """An earlier daemon's rows. A slot whose block has another one is given back. Policies are told of leaves that
         may get children with later rows, too: who chooses a victim looks at it again."""
         filed, ends = forest.load(namespace, rows, member.number)
+        self._tell_descendants(namespace)
         if self.expiry or None in filed:
             for block, (block_hash, _, slot, stored_s) in zip(filed, rows, strict=True):
                 held = block or namespace.blocks[block_hash]
@@ -215,6 +221,16 @@ class Residency:
         if self.journal is not None:
             self.journal.came(IN_NVME, [block for block in filed if block is not None])
         self.settle(*ends)
+
+    def _tell_descendants(self, namespace: Namespace) -> None:
+        """What hangs on a block that came or went is told, where that is much: in the background."""
+        if namespace.stale and namespace not in self._telling:
+            self._telling.add(namespace)
+            self.background.begin(self._tell_steps(namespace))
+
+    def _tell_steps(self, namespace: Namespace) -> Steps[None]:
+        yield from forest.spread_steps(namespace)
+        self._telling.discard(namespace)
 
     def _came(self, run: Sequence[Block], bit: int) -> None:
         if self.journal is not None:
@@ -273,6 +289,7 @@ class Residency:
         parent, namespace = run[-1].parent, run[0].namespace
         policy.left(run)
         forest.left(run, bit)
+        self._tell_descendants(namespace)
         if self.journal is not None:
             self.journal.left(bit, run)
         self.quotas.used(namespace, bit, -len(run))

@@ -354,16 +354,17 @@ def leaves_first(tops: Iterable[Block | None]) -> Iterator[Block | None]:
     that nobody waits long for the next one. Blocks that get another place meanwhile may be missed."""
     steps = 0
     for top in tops:
-        stack: list[Block] = [top] if top is not None else []
-        tree: list[Block] = []
+        path = [(top, top.each_child())] if top is not None else []
         while True:
             steps += 1
             if steps % EXPIRY_LOOKS == 0:
                 yield None
-            if not stack:
+            if not path:
                 break
-            block = stack.pop()
-            tree.append(block)
-            stack.extend(block.each_child())
-        while tree:
-            yield tree.pop()
+            block, children = path[-1]
+            child = next(children, None)
+            if child is not None:
+                path.append((child, child.each_child()))
+            else:
+                path.pop()
+                yield block

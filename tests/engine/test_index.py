@@ -6,11 +6,13 @@ import gc
 import sys
 import weakref
 from typing import cast
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.engine.engine import Engine
+from kvstore.index import block as block_module
 from kvstore.index import forest
 from kvstore.index.block import Block, Children, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -190,6 +192,7 @@ def test_a_run_comes_and_goes_as_its_blocks_would_one_by_one(
 
 def forest_of(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
     """Of every block: where it is, its parent, its children."""
+    finish(forest.spread_steps(space))
     return {
         name: (
             block.where,
@@ -201,11 +204,62 @@ def forest_of(space: Namespace) -> dict[bytes, tuple[int, bytes, set[bytes]]]:
 
 
 def problems_of(space: Namespace) -> list[str]:
-    return [
+    """Of what is told already, and of all when everything is."""
+    told_later = [
+        line for name, block in space.blocks.walk_items() for line in forest.check_block(space, name, block)
+    ]
+    finish(forest.spread_steps(space))
+    return told_later + [
         line
         for block_hash, block in space.blocks.walk_items()
         for line in forest.check_block(space, block_hash, block) + finish(forest.check_children(block))
     ]
+
+
+STEPS = st.tuples(
+    st.sampled_from(["comes", "goes", "is asked for", "tells"]),
+    st.integers(0, 11),
+    st.sampled_from([IN_DRAM, IN_NVME]),
+)
+
+
+@given(tree=st.lists(st.integers(0, 11), min_size=12, max_size=12), steps=st.lists(STEPS, max_size=60))
+@mock.patch.object(block_module, "CHILDREN_FEW_MAX", 2)
+def test_what_hangs_on_a_block_may_hear_of_it_later(
+    tree: list[int], steps: list[tuple[str, int, int]]
+) -> None:
+    """However blocks come and go while others are still to be told: a lookup never finds what is not there, and
+    finds all of it when everybody knows."""
+    names = [b"%08d" % number for number in range(12)]
+    parents = [b"", *(names[number - 1 - tree[number] % number] for number in range(1, 12))]
+    space, held = a_namespace(), dict.fromkeys(names, 0)
+
+    def chain_of(number: int) -> list[bytes]:
+        above = parents[number]
+        return [*(chain_of(names.index(above)) if above else []), names[number]]
+
+    def agrees(number: int, is_settled: bool) -> bool:
+        chain = chain_of(number)
+        there = next((at for at, name in enumerate(chain) if not held[name]), len(chain))
+        found = forest.rooted_prefix(space, b"".join(chain), len(chain))
+        return found == there if is_settled else found <= there
+
+    for what, number, bit in steps:
+        name = names[number]
+        if what == "comes":
+            forest.arrived(space, name, parents[number], bit)
+            held[name] |= bit
+        elif what == "goes" and held[name] & bit:
+            forest.left([space.blocks[name]], bit)
+            held[name] &= ~bit
+        elif what == "tells":
+            forest.spread(space, 1 + number % 3)
+        assert all(agrees(each, not space.stale) for each in range(12))
+        assert [p for h, b in space.blocks.walk_items() for p in forest.check_block(space, h, b)] == []
+    assert problems_of(space) == []
+    assert all(agrees(each, True) for each in range(12))
+    assert set(space.stale) <= {name for name, _ in space.blocks.walk_items()}
+    forest.forget(space)
 
 
 @given(

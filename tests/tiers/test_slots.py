@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -165,3 +165,44 @@ def test_marks_that_cannot_be_are_refused(slot: int, size_bytes: int) -> None:
     assert not pool.mark(slot, size_bytes)
     pool.settle()
     assert pool.check() == []
+
+
+DRAIN_STEPS = st.tuples(
+    st.sampled_from(["take", "take", "give", "give", "drain", "stop"]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 99),
+)
+
+
+@given(steps=st.lists(DRAIN_STEPS, max_size=80))
+def test_a_slab_that_is_drained_goes_to_who_wanted_it(steps: list[tuple[str, int, int]]) -> None:
+    """It hands out nothing, whatever comes and goes; empty, it is for that class and no other; or it stays what it is."""
+    pool = SlotPool(SLABS, SLAB_BYTES)
+    taken: dict[int, int] = {}
+    draining: dict[int, int] = {}
+    for what, size, pick in steps:
+        wanted = size * SLOT_ALIGN_BYTES
+        if what == "take":
+            slots = pool.take_run(wanted, 1 + pick % 5)
+            assert not {slot >> 16 for slot in slots} & draining.keys()
+            taken.update(dict.fromkeys(slots, wanted))
+        elif what == "give" and taken:
+            slot = sorted(taken)[pick % len(taken)]
+            pool.give(slot)
+            del taken[slot]
+        elif what == "drain" and (slab := pool.smallest_slab(wanted)) is not None:
+            assert slab not in draining
+            pool.drain(slab, wanted)
+            draining[slab] = wanted
+        elif what == "stop" and draining:
+            slab = sorted(draining)[pick % len(draining)]
+            is_left = any(slot >> 16 == slab for slot in taken)
+            assert pool.stop_draining(slab) == is_left
+            del draining[slab]
+        for slab, heir in list(draining.items()):
+            if not any(slot >> 16 == slab for slot in taken):
+                assert pool.slot_bytes[slab] == heir and pool.has_room(heir)
+                assert not pool.stop_draining(slab)
+                del draining[slab]
+        assert pool.check() == []
+        assert pool.used_bytes() == sum(taken.values())

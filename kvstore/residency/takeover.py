@@ -1,0 +1,216 @@
+"""Takeovers: a whole slab of another size class is emptied for records that find no room in their own.
+
+    no room ─▶ emptiest slab of another class ─▶ drained: it hands out no more slots ─▶ is any of it in use?
+           ─▶ its blocks leave, the last ones first ─▶ nothing is in it: cut for the class that wanted it
+
+A slab may have tens of thousands of slots, so this is done in steps; a small one is empty before `begin` returns.
+In between its blocks are what they always are: looked up, read, dropped. One that is in use when its turn comes,
+or a slot that is being written, ends the takeover, and the slab stays what it is: the next who finds no room
+tries again. One at a time for the arena and for each device: who else wants a slab there is refused meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from kvstore.constants import TAKEOVER_SLOTS
+from kvstore.index.block import Block, Namespace
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Member
+from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
+from tiers.base import SizeClass
+from tiers.device_table import Row
+
+
+class Slab(ABC):
+    """One that is to be taken over for records of a namespace. slots: those in use, when it was chosen."""
+
+    bit: int
+
+    def __init__(self, residency: Residency, namespace: Namespace, slots: Sequence[int]) -> None:
+        self._residency = residency
+        self.namespace = namespace
+        self.slots = slots
+
+    @property
+    @abstractmethod
+    def place(self) -> int:
+        """Of whose slabs one is taken over at a time."""
+
+    @abstractmethod
+    def block_at(self, at: int) -> Block | None:
+        """The block in the slot of this position, None where it is nobody's."""
+
+    @abstractmethod
+    def classes(self) -> Sequence[SizeClass]:
+        """Of the level."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Hand out no more slots of it."""
+
+    @abstractmethod
+    def stop_draining(self) -> bool:
+        """It stays what it is; False where it was emptied."""
+
+    def is_in_use(self, block: Block) -> bool:
+        """Whether the block must stay for now."""
+        return block.pins > 0
+
+
+class ArenaSlab(Slab):
+    """Of DRAM."""
+
+    bit = IN_DRAM
+    place = -1
+
+    def block_at(self, at: int) -> Block | None:
+        slot = self.slots[at]
+        block = self._residency.block_of(self._residency.arena.record(slot).key)
+        return block if block is not None and block.where & IN_DRAM and block.slot == slot else None
+
+    def classes(self) -> Sequence[SizeClass]:
+        return self._residency.arena.stats().classes
+
+    def drain(self) -> None:
+        self._residency.arena.drain(self.slots[0], self.namespace.record_bytes)
+
+    def stop_draining(self) -> bool:
+        return self._residency.arena.stop_draining(self.slots[0])
+
+    def is_in_use(self, block: Block) -> bool:
+        return super().is_in_use(block) or self._residency.writes.keeps(block)
+
+
+class DeviceSlab(Slab):
+    """Of a device. rows: what its table says of the slots, once it was read."""
+
+    bit = IN_NVME
+
+    def __init__(
+        self, residency: Residency, namespace: Namespace, slots: Sequence[int], member: Member
+    ) -> None:
+        super().__init__(residency, namespace, slots)
+        self._member = member
+        self.rows: Sequence[Row | None] = ()
+
+    @property
+    def place(self) -> int:
+        return self._member.number
+
+    def block_at(self, at: int) -> Block | None:
+        row, here = self.rows[at], (self._member.number, self.slots[at])
+        block = self._residency.block_of(row.key) if row is not None else None
+        return block if block is not None and block.where & IN_NVME and block.place == here else None
+
+    def classes(self) -> Sequence[SizeClass]:
+        return self._member.device.stats().classes
+
+    def drain(self) -> None:
+        self._member.drain(self.slots[0], self.namespace.record_bytes)
+
+    def stop_draining(self) -> bool:
+        return self._member.stop_draining(self.slots[0])
+
+
+class Takeovers:
+    """Those under way. `leave`: lets a block leave a level. freed: called when the arena has room that nobody waits
+    for in this moment."""
+
+    def __init__(self, residency: Residency, leave: Callable[[Block, int], None]) -> None:
+        self._residency = residency
+        self._leave = leave
+        self._under_way: set[int] = set()
+        self.freed: Callable[[], None] = lambda: None
+
+    def of_arena(self, namespace: Namespace) -> None:
+        """Begin to empty a slab of DRAM, if there is one; it may be over when this returns."""
+        residency = self._residency
+        if ArenaSlab.place in self._under_way:
+            return
+        slots = residency.arena.reclaim(namespace.record_bytes)
+        if not slots:
+            return
+        at_once = True
+
+        def emptied() -> None:
+            if not at_once:
+                self.freed()
+
+        slab = ArenaSlab(residency, namespace, slots)
+        self._begin(slab)
+        self.empty(slab, emptied)
+        at_once = False
+
+    def of_device(self, member: Member, namespace: Namespace) -> DeviceSlab | None:
+        """A slab of a device, to be emptied when its rows were read (`empty`); or to be left as it is (`give_up`)."""
+        if member.number in self._under_way:
+            return None
+        slots = member.reclaim(namespace.record_bytes)
+        if not slots:
+            return None
+        slab = DeviceSlab(self._residency, namespace, slots, member)
+        self._begin(slab)
+        return slab
+
+    def empty(self, slab: Slab, done: Callable[[], None]) -> None:
+        """Let everything leave it. `done` is called if it was emptied, which may be before this returns."""
+        self._residency.background.begin(self._steps(slab, done))
+
+    def give_up(self, slab: Slab) -> bool:
+        """Leave a slab what it is; False where it is empty."""
+        self._under_way.discard(slab.place)
+        return slab.stop_draining()
+
+    def _begin(self, slab: Slab) -> None:
+        self._under_way.add(slab.place)
+        slab.drain()
+
+    def _steps(self, slab: Slab, done: Callable[[], None]) -> Steps[None]:
+        is_empty = False
+        try:
+            blocks = yield from self._look(slab)
+            if blocks:
+                yield from self._empty(slab, blocks)
+        finally:
+            is_empty = not self.give_up(slab)
+        if is_empty:
+            done()
+
+    def _look(self, slab: Slab) -> Steps[list[Block | None]]:
+        """Its blocks by position, None where one left meanwhile; [] if some may not leave."""
+        blocks: list[Block | None] = []
+        guards, is_guarded = self._residency.guards, False
+        for at in range(len(slab.slots)):
+            if at and at % TAKEOVER_SLOTS == 0:
+                yield
+            block = slab.block_at(at)
+            if block is not None:
+                if slab.is_in_use(block):
+                    return []
+                is_guarded |= guards.guards(block, slab.bit)
+            blocks.append(block)
+        return [] if is_guarded and self._must_spare(slab) else blocks
+
+    def _must_spare(self, slab: Slab) -> bool:
+        """Whether a pin keeps some of this slab. Not for a record size without a slab of its own, or with
+        pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
+        size = self._residency.slot_bytes(slab.namespace, slab.bit)
+        own = self._residency.guards.records(slab.namespace, slab.bit)
+        return any(c.slot_bytes == size and c.total > own for c in slab.classes())
+
+    def _empty(self, slab: Slab, blocks: Sequence[Block | None]) -> Steps[None]:
+        """Let its blocks leave, the last ones first: they hang on the others."""
+        guards, counters = self._residency.guards, self._residency.counters
+        for count, at in enumerate(reversed(range(len(blocks)))):
+            if count and count % TAKEOVER_SLOTS == 0:
+                yield
+            block = blocks[at]
+            if block is None or slab.block_at(at) is not block:
+                continue  # it left meanwhile
+            if slab.is_in_use(block):
+                return
+            counters.evicted_pinned += guards.guards(block, slab.bit)
+            self._leave(block, slab.bit)
