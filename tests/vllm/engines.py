@@ -54,6 +54,7 @@ class EngineHost:
     def __init__(self, model: Path, directory: Path, **extra: str) -> None:
         self.model = model
         self.errors = directory / f"engine-{id(self)}.log"
+        self.hub = directory / "cache" / "huggingface" / "hub"  # where it looks for models by name
         self._stderr = open(self.errors, "w")  # noqa: SIM115 - open for as long as the process
         settings = {"XDG_CACHE_HOME": str(directory / "cache"), **extra}
         self.process = subprocess.Popen(

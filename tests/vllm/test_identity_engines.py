@@ -1,0 +1,161 @@
+"""Pairs of real engines, one after the other at one daemon: what one stores the other finds, or must never find.
+
+Every answer is compared, token by token, with that of the same engine without a connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.running import Daemon
+from tests.vllm import models, pairs
+from tests.vllm.engines import EngineHost, Generated
+from tests.vllm.pairs import DIFFER, LORA, SAME, SEEN, TEXT, Engine, Kit
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+MANY = 16  # tokens of an answer
+NUMBERED = "image"  # in the one line of the log about pictures without a name
+
+
+@pytest.fixture(scope="module")
+def kit(host: EngineHost, tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    return Kit(host.model, tmp_path_factory.mktemp("pairs"), host.hub)
+
+
+def ask(host: EngineHost, engine: Engine) -> Generated:
+    return host.generate(engine.prompts, MANY, salt=engine.salt, adapter=engine.adapter, images=engine.images)
+
+
+def alone(host: EngineHost, engine: Engine) -> list[list[int]]:
+    """What the engine says without a connector."""
+    engine.prepare()
+    host.start(None, **engine.options)
+    return ask(host, engine).tokens
+
+
+def served(host: EngineHost, daemon: Daemon, engine: Engine) -> tuple[list[list[int]], list[int]]:
+    """What a fresh engine says with the store, and how many tokens of each prompt it did not compute."""
+    engine.prepare()
+    host.start(daemon.socket, extra=engine.extra, **engine.options)
+    got = ask(host, engine)
+    host.finish_saves()
+    return got.tokens, got.cached
+
+
+@pytest.mark.parametrize("name", DIFFER)
+def test_engines_that_must_not_share(host: EngineHost, daemon: Daemon, kit: Kit, name: str) -> None:
+    """Each finds what it stored itself; neither finds what the other did, though tokens and blocks are the same."""
+    first, second = DIFFER[name](kit)
+    said = alone(host, first)
+    nothing = [0] * len(first.prompts)
+    assert served(host, daemon, first) == (said, nothing)
+    assert found(host, daemon, first, said, name) == first.blocks
+    says = alone(host, second)
+    assert says != said or name in pairs.WALLS, "the pair proves nothing"
+    assert served(host, daemon, second) == (says, nothing)
+    assert found(host, daemon, second, says, name) == second.blocks
+
+
+def found(host: EngineHost, daemon: Daemon, engine: Engine, said: list[list[int]], name: str) -> list[int]:
+    """How many tokens an engine finds of what an equal one stored."""
+    tokens, cached = served(host, daemon, engine)
+    assert tokens == said or name in pairs.ROUNDED
+    return cached if name not in pairs.UNKNOWN else engine.blocks
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_engines_that_must_share(host: EngineHost, daemon: Daemon, kit: Kit, name: str) -> None:
+    """All that one stored the other finds."""
+    first, second = SAME[name](kit)
+    said = alone(host, first)
+    assert served(host, daemon, first) == (said, [0] * len(first.prompts))
+    assert alone(host, second) == said
+    assert served(host, daemon, second) == (said, second.blocks)
+
+
+# ---- what has no name that says what it is ---------------------------------------------------------
+
+
+def test_pictures_that_are_only_numbered(host: EngineHost, daemon: Daemon, kit: Kit) -> None:
+    """Without both caches vLLM names a picture by a counter: the first one of two engines is not the same. Prompts
+    with pictures are neither looked up nor saved, one line says so, and other prompts are as always."""
+    options = {
+        "model": str(kit.made(models.vision_model)),
+        "enable_prefix_caching": False,
+        "mm_processor_cache_gb": 0,
+    }
+    engines = [Engine(options, prompts=SEEN, images=[picture]) for picture in (1, 2)]
+    lines = host.log().count(NUMBERED)
+    said = [alone(host, engine) for engine in engines]
+    assert said[0] != said[1]
+    for engine, tokens in zip(engines, said, strict=True):
+        assert served(host, daemon, engine) == (tokens, [0])
+        got = ask(host, engine)  # the engine's second one
+        assert (got.tokens, got.cached) == (tokens, [0])
+        assert host.metrics().get("saved_blocks", 0) == 0
+    assert host.log().count(NUMBERED) == lines + len(engines)
+    words = Engine(options)
+    said_of_words = alone(host, words)
+    assert served(host, daemon, words) == (said_of_words, [0, 0])
+    assert served(host, daemon, words) == (said_of_words, words.blocks)
+
+
+def test_an_adapter_that_is_replaced_under_a_running_engine(
+    host: EngineHost, daemon: Daemon, kit: Kit
+) -> None:
+    """The engine goes on with what it has loaded: what it stores from then on is not what the files say."""
+    path = models.lora_adapter(kit.base, kit.place(), "adapter", 1)
+    adapter = ("adapter", 1, str(path))
+    earlier, later = (
+        Engine(LORA, prompts=TEXT[:1], adapter=adapter),
+        Engine(LORA, prompts=TEXT[1:], adapter=adapter),
+    )
+    said = alone(host, earlier)
+    assert served(host, daemon, earlier) == (said, [0])
+    pairs.other_adapter(path)
+    ask(host, later)
+    host.finish_saves()
+    for engine in (earlier, later):
+        says = alone(host, engine)
+        assert served(host, daemon, engine) == (says, [0])
+        assert served(host, daemon, engine) == (says, engine.blocks)
+
+
+def test_weights_that_are_replaced_under_a_running_engine(host: EngineHost, daemon: Daemon, kit: Kit) -> None:
+    """What it goes on to store is of the weights that it has loaded."""
+    model = kit.copy()
+    before, after = Engine({"model": str(model)}), Engine({"model": str(model)})
+    said = alone(host, before)
+    host.start(daemon.socket, **before.options)
+    pairs.replace_unseen(model / "model.safetensors")
+    got = ask(host, before)
+    assert (got.tokens, got.cached) == (said, [0, 0])
+    host.finish_saves()
+    says = alone(host, after)
+    assert says != said
+    assert served(host, daemon, after) == (says, [0, 0])
+    assert served(host, daemon, Engine({"model": str(kit.base)})) == (said, before.blocks)
+
+
+def test_started_from_weights_or_updated_to_them(
+    hosts: Callable[..., EngineHost], daemon: Daemon, kit: Kit
+) -> None:
+    """One engine got weights while it ran, another one was started from their files: each finds what the other stored."""
+    other = kit.copy()
+    pairs.other_keys(kit.base / "model.safetensors", other / "model.safetensors")
+    host = hosts()
+    host.fill_gap("keep_weights_in_sight")
+    started, updated = Engine({"model": str(other)}), Engine(prompts=[TEXT[0]])
+    said = alone(host, started)
+    assert served(host, daemon, updated)[1] == [0]
+    host.core("pause_scheduler")
+    host.core("collective_rpc", method="reload_weights", kwargs={"weights_path": str(other)})
+    host.core("resume_scheduler")
+    got = ask(host, updated)
+    assert (got.tokens, got.cached) == (said[:1], [0])
+    host.finish_saves()
+    assert served(host, daemon, started) == (said, [started.blocks[0], 0])
