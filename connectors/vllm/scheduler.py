@@ -32,6 +32,10 @@ loads computes is saved before the workers have reported that step:
                                                              └─ `_distrust`: requests of that time
                                                                 are not saved any more (`tainted`)
 
+Where only a window is kept, vLLM goes on from a block that failed, and reads the blocks before it, which are not
+there any more: such requests stay `wrong`. They are not saved, and what they compute leaves vLLM's own prefix cache
+in the same step (`_isolate`).
+
 What keeps old weights out of a namespace of other ones: when the cache is reset (`new_epoch`), what was
 ordered for the namespace until then ends there or is dropped, loads under way fail, and requests of that
 time stay `tainted` until they start again from nothing. If vLLM could not empty its own prefix
@@ -87,6 +91,7 @@ class SchedulerHalf:
         self._patience = Patience(settings.still_writing_wait_s, self._prefill, tally)
         self._pool: Any = None
         self._requests: dict[str, Tracked] = {}
+        self._wrong: set[str] = set()  # requests whose KV is not what its hashes say
         self._world = int(vllm_config.parallel_config.world_size)
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
         self._queue = Queue(self._spaces, self._fetching)
@@ -196,6 +201,7 @@ class SchedulerHalf:
             self._track(request).tainted = True
         elif tracked is not None and tracked.tainted and not local_tokens:
             tracked.tainted = False
+            self._wrong.discard(request.request_id)
             tracked.offered = [0] * len(tracked.offered)
             for store in self._storing.stores.values():  # it may get the same blocks, for other bytes
                 if store.request_id == request.request_id and not store.cancelled:
@@ -294,6 +300,7 @@ class SchedulerHalf:
         orders.draining, self._new_draining = self._new_draining, []
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
+            self._wrong.discard(request_id)
             self._queue.remove(request_id)
         self._prefill.ordered(
             scheduler_output.total_num_scheduled_tokens,
@@ -312,6 +319,7 @@ class SchedulerHalf:
         if state is not None:
             self._resolve = state.resolve_block_ids
             orders.cancel += self._overwritten(self._resolve)
+            self._isolate()
         if not all_proven:
             return
         if state is not None and ready and self._saves and not orders.sync_step:
@@ -360,7 +368,7 @@ class SchedulerHalf:
         plan, request = self._spaces.plan, tracked.request
         if plan is None:
             return
-        known = min(tokens, len(request.block_hashes) * plan.hash_tokens)
+        known = min(tokens, _publishable(request) * plan.hash_tokens)
         parts: list[Part] = []
         places: list[tuple[int, int, int]] = []
         held: list[Any] = []
@@ -473,6 +481,8 @@ class SchedulerHalf:
         """These blocks do not hold what a connector promised. vLLM computes them again, but what was computed
         from them meanwhile must not be saved; nor may it be found in vLLM's prefix cache, where it would
         stay if its request was aborted now."""
+        if self._spaces.plan is not None and self._spaces.plan.windowed:
+            self._mark_wrong(invalid)
         running = [tracked for tracked in self._requests.values() if _is_running(tracked.request)]
         tables = [*self._ended, *(self._resolve(tracked.request.request_id) for tracked in running)]
         spoiled = {block for groups in tables for table in groups for block in _from_first(table, invalid)}
@@ -483,6 +493,21 @@ class SchedulerHalf:
         self._drop_unsent()
         if self._pool is not None:
             self._pool.evict_blocks(spoiled)
+
+    def _mark_wrong(self, blocks: set[int]) -> None:
+        """Requests that hold one of these blocks are computed from what is not there."""
+        for request_id, tracked in self._requests.items():
+            if any(not blocks.isdisjoint(table) for table in self._resolve(request_id)):
+                tracked.tainted = True
+                self._wrong.add(request_id)
+
+    def _isolate(self) -> None:
+        """Nobody finds in vLLM's prefix cache what wrong requests compute; who found it in this very step is wrong too."""
+        if not self._wrong or self._pool is None:
+            return
+        blocks = {block for name in self._wrong for table in self._resolve(name) for block in table} - {0}
+        self._pool.evict_blocks(blocks)
+        self._mark_wrong(blocks)
 
     def _drop_unsent(self) -> None:
         for store in self._take_unsent():
@@ -580,6 +605,13 @@ def _owns(tables: Sequence[Sequence[int]], places: Iterable[tuple[int, int, int]
 def _from_first(table: Sequence[int], among: set[int]) -> Sequence[int]:
     """The blocks of the table from the first one on that is `among` these."""
     return next((table[at:] for at, block in enumerate(table) if block in among), ())
+
+
+def _publishable(request: Any) -> int:
+    """How many of the request's block hashes say what is in its blocks. Releases after 0.33 hash what a draft model will
+    read, too, and count the blocks for which it has."""
+    hashes = len(request.block_hashes)
+    return min(hashes, getattr(request, "num_publishable_block_hashes", hashes))
 
 
 def _is_running(request: Any) -> bool:

@@ -6,7 +6,6 @@ Every answer is compared, token by token, with that of the same engine without a
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 

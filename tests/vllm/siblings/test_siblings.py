@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
-from tests.vllm.world import World, settle
+from tests.vllm.world import VOCABULARY, World, settle
 
 pytestmark = pytest.mark.vllm
 
@@ -160,3 +161,31 @@ def test_chaos_beside_a_sibling(
         world.check_answers()
     world.check_empty()
     assert world.check_records(store) > 0
+
+
+@PLACES
+@pytest.mark.parametrize("load", ["sync", "async"])
+def test_a_window_that_a_sibling_left_holes_in(
+    worlds: Callable[..., World], store: FakeStore, ours: int, load: str
+) -> None:
+    """Blocks of a window fail: vLLM goes on from there without what came before, and answers wrongly. Nothing of it is
+    stored, nor of what others find of it, and later engines are right."""
+    wrong = 0
+    for bad in (3, 8, 11):
+        shape: dict[str, Any] = {"kinds": ("window",), "window": 70, "budget": 256}
+        world = worlds(**shape, ours=ours, sibling={"load": load, "fail": [bad], "only": ["a"]})
+        text = prompt(bad, 200)
+        world.ask("a", text, max_tokens=40)
+        while world.scheduler.has_requests():
+            world.step()
+            if "b" not in world.requests and world.outputs["a"]:
+                world.ask("b", text + prompt(50, 60))
+        world.ask("c", text + prompt(51, 60))
+        world.run()
+        wrong += world.outputs["a"][0] == VOCABULARY
+        world.check_records(store)
+        fresh = worlds(**shape)
+        for name, tail in (("a", []), ("b", prompt(50, 60)), ("c", prompt(51, 60))):
+            fresh.ask(name, text + tail)
+        settle(fresh)
+    assert wrong, "vLLM copes with it: nothing is proven"

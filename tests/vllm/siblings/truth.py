@@ -76,6 +76,8 @@ class TruthConnector(KVConnectorBase_V1, SupportsHMA):
         (table,) = blocks.get_block_ids()
         last = min((request.num_tokens - 1) // BLOCK_TOKENS, self._blocks)
         for at in range(last - num_external_tokens // BLOCK_TOKENS, last):
+            if table[at] == 0:
+                continue  # a window has left it behind
             tokens = list(request.all_token_ids)[: (at + 1) * BLOCK_TOKENS]
             fails = at in self._fail or self._draw.random() < self._chance
             self._ordered.blocks.append((request.request_id, tokens, table[at], fails))
