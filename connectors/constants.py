@@ -10,6 +10,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 CONNECTOR_FORMAT = 2  # part of every namespace: raise it when the bytes of a record change their meaning
 
+VLLM_FIRST, VLLM_LAST = (0, 32), (0, 33)  # releases of vLLM that the connector is made for, and tested with
+
 # ---- calls to the daemon ---------------------------------------------------------------
 LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
 LOOKUP_FRESH_S = 1.0  # a request that waits in the engine's queue is not looked up again before

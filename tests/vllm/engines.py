@@ -69,9 +69,14 @@ class EngineHost:
         )
 
     def start(
-        self, socket: Path | None, role: str = "kv_both", extra: dict[str, Any] | None = None, **options: Any
+        self,
+        socket: Path | None,
+        role: str = "kv_both",
+        extra: dict[str, Any] | None = None,
+        module: str = "connectors.vllm",
+        **options: Any,
     ) -> None:
-        """A new engine; without a socket, one without a connector."""
+        """A new engine; without a socket, one without a connector. module: where vLLM imports it from."""
         settings: dict[str, Any] = {
             "model": str(self.model),
             "dtype": "float32",
@@ -83,7 +88,8 @@ class EngineHost:
             **options,
         }
         if socket is not None:
-            settings["kv_transfer_config"] = ours(socket, role, extra)
+            connector = {**ours(socket, role, extra), "kv_connector_module_path": module}
+            settings["kv_transfer_config"] = connector
         is_patient = {**PATIENT, **(extra or {})}["save_timeout_s"] >= PATIENT["save_timeout_s"]
         order = {"do": "start", "options": settings, "step_wait_s": 30 if is_patient else 1}
         self.order(order, START_TIMEOUT_S)

@@ -14,7 +14,7 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 
-import connectors.vllm
+import connectors.vllm.connector
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,7 @@ OURS = {
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the CPU, as far as our connector can see."""
-    monkeypatch.setattr(connectors.vllm, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setattr(connectors.vllm.connector, "current_platform", SimpleNamespace(is_cpu=lambda: False))
 
 
 def resolved(model: Path, supported: list[str], *children: dict[str, Any]) -> str:
