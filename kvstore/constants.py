@@ -280,6 +280,10 @@ DOOR_TOOLS_MAX = (
 )
 DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
 DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
+DOOR_LOCK_S, DOOR_LOCK_POLL_S = (
+    5.0,
+    0.01,
+)  # for the directory of the socket, while another daemon opens its own
 DOOR_TURN_S = 0.001  # of work between two looks at the sockets
 DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections
 DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections together

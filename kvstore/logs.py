@@ -18,7 +18,7 @@ from typing import Literal
 import structlog
 from structlog.typing import EventDict, Processor
 
-from kvstore.output import HandedOver
+from kvstore.output import HandedOver, handed_over
 from kvstore.units import harmless
 
 # What a LogRecord has of its own; anything else came in through `extra`.
@@ -42,8 +42,8 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(console)],
         )
     )
-    if isinstance(sys.stderr, HandedOver):
-        sys.stderr.note = lambda lost: handler.format(_missing(lost))
+    if isinstance(stream := handed_over(sys.stderr), HandedOver):
+        stream.note = lambda lost: handler.format(_missing(lost))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())

@@ -18,8 +18,12 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
 
 from kvstore.constants import OUTPUT_END_S, OUTPUT_WAITING_BYTES_MAX
 
@@ -32,9 +36,25 @@ def hand_over() -> None:
     os.close(fd)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if not isinstance(stream, HandedOver):
-            stream.flush()
+        if isinstance(handed_over(stream), HandedOver):
+            continue
+        stream.flush()
+        if hasattr(stream, "below"):
+            stream.below = HandedOver(stream.fileno())
+        else:
             setattr(sys, name, HandedOver(stream.fileno()))
+    sys.excepthook = partial(_report, handed_over(sys.stderr))  # the interpreter's last words, too
+
+
+def handed_over(stream: Any) -> Any:
+    """What a stream writes to, if something is wrapped around it that makes its text harmless."""
+    return getattr(stream, "below", stream)
+
+
+def _report(
+    stream: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    traceback.print_exception(kind, error, trace, file=stream)
 
 
 class HandedOver(io.TextIOBase):

@@ -126,6 +126,10 @@ class Arena:
         """False once somebody has cut the file of slabs: what is in it is lost, touching it kills."""
         return self._files.is_whole()
 
+    def is_named(self) -> bool:
+        """False once its files are gone from their directory: the next daemon would not find them."""
+        return self._files.is_named()
+
     # -- runs of slots -------------------------------------------------------------------
 
     def has_room(self, size_bytes: int) -> bool:

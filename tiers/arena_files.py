@@ -61,10 +61,15 @@ class ArenaFiles:
         """A new open file of one of them, to hand out: locks and access modes are its own."""
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
+    def is_named(self) -> bool:
+        """Whether the next daemon would find both. Blocks on the file system."""
+        return _is_at(self.path, self.data_fd) and _is_at(table_path(self.path), self.table_fd)
+
     def unlink(self) -> None:
-        """Remove both from the directory."""
-        self.path.unlink(missing_ok=True)
-        table_path(self.path).unlink(missing_ok=True)
+        """Remove both from the directory, unless others are in their place."""
+        for path, fd in ((self.path, self.data_fd), (table_path(self.path), self.table_fd)):
+            if _is_at(path, fd):
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         os.close(self.data_fd)
@@ -218,7 +223,7 @@ def _is_at(path: Path, fd: int) -> bool:
     """Whether the path still names the open file."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -140,7 +140,7 @@ def _models(old: Live, new: Live, per_s: Any) -> list[dict[str, Any]]:
 
 def attention(live: Live) -> list[str]:
     """What an operator should look at, a line each; none where all is well."""
-    of_disks = live["left_alone"].values()
+    of_disks = [*live["left_alone"].values(), *live["missing"].values()]
     lines = [text if text in of_disks else f"books: {text}" for text in live["health"]["problems"]]
     if live["adopting"]:
         lines.append("start: still reading the rows of NVMe; nothing is written there meanwhile")

@@ -59,6 +59,20 @@ class DataDir:
         self.catalogue_path = path / "catalogue"
         self._lock_fd = lock_fd
 
+    def missing(self) -> str:
+        """What is wrong, where the directory, its mark or its lock is gone; else "". Blocks on the file system."""
+        try:
+            for name in (MARK, LOCK):
+                status = os.lstat(self.path / name)
+            if os.path.samestat(status, os.fstat(self._lock_fd)):
+                return ""
+            return f"data_dir {self.path}: another one is in its place: nothing of this daemon is kept"
+        except FileNotFoundError:
+            where = self.path / name if self.path.is_dir() else self.path
+            return f"data_dir {self.path}: {where} is gone; what this daemon knows may not be there at the next start"
+        except OSError as error:
+            return f"data_dir {self.path}: {error.strerror}"
+
     def close(self) -> None:
         """Let go of the directory. Idempotent."""
         if self._lock_fd >= 0:

@@ -49,6 +49,7 @@ from kvstore.daemon.config import Config
 from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.exporting import Exporter
+from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room, require_threads
 from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
 from kvstore.daemon.reloading import InForce
@@ -131,6 +132,7 @@ class Service:
             self._make_engine(io, pools)
             await self._require_region()
             await self._open_door()
+            self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
             self._signals.attach(
                 {
                     signal.SIGTERM: self._asked_to_stop,
@@ -242,7 +244,11 @@ class Service:
         }
 
     def _health(self) -> dict[str, object]:
-        problems = [*self._problems, *filter(None, self._left_alone().values())]
+        problems = [
+            *self._problems,
+            *self._presence.missing.values(),
+            *filter(None, self._left_alone().values()),
+        ]
         return {"ok": not problems, "problems": problems}
 
     def _left_alone(self) -> dict[str, str]:
@@ -258,6 +264,7 @@ class Service:
             **self._identity(),
             "health": self._health(),
             "left_alone": self._left_alone(),
+            "missing": dict(self._presence.missing),
             **told,
             "region": small_status(self._region, self.config.region) if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,
@@ -437,6 +444,7 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), interval_s)
             self.engine.tick()
+            self._presence.look()
             if not self.storage.arena.is_whole():
                 self.failure = (
                     f"arena {self.storage.arena.path}: somebody cut it off; its records are lost, start again"

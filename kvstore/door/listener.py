@@ -1,24 +1,29 @@
-"""The socket file of the door: appears complete under its name, replaces only a dead one's.
+"""The socket file of the door: bound under its own name, in place of a dead daemon's, and never of a live one's.
 
-    bind to a temporary name ─▶ mode 0600 ─▶ listen ─▶ rename over the final name
+    lock the directory ─▶ is what is there dead? remove it ─▶ bind, mode 0600 ─▶ listen ─▶ unlock
 
-Nobody sees a socket that does not listen or that others may write to.
+The kernel names a socket as it was bound (/proc/net/unix), and whoever tidies up (systemd-tmpfiles) leaves alone what is named
+there; so it is bound under the name that it keeps. Between bind and listen it looks dead: no daemon looks while another one
+has the directory locked. The lock (flock) is of the directory itself, for that moment only; it leaves no file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.constants import DOOR_PROBE_TIMEOUT_S, SOCKET_PATH_BYTES_MAX
+from kvstore.constants import DOOR_LOCK_POLL_S, DOOR_LOCK_S, DOOR_PROBE_TIMEOUT_S, SOCKET_PATH_BYTES_MAX
 from kvstore.errors import SocketBusy, SocketPathError
 
 
 class DoorSocket:
-    """The listening, non-blocking `socket`, and the file that leads to it."""
+    """The listening, non-blocking `socket`, and the file that leads to it. Everything here blocks on the file system."""
 
     def __init__(self, path: Path, backlog: int) -> None:
         """Open and listen. Raises SocketBusy, SocketPathError."""
@@ -27,8 +32,12 @@ class DoorSocket:
         self._path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _require_free(path)
-            self._identity = _bind(self.socket, path, backlog)
+            os.fchmod(self.socket.fileno(), 0o600)  # what bind makes has this mode from its first moment
+            with _locked(path):
+                _remove_dead(path)
+                self.socket.bind(_as_the_kernel_names(path))
+                self.socket.listen(backlog)
+                self._identity = _identity(path)
         except OSError as error:
             self.socket.close()
             raise SocketPathError(f"socket {path}: {error.strerror or error}") from error
@@ -37,37 +46,58 @@ class DoorSocket:
             raise
         self.socket.setblocking(False)
 
+    def is_in_place(self) -> bool:
+        """Whether the file is still there, and ours. False where nobody can say."""
+        try:
+            return _identity(self._path) == self._identity
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Stop listening and remove the file, unless another daemon put its own there meanwhile."""
-        with contextlib.suppress(FileNotFoundError):
-            if _identity(self._path) == self._identity:
+        if self.is_in_place():
+            with contextlib.suppress(OSError):
                 self._path.unlink()
         self.socket.close()
 
 
-def _identity(path: str | Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int]:
+    """No other file has it while the socket is open."""
     status = os.lstat(path)
     return status.st_dev, status.st_ino
 
 
-def _bind(listener: socket.socket, path: Path, backlog: int) -> tuple[int, int]:
-    """Through the directory's descriptor, because the temporary name may be too long for a socket address."""
+def _as_the_kernel_names(path: Path) -> str:
+    """Without links on the way (/var/run is one), as those who look for it in /proc/net/unix spell it."""
+    whole = os.path.join(os.path.realpath(path.parent), path.name)
+    return whole if len(os.fsencode(whole)) <= SOCKET_PATH_BYTES_MAX else os.fspath(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Raises SocketBusy where somebody else has the directory for longer than a start takes."""
     directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    temporary = f"/proc/self/fd/{directory_fd}/.{os.getpid()}.sock"
+    give_up_s = time.monotonic() + DOOR_LOCK_S
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        listener.bind(temporary)
-        os.chmod(temporary, 0o600)
-        listener.listen(backlog)
-        identity = _identity(temporary)
-        os.rename(temporary, path)
-        return identity
+        while True:
+            try:
+                fcntl.flock(directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up_s:
+                    raise SocketBusy(
+                        f"socket {path}: another process has {path.parent} locked (flock)"
+                    ) from None
+            except OSError:  # a file system without locks: nothing worse than before there were any
+                break
+            time.sleep(DOOR_LOCK_POLL_S)
+        yield
     finally:
         os.close(directory_fd)
 
 
-def _require_free(path: Path) -> None:
+def _remove_dead(path: Path) -> None:
+    """Raises SocketBusy, SocketPathError, with whatever is there left alone."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -79,7 +109,8 @@ def _require_free(path: Path) -> None:
         try:
             probe.connect(os.fspath(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            return  # nobody listens: the daemon that made it is dead
+            path.unlink(missing_ok=True)  # nobody listens: the daemon that made it is dead
+            return
         except (BlockingIOError, TimeoutError):
             pass  # somebody listens, and is too busy to accept
     raise SocketBusy(f"socket {path}: another daemon answers there")

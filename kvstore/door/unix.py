@@ -23,7 +23,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class Door:
             stalled_s_max,
         )
         self._arena = arena
-        self._path = Path(socket_path)
+        self.path = Path(socket_path)
         self._instance = instance
         self._connections_room = connections_room
         self._connections_max = self._fitting(connections_max)
@@ -155,18 +155,45 @@ class Door:
 
         Raises SocketBusy when a live one answers there, SocketPathError when the path cannot be used.
         """
-        self._listener = DoorSocket(self._path, constants.DOOR_BACKLOG)
-        self._tasks = [
-            asyncio.create_task(self._accept(self._listener.socket)),
-            asyncio.create_task(self._sweep()),
-        ]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+        self._listener = self.another_socket()
+        self._accepting = self._lasting(self._accept(self._listener.socket))
+        self._tasks = [self._accepting, self._lasting(self._sweep())]
+
+    def _lasting(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Neither accepting nor sweeping ends by itself."""
         if not task.cancelled() and (error := task.exception()) is not None and self._on_failure:
             self._on_failure(error)
+
+    def is_in_place(self) -> bool:
+        """Whether the file of the socket leads to us. Blocks on the file system: for any thread."""
+        listener = self._listener
+        return listener is None or listener.is_in_place()
+
+    def another_socket(self) -> DoorSocket:
+        """For `listen_at`, where the file is gone. Blocks on the file system: for any thread. Raises SocketBusy,
+        SocketPathError."""
+        return DoorSocket(self.path, constants.DOOR_BACKLOG)
+
+    def listen_at(self, another: DoorSocket) -> None:
+        """From now on; those who came to the socket before are served. Closes it where the door is closed already."""
+        before = self._listener
+        if before is None:
+            another.close()
+            return
+        self._accepting.cancel()
+        self._accepting.add_done_callback(lambda _: before.socket.close())
+        with contextlib.suppress(OSError):
+            while True:
+                self._admit(before.socket.accept()[0])
+        self._listener = another
+        self._tasks.remove(self._accepting)
+        self._accepting = self._lasting(self._accept(another.socket))
+        self._tasks.append(self._accepting)
 
     async def stop(self) -> None:
         """Close the socket and every connection; their leases go back. Idempotent."""

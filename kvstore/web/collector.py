@@ -62,8 +62,8 @@ def families(answer: Answer) -> Iterator[Metric]:
     about = {"version": str(live["version"]), "daemon": str(live["instance"])}
     yield InfoMetricFamily("kvstore", METRICS["kvstore_info"].meaning, value=about)
     yield _one("kvstore_uptime_seconds", live["uptime_s"])
-    of_disks = set(live["left_alone"].values())
-    yield _one("kvstore_healthy", float(of_disks.issuperset(live["health"]["problems"])))
+    others = {*live["left_alone"].values(), *live["missing"].values()}
+    yield _one("kvstore_healthy", float(others.issuperset(live["health"]["problems"])))
     yield _one("kvstore_adopting", float(live["adopting"]))
     yield from _tokens(live["tokens"])
     for field in ("capacity_bytes", "used_bytes", "records"):
