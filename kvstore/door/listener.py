@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from kvstore.errors import SocketBusy, SocketPathError
 
 
 class DoorSocket:
-    """The listening, non-blocking `socket`, and the file that leads to it. Everything here blocks on the file system."""
+    """The listening, non-blocking `socket`, and the file that leads to it. For any thread but the engine's: all of it blocks."""
 
     def __init__(self, path: Path, backlog: int) -> None:
         """Open and listen. Raises SocketBusy, SocketPathError."""
@@ -77,7 +78,7 @@ def _as_the_kernel_names(path: Path) -> str:
 def _locked(path: Path) -> Iterator[None]:
     """Raises SocketBusy where somebody else has the directory for longer than a start takes."""
     directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    give_up_s = time.monotonic() + DOOR_LOCK_S
+    give_up_s, pause = time.monotonic() + DOOR_LOCK_S, threading.Event()
     try:
         while True:
             try:
@@ -90,7 +91,7 @@ def _locked(path: Path) -> Iterator[None]:
                     ) from None
             except OSError:  # a file system without locks: nothing worse than before there were any
                 break
-            time.sleep(DOOR_LOCK_POLL_S)
+            pause.wait(DOOR_LOCK_POLL_S)
         yield
     finally:
         os.close(directory_fd)

@@ -155,7 +155,7 @@ class Door:
 
         Raises SocketBusy when a live one answers there, SocketPathError when the path cannot be used.
         """
-        self._listener = self.another_socket()
+        self._listener = await asyncio.to_thread(self.another_socket)
         self._accepting = self._lasting(self._accept(self._listener.socket))
         self._tasks = [self._accepting, self._lasting(self._sweep())]
 
