@@ -38,7 +38,8 @@ def computed(number: int) -> bytes:
 def main() -> int:
     hashes = block_hashes(PROMPT)
     digest = hashlib.blake2b(repr(sorted(IDENTITY.items())).encode(), digest_size=16).digest()
-    with Client(label="examples/client.py") as client:
+    # The first call connects as well; nothing waits for this program, as an engine's step would.
+    with Client(label="examples/client.py", timeout_s=10) as client:
         space = client.namespace(digest, RECORD_BYTES, len(hashes[0]), BLOCK_TOKENS, IDENTITY)
         try:
             found = client.lookup([space], hashes, ticket=time.monotonic_ns(), tokens=len(PROMPT))

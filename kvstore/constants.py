@@ -286,6 +286,7 @@ DOOR_LOCK_S, DOOR_LOCK_POLL_S = (
 )  # for the directory of the socket, while another daemon opens its own
 DOOR_TURN_S = 0.001  # of work between two looks at the sockets
 DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections
+DOOR_SKIPPED_BYTES_MAX = 64 * MIB  # of a frame that is too large; one that claims more is none of ours
 DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections together
 DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that nobody reads, all connections together
 

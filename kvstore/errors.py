@@ -139,11 +139,15 @@ class ConnectionRefused(RequestError):
 
 
 class BadFrame(ConnectionRefused):
-    """What arrived is not a frame of the protocol."""
+    """What arrived is not a frame of the protocol. Once a peer is greeted, where the frame ends is known: it goes on."""
 
 
 class FrameTooLarge(ConnectionRefused):
     """A frame claims more bytes than the protocol allows."""
+
+    def __init__(self, size_bytes: int, bytes_max: int) -> None:
+        super().__init__(f"frame of {size_bytes} bytes: at most {bytes_max} are allowed")
+        self.size_bytes = size_bytes
 
 
 class WrongPeer(ConnectionRefused):

@@ -14,7 +14,8 @@ What a caller may rely on:
 
 * every call ends within its deadline (`timeout_s`, plus `wait_s` where there is one); put and
   get take one lease after another, and say themselves how long that may last;
-* it raises Unavailable or Refused and nothing else. Wrong argument types are the caller's bug;
+* it raises Unavailable or Refused and nothing else. What cannot succeed, a wrong argument of whatever kind
+  included, is Refused before a byte is sent: the connection and all leases stay;
 * after Unavailable, calls fail at once without a system call until the backoff is over,
   then the next one reconnects; namespaces are registered again by themselves;
 * any thread may call: one call is on the wire at a time, the others wait for it within their
@@ -32,9 +33,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.calls import Calls, Leading
+from kvstore.client.calls import WAIT_S_MAX, Calls, Leading, require_run
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
+from kvstore.client.refusing import refusing, require, require_number
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 from kvstore.protocol.residency_bits import IN_ANY, WRITING
@@ -76,6 +78,7 @@ LEASES_SHARE_MAX = 0.5  # of the arena, all leases of a connection (`door.lease_
 ASK_AGAIN_S = 0.005  # between two asks of get that brought nothing
 
 
+@refusing
 class Client(Calls):
     """One process's connection to the daemon. See the module's head for what holds for every call.
 
@@ -102,6 +105,7 @@ class Client(Calls):
         _require_buffers(namespace, hashes, buffers)
         if not hashes:
             return 0
+        require_run(namespace, hashes, parent)
         begun = time.monotonic()
         step = min(PUT_BLOCKS_MAX, self._blocks_per_lease(namespace, PUT_SHARE_MAX))
         give_up_at = begun + self._timeout_s * -(-len(hashes) // step)
@@ -156,7 +160,8 @@ class Client(Calls):
         One lease holds up to 512 blocks, 512 MiB and a quarter of the arena; deadlines are as for `put`: the
         time of copying aside, it lasts at most (leases + 2) x timeout_s + wait_s, and answers what was copied by then.
         """
-        _require_buffers(namespace, hashes, into)
+        _require_buffers(namespace, hashes, into, is_writable=True)
+        require_number("wait_s", wait_s, WAIT_S_MAX)
         begun, copied, copy_s = time.monotonic(), 0, 0.0
         step = self._blocks_per_lease(namespace, GET_SHARE_MAX) if hashes else 1
         patience_s = wait_s + self._timeout_s * -(-len(hashes) // step)
@@ -189,13 +194,23 @@ class Client(Calls):
 
 
 def _require_buffers(
-    namespace: Namespace, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]
+    namespace: Namespace,
+    hashes: Sequence[bytes],
+    buffers: Sequence[ReadableBuffer],
+    is_writable: bool = False,
 ) -> None:
-    if len(hashes) != len(buffers):
-        raise Refused("bad_request", f"{len(hashes)} hashes and {len(buffers)} buffers")
+    """Raises Refused."""
+    namespace.joined(hashes)
+    require(len(hashes) == len(buffers), f"{len(hashes)} hashes and {len(buffers)} buffers")
     for buffer in buffers:
-        if memoryview(buffer).nbytes != namespace.record_bytes:
-            raise Refused("bad_request", f"every buffer must have {namespace.record_bytes} bytes")
+        view = memoryview(buffer)
+        require(
+            view.nbytes == namespace.record_bytes, f"every buffer must have {namespace.record_bytes} bytes"
+        )
+        require(view.c_contiguous, "every buffer must be contiguous: others cannot be copied")
+        require(
+            not (is_writable and view.readonly), "every buffer must be writable: others cannot be copied to"
+        )
 
 
 def _copied(copy: Callable[..., Any], pairs: Any, *more: Any) -> Any:

@@ -27,6 +27,7 @@ import struct
 import threading
 import weakref
 
+from kvstore.client.refusing import refusing, wrong
 from kvstore.errors import Unavailable
 from tiers.copying import Pinned
 
@@ -49,6 +50,7 @@ def reopen(fd: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
+@refusing
 class ArenaView:
     """The arena's slabs mapped into this process, and the generations of its slots, read-only. Made by `mapped`.
 
@@ -88,16 +90,18 @@ class ArenaView:
         self._touched = bytearray(-(-size_bytes // TOUCH_BYTES))
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """Bytes at an absolute offset of the file, writable if the arena is. Raises ValueError outside of it."""
+        """Bytes at an absolute offset of the file, writable if the arena is. Raises Refused outside of it."""
         if not 0 <= offset <= offset + size_bytes <= self.size_bytes:
-            raise ValueError(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
+            raise wrong(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
         return self._bytes[offset : offset + size_bytes]
 
     def touch(self, offset: int, size_bytes: int) -> None:
         """Map the pages of a range, if this process never did: one by one during the copy is 3x slower.
 
-        Raises Unavailable if there is no memory behind it: the copy would kill the process.
+        Raises Unavailable if there is no memory behind it: the copy would kill the process; Refused outside of it.
         """
+        if not 0 <= offset < offset + size_bytes <= self.size_bytes:
+            raise wrong(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
         for piece in range(offset // TOUCH_BYTES, (offset + size_bytes - 1) // TOUCH_BYTES + 1):
             if not self._touched[piece]:

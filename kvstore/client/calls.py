@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from kvstore.client.arena_view import ArenaView
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
+from kvstore.client.refusing import refusing, require, require_hashes, require_number, require_sendable, wrong
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1.0
 BACKOFF_S_MIN = 0.05  # after the first failure; doubles with each
 BACKOFF_S_MAX = 2.0
+TIMEOUT_S_MAX = 1e6
+WAIT_S_MAX = 60.0  # as in kvstore.protocol.frames, which is not imported here
+HASHES_MAX, LEASE_HASHES_MAX = 65536, 512  # likewise
 
 
 class Leading(int):
@@ -43,6 +47,7 @@ class Leading(int):
     writing: int = 0  # of the class: nearly always, so that an answer costs no more than its number
 
 
+@refusing
 class Calls:
     """One process's connection to the daemon: what a client does, copies aside."""
 
@@ -58,15 +63,18 @@ class Calls:
         """Does not connect: the first call does.
 
         socket_path: by default where the daemon of this user listens. timeout_s: deadline of every
-        call. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve,
+        call, connecting included. label: who we are, in the daemon's status. attach: False where no bytes are copied (reserve,
         acquire, put, get are refused). writable: False maps the arena read-only (reserve and put are refused).
-        clock: seconds, measures the backoff.
+        clock: seconds, measures the backoff. Raises Refused.
         """
+        require_number("timeout_s", timeout_s, TIMEOUT_S_MAX)
+        require(callable(clock), "clock: a function is required")
+        label.encode()
         self._path = os.fspath(socket_path or default_socket())
         self._timeout_s = timeout_s
         self._label = label
-        self._attach = attach
-        self._writable = writable
+        self._attach = bool(attach)
+        self._writable = bool(writable)
         self._clock = clock
         self._guard = threading.Lock()
         self._connection: Connection | None = None
@@ -129,6 +137,7 @@ class Calls:
         def call(w: Any, ids: list[int]) -> frames.Request:
             return w.Unregister(ids[0], end)  # type: ignore[no-any-return]  # w: the module of frames
 
+        _require_call((namespace,), call)
         deadline = self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
@@ -158,6 +167,8 @@ class Calls:
         for before with another ticket. trace: its W3C traceparent, for a daemon that exports traces; goes
         with a ticket. At most 65536 hashes.
         """
+        _require_spaces(namespaces)
+        require(len(hashes) <= HASHES_MAX, f"lookup: {len(hashes)} hashes: at most {HASHES_MAX} are allowed")
         if not namespaces or (not hashes and not tokens):
             return Leading(0)
         joined = namespaces[0].joined(hashes)
@@ -217,9 +228,9 @@ class Calls:
 
         At most 65536 hashes.
         """
-        if not hashes:
+        joined = _joined(namespace, hashes, HASHES_MAX)
+        if not joined:
             return b""
-        joined = namespace.joined(hashes)
         answer = self._call((namespace,), lambda w, ids: w.Residency(ids[0], joined))
         return answer.residency  # type: ignore[no-any-return]
 
@@ -252,9 +263,9 @@ class Calls:
         others open it may be none, at once. 1 to 512 hashes.
         """
         self._require_arena()
-        deadline = self._deadline(wait_s)
+        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent), self._deadline(wait_s)
         with self._locked(deadline):
-            connection, lease = self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)
+            connection, lease = self._acquired(namespace, make, deadline)
             return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
 
     def reserve_slots(
@@ -263,10 +274,10 @@ class Calls:
         """As `reserve`, for other processes that fill the slots; for a client without the arena."""
         if self._attach:
             raise Refused("bad_request", "slots for others to fill are leased by a client with attach=False")
-        deadline, joined = self._deadline(), namespace.joined(hashes)
+        make, deadline = _reserving(namespace, hashes, parent, ticket), self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
-            r = self._ask(connection, (namespace,), _reserving(joined, parent, ticket), deadline)
+            r = self._ask(connection, (namespace,), make, deadline)
             return SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
 
     def acquire_slots(
@@ -278,23 +289,24 @@ class Calls:
         parent: bytes = b"",
     ) -> SlotLease:
         """As `acquire`, for other processes that read the slots; needs no arena."""
-        deadline = self._deadline(wait_s)
+        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent), self._deadline(wait_s)
         with self._locked(deadline):
-            return self._acquired(namespace, hashes, wait_s, ticket, parent, deadline)[1]
+            return self._acquired(namespace, make, deadline)[1]
 
     def open_grant(
         self, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
     ) -> GrantedSlots:
         """These bytes of each slot that another process leased. Makes no call where it is connected to the daemon
-        that the grant is of."""
+        that the grant is of. Raises Unavailable, Refused."""
         self._require_arena(writing)
+        _require_grant(grant)
         deadline = self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
             if connection.life != grant.life:  # one of them is gone: asking tells whether it is ours
                 self._ask(connection, (), lambda w, _: w.Ping(), deadline)
                 raise Unavailable("the slots of this grant are in the arena of another daemon")
-            return self._opened(connection, grant, start_bytes, size_bytes, writing)
+            return self._slots(connection, grant, start_bytes, size_bytes, writing)
 
     def fill(self, fills: Sequence[tuple[Grant, int, Sequence[bytes] | None]]) -> list[int]:
         """Tell that columns of slots leased by another process are written; returns how many blocks each of them
@@ -304,24 +316,31 @@ class Calls:
         not be written, and the lease is given up), at most 64. Raises Unavailable, Refused; FillsRefused where the
         daemon refused some of them, and did the others.
         """
+        for grant, _, _ in fills:
+            _require_grant(grant)
+        packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
+        lives = {grant.life for grant, _, _ in fills}
+
+        def call(w: Any, _: object) -> frames.Request:
+            return w.Fill(packed, max(lives, default=0))  # type: ignore[no-any-return]
+
+        _require_call((), call)
         deadline = self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
-            if any(grant.life != connection.life for grant, _, _ in fills):
+            if lives - {connection.life}:
                 raise Unavailable("the slots of this grant are in the arena of another daemon")
-            packed = [(grant.lease, column, b"".join(digests or ())) for grant, column, digests in fills]
-            life = connection.life
-            filled = self._ask(connection, (), lambda w, _: w.Fill(packed, life), deadline)
+            filled = self._ask(connection, (), call, deadline)
         if filled.refused:
             why = {position: Refused(code, message) for position, code, message in filled.refused}
             raise FillsRefused(why, filled.committed)
         return filled.committed  # type: ignore[no-any-return]
 
     def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
-        """Start promoting blocks to DRAM; answers how many are on their way."""
-        if not hashes:
+        """Start promoting blocks to DRAM; answers how many are on their way. At most 65536 hashes."""
+        joined = _joined(namespace, hashes, HASHES_MAX)
+        if not joined:
             return 0
-        joined = namespace.joined(hashes)
         return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
 
     # -- retention --
@@ -444,7 +463,7 @@ class Calls:
         """`reserve` that waits for no answer: what this returns does, until a deadline (None: that of this call),
         and is to be called."""
         self._require_arena(writable=True)
-        make, deadline = _reserving(namespace.joined(hashes), parent, ticket), self._deadline()
+        make, deadline = _reserving(namespace, hashes, parent, ticket), self._deadline()
 
         def lease(r: Any) -> WriteLease:
             slots = SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
@@ -461,15 +480,20 @@ class Calls:
     def commit_lease(
         self, connection: Connection, lease: int, checksums: Mapping[int, bytes]
     ) -> Callable[[float | None], int]:
-        """Close a write lease: commit these indexes, abort the others. Waits for no answer: what this returns does."""
-        indexes, joined, deadline = list(checksums), b"".join(checksums.values()), self._deadline()
+        """Close a write lease: commit these indexes, abort the others. Waits for no answer: what this returns does.
+        Where it raises Refused, the lease is as it was."""
+        indexes, joined = list(checksums), b"".join(checksums.values())
+
+        def call(w: Any, _: object) -> frames.Request:
+            return w.Commit(lease, indexes, joined)  # type: ignore[no-any-return]
+
+        _require_call((), call)
         try:
+            deadline = self._deadline()
             with self._locked(deadline):
                 if connection.lost:
                     raise Unavailable("the connection that this lease belongs to was lost")
-                return self._ask_soon(
-                    connection, (), lambda w, _: w.Commit(lease, indexes, joined), _count, deadline
-                )
+                return self._ask_soon(connection, (), call, _count, deadline)
         except BaseException:
             connection.owe(lease)
             raise
@@ -479,6 +503,7 @@ class Calls:
 
         While another thread's call is on the wire, that thread sends it.
         """
+        _require_call((), lambda w, _: w.Release(lease))
         connection.owe(lease)
         self._give_back()
 
@@ -509,6 +534,7 @@ class Calls:
             self._give_back()
 
     def _call(self, namespaces: Sequence[Namespace], make: Make) -> Any:
+        _require_call(namespaces, make)
         deadline = self._deadline()
         with self._locked(deadline):
             return self._ask(self._connect(deadline), namespaces, make, deadline)
@@ -634,31 +660,26 @@ class Calls:
         if writable and not self._writable:
             raise Refused("read_only", "this client was made with writable=False")
 
-    def _acquired(
-        self,
-        space: Namespace,
-        hashes: Sequence[bytes],
-        wait_s: float,
-        ticket: int,
-        parent: bytes,
-        deadline: float,
-    ) -> tuple[Connection, SlotLease]:
-        joined, connection = space.joined(hashes), self._connect(deadline)
-        wait_ms = max(0, int(wait_s * 1000))
-        a = self._ask(
-            connection, (space,), lambda w, ids: w.Acquire(ids[0], joined, wait_ms, ticket, parent), deadline
-        )
+    def _acquired(self, space: Namespace, make: Make, deadline: float) -> tuple[Connection, SlotLease]:
+        connection = self._connect(deadline)
+        a = self._ask(connection, (space,), make, deadline)
         return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending)
 
     def _opened(
         self, connection: Connection, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
     ) -> GrantedSlots:
+        """The slots that the daemon has just named. Called with the lock held."""
+        try:
+            return self._slots(connection, grant, start_bytes, size_bytes, writing)
+        except Refused as error:
+            raise self._nonsense(connection, error) from error
+
+    def _slots(
+        self, connection: Connection, grant: Grant, start_bytes: int, size_bytes: int, writing: bool
+    ) -> GrantedSlots:
         """The slots of a grant in the arena of this connection. Called with the lock held."""
         lock = connection.lock_for_writing() if writing else None
-        try:
-            return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
-        except ValueError as error:
-            raise self._nonsense(connection, error) from error
+        return GrantedSlots(connection.arena(), lock, grant.extents, start_bytes, size_bytes)
 
     def _nonsense(self, connection: Connection, error: Exception) -> Unavailable:
         """The daemon named offsets outside of the arena, or slots that are not ours: nothing it says can be believed."""
@@ -674,8 +695,66 @@ class Calls:
         self._failures, self._retry_at = 0, 0.0
 
 
-def _reserving(joined: bytes, parent: bytes, ticket: int) -> Make:
-    return lambda w, ids: w.Reserve(ids[0], joined, parent, ticket)
+def _require_spaces(spaces: Sequence[Namespace]) -> None:
+    for space in spaces:
+        if not isinstance(space, Namespace):
+            raise wrong(f"{space!r:.40}: a namespace of `Client.namespace` is required")
+
+
+def _require_call(spaces: Sequence[Namespace], make: Make) -> None:
+    """Raises Refused where the daemon would not understand this request of these namespaces, whatever their numbers."""
+    _require_spaces(spaces)
+    from kvstore.protocol import frames
+
+    require_sendable(make(frames, [0] * len(spaces)))
+
+
+def _require_grant(grant: Grant) -> None:
+    if not isinstance(grant, Grant):
+        raise wrong(f"{grant!r:.40}: a grant of a SlotLease is required")
+
+
+def _joined(space: Namespace, hashes: Sequence[bytes], most: int) -> bytes:
+    """The hashes as they travel. Raises Refused."""
+    _require_spaces((space,))
+    if hashes:
+        require_hashes(hashes, most)
+    return space.joined(hashes)
+
+
+def _reserving(space: Namespace, hashes: Sequence[bytes], parent: bytes, ticket: int) -> Make:
+    """The request. Raises Refused."""
+    require_hashes(hashes, LEASE_HASHES_MAX)
+    joined = _joined(space, hashes, LEASE_HASHES_MAX)
+    require_run(space, hashes, parent)
+
+    def make(w: Any, ids: list[int]) -> frames.Request:
+        return w.Reserve(ids[0], joined, parent, ticket)  # type: ignore[no-any-return]
+
+    _require_call((space,), make)
+    return make
+
+
+def require_run(space: Namespace, hashes: Sequence[bytes], parent: bytes) -> None:
+    """Raises Refused unless these blocks can follow each other, and the one before them."""
+    require(parent == b"" or len(parent) == space.hash_bytes, f"parent: 0 or {space.hash_bytes} bytes")
+    require(
+        len({parent, *map(bytes, hashes)}) > len(hashes), "a block hash is repeated: a prompt has it once"
+    )
+
+
+def _acquiring(space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, parent: bytes) -> Make:
+    """The request. Raises Refused."""
+    require_hashes(hashes, LEASE_HASHES_MAX)
+    require_number("wait_s", wait_s, WAIT_S_MAX)
+    joined, wait_ms = _joined(space, hashes, LEASE_HASHES_MAX), int(wait_s * 1000)
+    require(parent == b"" or len(parent) == space.hash_bytes, f"parent: 0 or {space.hash_bytes} bytes")
+
+    def make(w: Any, ids: list[int]) -> frames.Request:
+        return w.Acquire(ids[0], joined, wait_ms, ticket, parent)  # type: ignore[no-any-return]
+
+    _require_call((space,), make)
+    return make
 
 
 def _count(answer: Any) -> int:

@@ -128,7 +128,7 @@ class Connection:
         try:
             if len(self._asked) >= UNANSWERED_MAX:
                 self._read_answers(self._asked[-1], deadline)
-            frames.encode_frame_into(request, self._out)
+            frames.encode_frame_into(request, self._out)  # it can be: kvstore.client.refusing
             self._set_timeout(deadline)
             self._asked.append(asked)
             self._socket.sendall(self._out)

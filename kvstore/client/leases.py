@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvstore.client.refusing import refusing, require, wrong
 from kvstore.errors import Refused
 from kvstore.protocol.residency_bits import IN_DRAM
 from tiers import copying
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
         ) -> Callable[[float | None], int]: ...
 
         def release_lease(self, connection: Connection, lease: int) -> None: ...
+
+
+CHECKSUM_BYTES = 16  # as in kvstore.protocol.frames, which is not imported here
 
 
 class Slot:
@@ -73,6 +77,7 @@ class Grant:
         self.extents = extents
 
 
+@refusing
 class SlotLease:
     """Slots for other processes to fill or to read. grant: what they open. positions: of the hashes that have a
     slot, ascending. tiers: where each block to be read was when asked for. partial: no room for the rest of the
@@ -102,11 +107,25 @@ class SlotLease:
     def commit_soon(self, checksums: Mapping[int, bytes]) -> Callable[[float | None], int]:
         """Make the records at these positions visible, and give up the others. Waits for no answer: what this
         returns does, until a deadline (None: that of the call), and tells how many the daemon took. Both raise
-        Unavailable (some of it may be stored nevertheless), Refused."""
-        connection, self._connection = self._connection, None
+        Unavailable (some of it may be stored nevertheless), Refused; where this does, the lease is as it was."""
+        connection = self._connection
         if connection is None:
             return lambda _: 0
-        return self._client.commit_lease(connection, self._number, checksums)
+        if checksums.keys() - set(self.positions):
+            raise Refused(
+                "index_not_reserved", f"of {len(self.positions)} slots of this lease, others are named"
+            )
+        for checksum in checksums.values():
+            require(len(checksum) == CHECKSUM_BYTES, f"a checksum has {CHECKSUM_BYTES} bytes")
+        try:
+            answered = self._client.commit_lease(connection, self._number, checksums)
+        except Refused:  # nothing was sent: the lease is as it was
+            raise
+        except BaseException:
+            self._connection = None
+            raise
+        self._connection = None
+        return answered
 
     def release(self) -> None:
         """Give the slots back, without waiting for the daemon. Idempotent; never raises a ClientError."""
@@ -121,6 +140,7 @@ class SlotLease:
             connection.owe(self._number)
 
 
+@refusing
 class GrantedSlots:
     """The same bytes of each slot of a grant, to copy to (writing) or from. Context manager: what is written
     outside of it may hit somebody else's slot."""
@@ -130,7 +150,12 @@ class GrantedSlots:
     def __init__(
         self, arena: ArenaView, lock: OwnerLock | None, extents: Extents, start_bytes: int, size_bytes: int
     ) -> None:
-        """lock: to write. Raises ValueError for a grant that is not of this arena."""
+        """lock: to write. Raises Refused for a grant that is not of this arena, or bytes outside of its slots."""
+        is_inside = 0 <= start_bytes < start_bytes + size_bytes <= extents.slot_bytes
+        if extents.runs and not is_inside:
+            raise wrong(
+                f"{size_bytes} bytes at {start_bytes} of slots of {extents.slot_bytes}: outside of them"
+            )
         self.arena = arena
         self._lock = lock
         self._extents = extents
@@ -140,6 +165,7 @@ class GrantedSlots:
 
     def touch(self, count: int) -> None:
         """Map the pages of the first slots before copying; see ArenaView.touch."""
+        require(0 <= count <= len(self.views), f"{count} of {len(self.views)} slots")
         for offset, _ in zip(self._extents.offsets(), range(count), strict=False):
             self.arena.touch(offset + self._start_bytes, self._size_bytes)
 
@@ -164,6 +190,7 @@ class GrantedSlots:
             self._lock.leave()
 
 
+@refusing
 class WriteLease:
     """Slots for the blocks that were not held yet, open in this process. Context manager.
 
@@ -199,9 +226,14 @@ class WriteLease:
         if self.slots and not self._is_open:
             raise Refused("unknown_lease", "this write lease is closed already")
         try:
-            return self._lease.commit_soon(checksums)
-        finally:
+            answered = self._lease.commit_soon(checksums)
+        except Refused:  # it makes no sense: the lease is as it was
+            raise
+        except BaseException:
             self.abort()
+            raise
+        self.abort()
+        return answered
 
     def abort(self) -> None:
         """Give all slots back unwritten and close the lease. Idempotent; never raises a ClientError."""
@@ -224,6 +256,7 @@ class WriteLease:
         self.abort()
 
 
+@refusing
 class ReadLease:
     """Records held in DRAM until released. Context manager.
 

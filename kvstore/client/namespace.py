@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.errors import Refused
+from kvstore.client.refusing import refusing, require_sendable, wrong
 from tiers.checksum import column_sizes, pack_columns
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvstore.protocol import frames
 
 
+@refusing
 class Namespace:
     """A handle: whose blocks. Sizes in bytes; made by `Client.namespace`."""
 
@@ -29,25 +30,27 @@ class Namespace:
         columns: Sequence[int] = (),
     ) -> None:
         """digest: 16 bytes over everything that must be equal for bytes to be reusable. record_bytes: size of every
-        block's KV. hash_bytes: length of a block hash, at most 64. fields: the identity in words (at most 64, of at
-        most 1024 characters each). columns: bytes of each column of a record, in order; see tiers/checksum.py for what
+        block's KV. hash_bytes: length of a block hash, 8 to 64. fields: the identity in words (at most 64, of at
+        most 1024 characters each and 16 KiB together). columns: bytes of each column of a record, in order; see tiers/checksum.py for what
         is allowed, how they are kept, and for the checksum of such a record. Raises Refused.
         """
-        try:
-            self.columns = pack_columns(columns, record_bytes)
-        except ValueError as error:
-            raise Refused("bad_request", str(error)) from error
+        from kvstore.protocol import frames
+
+        self.columns = pack_columns(columns, record_bytes)
         self.digest = digest
         self.record_bytes = record_bytes
         self.hash_bytes = hash_bytes
         self.block_tokens = block_tokens
         self.fields = dict(fields)
+        require_sendable(self.register(frames))
+        if (size := frames.fields_bytes(self.fields)) > frames.FIELDS_BYTES_MAX:
+            raise wrong(f"fields of {size} bytes: at most {frames.FIELDS_BYTES_MAX} are allowed")
 
     def joined(self, hashes: Sequence[bytes]) -> bytes:
         """One behind the other, as they travel. Raises Refused for a hash of another length."""
         joined = b"".join(hashes)
-        if len(joined) != len(hashes) * self.hash_bytes:
-            raise Refused("bad_request", f"every hash must have {self.hash_bytes} bytes")
+        if set(map(len, hashes)) - {self.hash_bytes}:
+            raise wrong(f"every hash must have {self.hash_bytes} bytes")
         return joined
 
     def register(self, w: Any) -> frames.Request:

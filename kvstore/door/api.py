@@ -711,12 +711,17 @@ KINDS: dict[type[Any], Kind] = {
     frames.GetSettings: Kind(Caller._get, 1000),
     frames.SetSetting: Kind(Caller._set, 2000),
 }
-_BY_TAG = {kind.__struct_config__.tag: KINDS[kind] for kind in KINDS}
+_BY_TAG = {kind.__struct_config__.tag: kind for kind in KINDS}
+
+
+def kind_of(tag: int) -> type[Any] | None:
+    """The request with this tag; None without one."""
+    return _BY_TAG.get(tag)
 
 
 def price_us(tag: int, size_bytes: int) -> float:
     """What a request with this tag and size is expected to take, or its first piece."""
-    kind = _BY_TAG.get(tag)
-    if kind is None:
+    if tag not in _BY_TAG:
         return 5.0  # it will be refused
+    kind = KINDS[_BY_TAG[tag]]
     return min(kind.price_us + size_bytes * kind.byte_us, max(kind.price_us, constants.DOOR_PIECE_US))

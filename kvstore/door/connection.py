@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from kvstore import constants
-from kvstore.door.api import Api, Caller, price_us
+from kvstore.door.api import Api, Caller, kind_of, price_us
 from kvstore.door.inbox import Inbox
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.processes import Process
@@ -153,7 +153,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             try:
                 self._find_frame()
             except FrameTooLarge as refusal:
-                self._hang_up(refusal)
+                self._skip(refusal)
 
     def _find_frame(self) -> None:
         size, have = self._inbox.frame_bytes(), len(self._inbox)
@@ -168,9 +168,20 @@ class DoorConnection(asyncio.BufferedProtocol):
                 self._read(False)
                 return
             self._taken_bytes, self._is_collecting = size, True
-        if have and self._stalled_since is None:
+        if not have and not self._inbox.is_skipping:
+            self._stalled_since = None
+        elif self._stalled_since is None:
             self._stalled_since = self._loop.time()
         self._read(True)
+
+    def _skip(self, refusal: FrameTooLarge) -> None:
+        """Refuse a frame that is too large, and go on behind it; hang up where that would be far away."""
+        if refusal.size_bytes > constants.DOOR_SKIPPED_BYTES_MAX:
+            self._hang_up(refusal)
+            return
+        self._inbox.skip(frames.HEADER_BYTES + refusal.size_bytes)
+        self._send(self._caller.refusal(refusal))
+        self._look()
 
     def _queue(self, price: float) -> None:
         self._is_queued = True
@@ -194,12 +205,14 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         size, self._next_bytes, self._is_collecting = self._next_bytes, 0, False
+        kind = kind_of(self._inbox.tag())
         try:
             request = frames.request_decoder.decode(self._inbox.take(size))
         except msgspec.ValidationError as error:
-            self._send(self._caller.refusal(BadRequest(str(error))))
+            why = frames.in_words(error, kind) if kind is not None else str(error)
+            self._send(self._caller.refusal(BadRequest(why)))
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            self._hang_up(BadFrame(f"not a request: {error}"))
+            self._send(self._caller.refusal(BadFrame(f"not a request: {error}")))
         else:
             self._caller.serve(request)
 

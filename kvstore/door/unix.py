@@ -298,9 +298,7 @@ class Door:
             async with asyncio.timeout(self._hello_timeout_s):
                 size: int = frames.HEADER.unpack(await _read(peer, frames.HEADER_BYTES))[0]
                 if size > frames.FRAME_BYTES_MAX:
-                    raise FrameTooLarge(
-                        f"frame of {size} bytes: at most {frames.FRAME_BYTES_MAX} are allowed"
-                    )
+                    raise FrameTooLarge(size, frames.FRAME_BYTES_MAX)
                 if size > frames.HELLO_BYTES_MAX:
                     raise BadFrame(f"Hello of {size} bytes: at most {frames.HELLO_BYTES_MAX} are allowed")
                 payload = await _read(peer, size)

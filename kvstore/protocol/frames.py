@@ -23,6 +23,7 @@ Light on purpose: the client imports this module inside inference engines.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
@@ -41,10 +42,11 @@ HELLO_BYTES_MAX = 4096  # payload of a Hello, before we know who is talking
 
 DIGEST_BYTES = 16
 CHECKSUM_BYTES = 16
-HASH_BYTES_MAX = 64
+HASH_BYTES_MIN, HASH_BYTES_MAX = 8, 64
 HASHES_MAX = 65536  # per lookup, residency or prefetch
 LEASE_HASHES_MAX = 512  # per reserve or acquire: so many are served in one go
 LOOKUP_NAMESPACES_MAX = 64
+FIELDS_BYTES_MAX = 16 << 10  # of a namespace, keys and values together
 FILLS_MAX = 64
 WAIT_MS_MAX = 60_000
 LABEL_CHARS_MAX = 200
@@ -81,7 +83,7 @@ class Register(msgspec.Struct, array_like=True, tag=2):
 
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
     record_bytes: _Bytes
-    hash_bytes: Annotated[int, Meta(ge=1, le=HASH_BYTES_MAX)]
+    hash_bytes: Annotated[int, Meta(ge=HASH_BYTES_MIN, le=HASH_BYTES_MAX)]
     block_tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
     fields: Annotated[dict[_Text, _Text], Meta(max_length=64)]
     columns: Annotated[list[_Bytes], Meta(max_length=COLUMNS_MAX)] = []
@@ -529,3 +531,22 @@ hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder: msgspec.msgpack.Decoder[Welcome | Error] = msgspec.msgpack.Decoder(Welcome | Error)
 request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def fields_bytes(fields: dict[str, str]) -> int:
+    """How large the readable identity of a namespace is."""
+    return sum(len(name.encode()) + len(value.encode()) for name, value in fields.items())
+
+
+_PLACE = re.compile(r"^(.*) - at `\$\[(\d+)\](.*)`$", re.DOTALL)
+
+
+def in_words(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
+    """What is wrong with a message of this kind, with the name of the field instead of its position."""
+    found = _PLACE.match(str(error))
+    if found is None:
+        return str(error)
+    what, position, inside = found.groups()
+    names = kind.__struct_fields__
+    at = int(position) - 1  # behind the tag
+    return f"{names[at]}{inside}: {what}" if 0 <= at < len(names) else str(error)

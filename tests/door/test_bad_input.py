@@ -57,12 +57,43 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "kvstore.door"]
 
 
-@pytest.mark.parametrize("garbage", [b"\xc1\xc1\xc1", b"", b"\x95\x03", b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(
+            b"\xc1\xc1\xc1",
+            b"",
+            b"\x95\x03",
+            b"GET / HTTP/1.1\r\n",
+            b"\x91" * 5000,
+            b"\x91\x63",
+            b"\xdd\xff\xff\xff\xff",
+        ),
+        bytes(frames.encode_frame(frames.Hello(frames.PROTOCOL_VERSION, "again")))[frames.HEADER_BYTES :],
+        bytes(frames.encode_frame(frames.Ping()))[frames.HEADER_BYTES :] * 2,
+        bytes(frames.FRAME_BYTES_MAX),
+    ],
+)
 def test_garbage_in_a_frame(daemon: Daemon, peer: Peer, garbage: bytes, caplog: Any) -> None:
-    """A frame that is not msgpack, or no request, is answered by one Error, and one log line."""
+    """A frame that is not msgpack, or no request, is answered by one Error, and one log line; where it ends is known, so
+    that the connection, and what it leased, go on."""
+    lease = peer.ask(frames.Reserve(peer.register(), hashes_of(1)[0], b"")).lease
     peer.socket.sendall(frames.HEADER.pack(len(garbage)) + garbage)
     assert peer.error() in ("bad_frame", "bad_request")
     assert len(lines(caplog)) == 1
+    assert peer.ask(frames.Commit(lease, [0], bytes(16))) == frames.Count(1)
+
+
+@pytest.mark.parametrize("size", [frames.FRAME_BYTES_MAX + 1, 9 << 20])
+def test_a_frame_that_is_too_large(daemon: Daemon, peer: Peer, size: int) -> None:
+    """It is refused when its header is here, thrown away as it comes, and what follows it is served."""
+    lease = peer.ask(frames.Reserve(peer.register(), hashes_of(1)[0], b"")).lease
+    peer.socket.sendall(frames.HEADER.pack(size))
+    assert peer.error() == "frame_too_large"
+    peer.socket.sendall(bytes(size) + frames.encode_frame(frames.Ping()))
+    assert frames.answer_decoder.decode(peer.receive()) == frames.Done()
+    assert peer.ask(frames.Commit(lease, [0], bytes(16))) == frames.Count(1)
+    assert daemon.door.shared.frame_memory.used_bytes == 0
 
 
 def test_garbage_instead_of_frames(daemon: Daemon, peer: Peer, caplog: Any) -> None:
