@@ -186,6 +186,7 @@ class Caller:
         self._reply = reply
         self._resume = resume
         self._namespaces: dict[int, Namespace] = {}
+        self._spec_bytes: dict[int, int] = {}  # of what this client said of each
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
         self._is_expiring = False
         self._lease_bytes = 0
@@ -307,11 +308,9 @@ class Caller:
         self._cancel_timer()
         if self._recording is not None:
             self._api.recordings.remove(self._recording)
-        for namespace in self._namespaces.values():
-            namespace.users -= 1
-        self._process.namespaces -= len(self._namespaces)
+        for namespace in list(self._namespaces.values()):
+            self._let_go(namespace)
         self._process.lease_bytes -= self._lease_bytes
-        self._namespaces.clear()
         for lease in self._leases:
             self._api.lenders.pop(lease, None)
             if self._api.tracing is not None:
@@ -333,11 +332,22 @@ class Caller:
             columns = pack_columns(r.columns, r.record_bytes)
         except ValueError as error:
             raise BadRequest(f"namespace {r.digest.hex()}: {error}") from error
+        size_bytes = frames.fields_bytes(r.fields)
+        if size_bytes > frames.FIELDS_BYTES_MAX:
+            raise LimitExceeded(
+                f"fields of {size_bytes} bytes: at most {frames.FIELDS_BYTES_MAX} are allowed"
+            )
+        if self._process.namespace_bytes + size_bytes > constants.DOOR_NAMESPACE_BYTES_MAX:
+            raise LimitExceeded(
+                f"fields of one process's namespaces: {constants.DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
+            )
         spec = NamespaceSpec(r.digest, r.record_bytes, r.hash_bytes, r.block_tokens, r.fields, columns)
         number = self._engine.register(spec)
         if number not in self._namespaces:
             namespace = self._namespaces[number] = self._engine.namespaces.get(number)
-            namespace.users += 1
+            self._engine.namespaces.used(namespace)
+            self._spec_bytes[number] = size_bytes
+            self._process.namespace_bytes += size_bytes
             self._process.namespaces += 1
             self._process.registered(self.name, spec, self._api.clock())
         return frames.Registered(number)
@@ -350,8 +360,9 @@ class Caller:
 
     def _let_go(self, namespace: Namespace) -> None:
         del self._namespaces[namespace.id]
-        namespace.users -= 1
+        self._engine.namespaces.let_go(namespace)
         self._process.namespaces -= 1
+        self._process.namespace_bytes -= self._spec_bytes.pop(namespace.id)
 
     def _list(self, r: frames.Namespaces) -> frames.Answer:
         return frames.StatusReport(self._engine.list_namespaces(min(r.skip, constants.NAMESPACES_MAX)))

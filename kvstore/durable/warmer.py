@@ -121,7 +121,7 @@ class Warmer:
         except RequestError as error:
             done(Brought(problem=str(error)))
             return
-        namespace.users += 1  # empty or not, it stays known until the run is over
+        self._residency.namespaces.used(namespace)  # empty or not, it stays known until the run is over
         self._runs.append(Run(namespace, hashes, parent, to, done))
 
     def step(self) -> bool:
@@ -143,7 +143,7 @@ class Warmer:
         over = [run for run in self._runs if run.is_over]
         self._runs = deque(run for run in self._runs if not run.is_over)
         for run in over:
-            run.namespace.users -= 1
+            self._residency.namespaces.let_go(run.namespace)
             run.done(Brought(run.held, run.loaded, run.failed, run.refused))
         return bool(self._runs)
 

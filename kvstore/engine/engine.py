@@ -27,17 +27,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from heapq import nlargest
-from itertools import accumulate, islice
+from itertools import islice
 
 from kvstore.constants import (
     LEASE_BYTES,
     PINNED_SHARE_DEFAULT,
     PREFIXES_TOLD,
     STALL_S,
+    STATUS_BYTES,
     STATUS_NAMESPACES_MAX,
     STEP_BLOCKS,
     STEP_SLOW_BLOCKS,
-    TOTALS_ROW_BYTES,
     TOTALS_TOLD,
     TOTALS_TOLD_BYTES,
 )
@@ -45,6 +45,7 @@ from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit
 from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
 from kvstore.engine.erasing import Erasing
+from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, total_bytes
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
 from kvstore.engine.prefix_names import prefixes_steps
@@ -65,7 +66,7 @@ from kvstore.io_pool import Io
 from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.ledger.counters import Counters
 from kvstore.ledger.sums import LOADED, STORED
-from kvstore.ledger.totals import Prefix, Total, Totals
+from kvstore.ledger.totals import Prefix, Totals
 from kvstore.movement.adoption import Adoption
 from kvstore.movement.loading import Loader
 from kvstore.movement.shared import SharedLevel
@@ -290,7 +291,7 @@ class Engine(Parts):
     def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
         """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
         rows = self.accounts.totals.since(since_s)
-        told = _fitting(rows[skip : skip + TOTALS_TOLD])
+        told = fitting(rows[skip : skip + TOTALS_TOLD], total_bytes, TOTALS_TOLD_BYTES)
         return {
             "region": self.accounts.totals.region,
             "rows": [row.as_dict() for row in told],
@@ -622,12 +623,11 @@ class Engine(Parts):
     def status(self) -> dict[str, object]:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
         largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
+        sessions = fitting(self.sessions, session_bytes, STATUS_BYTES)
         return {
             **self.figures(),
-            "sessions": [
-                {"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in self.sessions
-            ],
-            "namespaces": [namespace.as_dict() for namespace in largest],
+            "sessions": [{"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in sessions],
+            "namespaces": [n.as_dict() for n in fitting(largest, namespace_bytes, STATUS_BYTES)],
         }
 
     def figures(self) -> dict[str, object]:
@@ -652,7 +652,8 @@ class Engine(Parts):
 
     def list_namespaces(self, skip: int) -> dict[str, object]:
         """A page of all namespaces, behind the first `skip`."""
-        page = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
+        found = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
+        page = fitting(found, namespace_bytes, STATUS_BYTES)
         left = max(0, len(self.namespaces) - skip - len(page))
         return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
 
@@ -784,12 +785,6 @@ class Engine(Parts):
     def _next_lease(self) -> int:
         """A number that nobody can guess: whoever knows it holds the lease, or was given a grant of it."""
         return int.from_bytes(os.urandom(LEASE_BYTES), "little") or self._next_lease()
-
-
-def _fitting(rows: list[Total]) -> list[Total]:
-    """As many of these rows as fit an answer, one at least."""
-    ends = accumulate(TOTALS_ROW_BYTES + 4 * (len(row.model) + len(row.tenant)) for row in rows)
-    return rows[: max(1, sum(end <= TOTALS_TOLD_BYTES for end in ends))]
 
 
 def _tier_status(stats: TierStats) -> dict[str, object]:

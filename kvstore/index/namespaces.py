@@ -8,7 +8,9 @@ The registry survives restarts in one small file, `namespaces.json`, rewritten b
 write-to-temp, sync, rename, sync-directory soon after a namespace was added. Losing it
 loses only names: digests and sizes come back from the tiers' own rows. When the registry
 is full, a namespace that has no blocks and that no connection has registered makes room: first
-one that nobody asked for in this daemon's life, then the one asked for longest ago.
+one that nobody asked for in this daemon's life, then the one asked for longest ago. Of those that the last
+connection has let go without a block, the latest stay known for reports; none of them is in the way of anybody: its
+digest can be registered with other sizes.
 
 A namespace that is *ended* is unknown to requests at once; it stays here, and its digest
 cannot be registered again, until its last block is dropped. The file keeps the digests of the last
@@ -30,6 +32,7 @@ from kvstore.constants import (
     NAMESPACE_DROP_LOOKS,
     NAMESPACES_ENDED_MAX,
     NAMESPACES_MAX,
+    NAMESPACES_UNUSED_MAX,
 )
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index.block import Block, Namespace
@@ -51,6 +54,7 @@ class NamespaceRegistry:
         self._by_id: dict[int, Namespace] = {}
         self._next_id = 0
         self._ended: deque[Namespace] = deque()
+        self._unused: dict[int, Namespace] = {}  # by id, those that were let go last; the longest ago first
         self._never_adopted: dict[bytes, None] = {}  # digests of the last that were ended, in this order
         self.changed = False  # `save` has something to do
         self.saving = False
@@ -75,6 +79,8 @@ class NamespaceRegistry:
     def register(self, spec: NamespaceSpec) -> Namespace:
         """The namespace of this digest, added if new. Raises NamespaceConflict."""
         known = self._by_digest.get(spec.digest)
+        if known is not None and _shape(known.spec) != _shape(spec) and self.forget(known):
+            known = None  # it held nothing, and nobody uses it
         if known is None:
             self._make_room()
             known = self._add(spec)
@@ -96,6 +102,19 @@ class NamespaceRegistry:
             self.changed = True
         return known
 
+    def used(self, namespace: Namespace) -> None:
+        """One more connection has it registered."""
+        namespace.users += 1
+        self._unused.pop(namespace.id, None)
+
+    def let_go(self, namespace: Namespace) -> None:
+        """One less. What nobody uses and nothing is held of does not stay for ever."""
+        namespace.users -= 1
+        if namespace.users == 0 and not namespace.is_ended:
+            self._unused[namespace.id] = namespace
+        while len(self._unused) > NAMESPACES_UNUSED_MAX:
+            self.forget(self._unused.pop(next(iter(self._unused))))
+
     def end(self, number: int) -> None:
         """Nobody will use it again: to be dropped with all its blocks. Raises UnknownNamespace."""
         namespace = self.get(number)
@@ -112,6 +131,7 @@ class NamespaceRegistry:
         if self._by_id.pop(namespace.id, None) is None:
             return False
         del self._by_digest[namespace.digest]
+        self._unused.pop(namespace.id, None)
         namespace.is_ended = self.changed = True
         return True
 
@@ -166,8 +186,7 @@ class NamespaceRegistry:
             raise NamespaceConflict(
                 f"too many namespaces: {NAMESPACES_MAX} have blocks or are in use, no more are allowed"
             )
-        namespace = min(empty, key=lambda n: (n.registered, n.id))
-        del self._by_id[namespace.id], self._by_digest[namespace.digest]
+        self.forget(min(empty, key=lambda n: (n.registered, n.id)))
 
     def _read(self) -> list[NamespaceSpec]:
         if self._path is None or not self._path.exists():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,70 @@ def test_what_is_written_while_its_namespace_ends(daemon: Daemon) -> None:
     assert peer.register() != space
     for connection in (peer, other):
         connection.socket.close()
+
+
+LONG = "\U0001f9ca" * 60  # four bytes each
+
+
+def test_what_a_client_registers_breaks_no_answer(daemon: Daemon) -> None:
+    """However many namespaces with however long fields one process registers, and stores and asks for: what is too much
+    is refused, every question of others is answered, in pages where it is long, and what was not used goes."""
+    questions: dict[str, Callable[[Client], object]] = {
+        "status": lambda c: c.status(),
+        "live": lambda c: c.live(),
+        "report": lambda c: c.report(0.0),
+        "retention": lambda c: c.retention(),
+        "settings": lambda c: c.settings(),
+        "find": lambda c: c.find_prefixes(hashes_of(1)[0].hex()[:8]),
+        "chains": lambda c: c.chains(hashes_of(1)[0]),
+        "explain": lambda c: c.explain([b"0".zfill(16)], hashes_of(1)[0]),
+        "check": lambda c: c.check(),
+    }
+    with (
+        Client(daemon.socket_path, timeout_s=60, attach=False) as tool,
+        Client(daemon.socket_path, timeout_s=60) as client,
+    ):
+        spaces, refused = [], 0
+        for number in range(constants.DOOR_NAMESPACES_MAX + 8):
+            fields = {f"{number} {key} {LONG}"[:900]: LONG for key in range(32)}
+            fields["tenant"] = f"{number}" + LONG
+            spaces.append(client.namespace(f"{number}".zfill(16).encode(), 4096, HASH_BYTES, 16, fields))
+            try:
+                assert client.lookup(spaces[-1:], hashes_of(1), ticket=number + 1, tokens=16) == 0
+                client.put(spaces[-1], hashes_of(1), b"", [bytes(4096)])
+            except Refused:
+                refused += 1
+        assert refused > 8 and set(daemon.door.counters["refused"]) == {"limit_exceeded"}
+        for name, ask in questions.items():
+            assert ask(tool) is not None, name
+        listed = tool.list_namespaces()
+        assert len({space["digest"] for space in listed}) == len(spaces) - refused
+        assert len(tool.status()["namespaces"]) < len(listed) == tool.status()["namespaces_total"]
+
+
+def test_fields_are_bounded(daemon: Daemon) -> None:
+    """The daemon itself refuses fields that are too large for one namespace; the connection goes on."""
+    peer = Peer(daemon.socket_path)
+    fields = {f"{number}": "x" * 1024 for number in range(16)}
+    assert peer.code_of(frames.Register(b"f" * 16, 4096, HASH_BYTES, 16, fields)) == "limit_exceeded"
+    del fields["0"]
+    assert isinstance(peer.ask(frames.Register(b"f" * 16, 4096, HASH_BYTES, 16, fields)), frames.Registered)
+    peer.socket.close()
+
+
+def test_a_digest_of_another_size_shuts_nobody_out(daemon: Daemon) -> None:
+    """Registered with a wrong record size by somebody who left: the engine registers and stores."""
+    peer = Peer(daemon.socket_path)
+    peer.ask(frames.Register(b"model".ljust(16, b"."), 4096, HASH_BYTES, 16, {}))
+    with Client(daemon.socket_path, timeout_s=10) as engine:
+        space = space_of(engine)
+        with pytest.raises(Refused, match="namespace_conflict"):
+            engine.lookup([space], hashes_of(1))
+        peer.socket.close()
+        until = time.monotonic() + 10
+        while len(daemon.door.connections) > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert engine.put(space, hashes_of(2), b"", records_of(2)) == 2
 
 
 def test_a_namespace_in_use_is_not_pushed_out(daemon: Daemon, monkeypatch: Any) -> None:

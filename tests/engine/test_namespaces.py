@@ -69,9 +69,9 @@ def test_too_many_with_blocks_are_refused() -> None:
 
 
 def test_another_record_size_is_a_conflict() -> None:
-    """One digest has one record size."""
+    """One digest has one record size, for as long as somebody uses it."""
     registry = NamespaceRegistry()
-    registry.register(spec(1))
+    registry.used(registry.register(spec(1)))
     with pytest.raises(NamespaceConflict):
         registry.register(spec(1, record_bytes=8192))
 
@@ -79,12 +79,61 @@ def test_another_record_size_is_a_conflict() -> None:
 def test_other_columns_are_a_conflict() -> None:
     """One digest has one layout of its records, also where the number of columns is the same."""
     registry = NamespaceRegistry()
-    registry.register(spec(1, columns=COLUMNS))
+    registry.used(registry.register(spec(1, columns=COLUMNS)))
     for columns in (b"", pack_columns([1023, 1024, 1024, 1025])):
         assert registry.found(spec(1).digest + b"h" * 32, 4096, columns) is None
         with pytest.raises(NamespaceConflict, match=r"columns=4\*1024, not .* columns=1\*") as refused:
             registry.register(spec(1, columns=columns))
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "other", [spec(1, 8192), spec(1, columns=COLUMNS), NamespaceSpec(spec(1).digest, 4096, 16)]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_abandoned_one_is_in_nobody_s_way(tmp_path: Path, other: NamespaceSpec, restarted: bool) -> None:
+    """A digest that was registered with other sizes, by somebody who left and stored nothing, is registered anew, also
+    after a start; not while it is used, or holds or awaits a block."""
+    path = tmp_path / "names.json"
+    registry = NamespaceRegistry(path)
+    abandoned = registry.register(spec(1))
+    registry.used(abandoned)
+    with pytest.raises(NamespaceConflict):
+        registry.register(other)
+    registry.let_go(abandoned)
+    if restarted:
+        content = registry.snapshot()
+        assert content is not None
+        registry.save(content)
+        registry = NamespaceRegistry(path)
+    namespace = registry.register(other)
+    assert namespace.spec == other and len(registry) == 1 and registry.of_key(other.digest) is namespace
+    for fill in (namespace.writing.add, lambda h: forest.arrived(namespace, h, b"", IN_DRAM)):
+        fill(b"h" * namespace.hash_bytes)
+        with pytest.raises(NamespaceConflict):
+            registry.register(spec(1))
+        namespace.writing.clear()
+
+
+def test_unused_namespaces_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that hold nothing and that everybody has let go, the last ones are remembered."""
+    monkeypatch.setattr(namespaces, "NAMESPACES_UNUSED_MAX", 2)
+    monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 100)
+    registry = NamespaceRegistry()
+    made = [registry.register(spec(number)) for number in range(8)]
+    forest.arrived(made[0], b"h" * 32, b"", IN_DRAM)
+    for namespace in made:
+        registry.used(namespace)
+    registry.used(made[1])
+    for namespace in made:
+        registry.let_go(namespace)
+    assert [n.digest for n in registry] == [spec(number).digest for number in (0, 1, 6, 7)]
+    registry.used(made[6])
+    for number in (10, 11):
+        passing = registry.register(spec(number))
+        registry.used(passing)
+        registry.let_go(passing)
+    assert [n.digest for n in registry] == [spec(number).digest for number in (0, 1, 6, 10, 11)]
 
 
 def test_an_ended_one_stays_ended(tmp_path: Path) -> None:

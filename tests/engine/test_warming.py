@@ -258,6 +258,7 @@ def test_whatever_fails_every_run_is_answered_once(make: Callable[..., Node], se
 def test_a_namespace_that_does_not_fit_is_told(make: Callable[..., Node]) -> None:
     """A pack of a record size that this arena cannot hold, or of a namespace that is another one here, is a problem in words."""
     node = make(1)
+    node.engine.namespaces.used(node.namespace)
     node.bring(0, 1, spec=NamespaceSpec(b"x" * 16, 16 * MIB, 8, 16))
     node.bring(0, 1, spec=NamespaceSpec(SPACE.digest, 4096, 8, 16))
     assert ["record_bytes" in brought.problem for brought in node.answers] == [True, True]
