@@ -190,7 +190,7 @@ class Caller:
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
         self._is_expiring = False
         self._lease_bytes = 0
-        self._steps: Steps[frames.Answer] | None = None
+        self._steps: Steps[frames.Answer | None] | None = None
         self._later: Later | None = None
         self._begun_s = 0.0  # the request that is being served
         self._times = Histogram()  # of its kind
@@ -245,11 +245,12 @@ class Caller:
             next(self._steps)
             return
         except StopIteration as end:
-            answer: frames.Answer = end.value
+            answer: frames.Answer | None = end.value
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
             answer = self.refusal(error)
         self._steps = None
-        self._answer(answer)
+        if answer is not None:
+            self._answer(answer)
 
     def _told(self, answer: frames.Answer) -> None:
         """What was to be answered later. It may be at once, within `serve`."""
@@ -369,8 +370,9 @@ class Caller:
 
     # -- reading --
 
-    def _lookup(self, request: frames.Lookup) -> None:
-        """Answered first and booked then: the engine need not wait for the accounts."""
+    def _lookup(self, request: frames.Lookup) -> Steps[None]:
+        """Answered first and booked then: the engine need not wait for the accounts. Most are over with the first
+        piece; of a long prompt that DRAM has not, all blocks are looked at."""
         for namespace in request.namespaces:
             if request.hashes or not request.tokens:  # a prompt without a whole block is only counted
                 self._count(namespace, request)
@@ -384,7 +386,7 @@ class Caller:
             request.local_tokens,
             rate if rate >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
-        found = self._engine.find(request.namespaces, request.hashes, asking)
+        found = yield from self._engine.find_steps(request.namespaces, request.hashes, asking)
         self._answer(frames.Count(found.usable, found.writing))
         try:
             self._engine.book(request.namespaces, request.hashes, found, asking)
@@ -396,6 +398,8 @@ class Caller:
                     self._known(request.namespaces[0]),
                 )
                 self._api.tracing.looked_up(request, space, pieces, self._begun_s, self._api.clock())
+        except UnknownNamespace:  # it was ended meanwhile
+            pass
         except Exception:  # a bug of ours; the answer is out already
             log.exception("booking a lookup of %s failed", self.name)
 
@@ -682,10 +686,10 @@ class Caller:
 
 class Kind(NamedTuple):
     """How one kind of request is served. price_us: what it takes, or its first piece; byte_us: for each of
-    its bytes, besides; hashes_max: how many block hashes it may have. handler: returns None where it called
-    `reply` itself."""
+    its bytes, besides; hashes_max: how many block hashes it may have. handler: returns None, at once or at the
+    end of its steps, where it called `reply` itself."""
 
-    handler: Callable[[Caller, Any], frames.Answer | Later | Steps[frames.Answer] | None]
+    handler: Callable[[Caller, Any], frames.Answer | Later | Steps[Any] | None]
     price_us: float
     byte_us: float = 0.0
     hashes_max: int = 0

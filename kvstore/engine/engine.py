@@ -26,6 +26,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from heapq import nlargest
 from itertools import islice
 
@@ -71,6 +72,7 @@ from kvstore.movement.adoption import Adoption
 from kvstore.movement.loading import Loader
 from kvstore.movement.shared import SharedLevel
 from kvstore.movement.sources import DeviceSource, SharedSource
+from kvstore.movement.stored_times import stored_times
 from kvstore.movement.verification import Verifier
 from kvstore.movement.watch import Watch
 from kvstore.movement.writing import Writer
@@ -88,7 +90,6 @@ from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
 from tiers.device import Device
-from tiers.device_table import Row
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
@@ -151,7 +152,7 @@ class Engine(Parts):
         self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, jobs_max, self.loader.feed)
         self.lookups = Lookups(self.blocks, BreakEven(prefill_tokens_per_s), sources, far)
         self.persister = self._persister(persisting, wall_clock) if persisting is not None else None
-        self.blocks.expiry.rows = self._stored_times
+        self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
         self.retention = Retention(
             self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules, pinned_share_max
         )
@@ -252,10 +253,16 @@ class Engine(Parts):
     # -- reading --
 
     def find(self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR) -> Found:
+        """As `find_steps`, where nobody waits for the loop."""
+        return finish(self.find_steps(namespaces, hashes, asking))
+
+    def find_steps(
+        self, namespaces: list[int], hashes: bytes, asking: Asking = NOBODY_IN_PARTICULAR
+    ) -> Steps[Found]:
         """How many leading blocks are present in all namespaces with an unbroken prefix; `book` it afterwards."""
         spaces, count = self._asked(namespaces, hashes)
         asked = Lookup(spaces, hashes, asking)
-        found = self.lookups.find(asked)
+        found = yield from self.lookups.find_steps(asked)
         self.lookups.note(asked, found)
         for namespace in spaces:
             self.prompts.remember(namespace.id, asking.ticket, hashes, namespace.hash_bytes)
@@ -285,7 +292,7 @@ class Engine(Parts):
         places: list[bytes] = []
         for namespace in spaces:
             places.append((yield from forest.residency_steps(namespace, hashes)))
-        found = self.lookups.find(Lookup(spaces, hashes, NOBODY_IN_PARTICULAR))
+        found = yield from self.lookups.find_steps(Lookup(spaces, hashes, NOBODY_IN_PARTICULAR))
         return places, (yield from self.accounts.judge_steps(spaces, hashes, found))
 
     def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
@@ -688,37 +695,6 @@ class Engine(Parts):
             )
         counts = [self._count(namespace, hashes) for namespace in spaces]
         return spaces, counts[0]
-
-    def _stored_times(self, blocks: Sequence[Block], done: Callable[[Sequence[int]], None]) -> None:
-        """When these blocks were stored, as their rows say, 0 where they cannot be read; `done` is called later."""
-        times = [self.arena.record(block.slot).stored_s if block.where & IN_DRAM else 0 for block in blocks]
-        waiting = 1
-
-        def found(asked: Sequence[tuple[int, Block]], rows: Sequence[Row | None]) -> None:
-            nonlocal waiting
-            for (position, block), row in zip(asked, rows, strict=False):
-                if row is not None and row.key == block.key:
-                    times[position] = row.stored_s
-            waiting -= 1
-            if not waiting:
-                done(times)
-
-        for member in self.nvme.members:
-            asked = [
-                (position, block)
-                for position, block in enumerate(blocks)
-                if block.where & IN_ANY == IN_NVME and block.device == member.number
-            ]
-            if asked:
-                waiting += 1
-                slots = [block.place[1] for _, block in asked]
-                nothing: Sequence[Row | None] = []
-                member.io.submit(
-                    lambda member=member, slots=slots: member.device.rows(slots),  # type: ignore[misc]
-                    lambda rows, asked=asked: found(asked, rows),  # type: ignore[misc]
-                    failed=nothing,
-                )
-        self.io.submit(lambda: None, lambda _: found((), ()), failed=None)
 
     def _prefix(self, prefix: Prefix) -> dict[str, object]:
         """A prefix as it is told, with the tiers that have its last block now."""

@@ -12,18 +12,21 @@ writing right now: who asks again will find them, sooner or later.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from heapq import merge
 from typing import NamedTuple
 
-from kvstore.constants import LOOKUP_WRITING_MAX
+from kvstore.constants import LOOKUP_WRITING_MAX, STEP_BLOCKS
 from kvstore.health.breakeven import BreakEven, Slow
 from kvstore.index import forest
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking, Found
 from kvstore.movement.sources import DeviceSource, SharedSource
 from kvstore.protocol import outcomes
-from kvstore.protocol.residency_bits import IN_DRAM
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
 
 
 class Lookup(NamedTuple):
@@ -67,18 +70,19 @@ class Lookups:
         self._devices = devices
         self._shared = shared
 
-    def find(self, asked: Lookup) -> Found:
-        """How much is there, and how much of it is to be used."""
+    def find_steps(self, asked: Lookup) -> Steps[Found]:
+        """How much is there, and how much of it is to be used. Most lookups are over with the first piece."""
         namespaces, hashes = asked.namespaces, asked.hashes
         owned = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
             owned = forest.rooted_prefix(namespace, hashes, owned)
         live = owned
         if self._residency.expiry:
-            live = min(self._residency.expiry.live(namespace, hashes, owned) for namespace in namespaces)
+            for namespace in namespaces:
+                live = yield from self._residency.expiry.live_steps(namespace, hashes, live)
         if live < owned:
-            return self._used(asked, live, ())._replace(expired=owned - live)
-        found = self._used(asked, owned, self._shared_ends(asked, owned))
+            return (yield from self._used(asked, live, ()))._replace(expired=owned - live)
+        found = yield from self._used(asked, owned, self._shared_ends(asked, owned))
         if found.usable == found.held and not asked.lacks_last_block_only:
             writing = self._writing(asked, found.held)
             return found._replace(writing=writing) if writing else found
@@ -143,7 +147,7 @@ class Lookups:
                     ends.append(SharedEnd(source, end))
         return ends
 
-    def _used(self, asked: Lookup, owned: int, ends: Sequence[SharedEnd]) -> Found:
+    def _used(self, asked: Lookup, owned: int, ends: Sequence[SharedEnd]) -> Steps[Found]:
         """What to use of a prefix of which owned levels have the first `owned` blocks, and shared ones the rest."""
         held = ends[-1].end if ends else owned
         near = next((at for source, at in reversed(ends) if not source.level.is_far), owned)
@@ -151,74 +155,72 @@ class Lookups:
             return Found(min(asked.skip, held), held, outcomes.SLOWER, shared=held - owned, far=held - near)
         if not held or not (self._devices or self._shared):
             return Found(held, held)
-        slow: list[Slow] | None = None
+        known: list[list[Slow]] = []
 
-        def find_slow() -> list[Slow]:
-            nonlocal slow
-            if slow is None:
-                slow = self._slow(asked, owned, held)
-            return slow
+        def find_slow() -> Steps[list[Slow]]:
+            if not known:
+                known.append((yield from self._slow(asked, owned, held)))
+            return known[0]
 
         end, why = held, outcomes.SLOWER
         if not all(source.loads.closed for source in self._devices):
-            sick = (
-                s.position
-                for s in find_slow()
-                if isinstance(s.source, DeviceSource) and not s.source.loads.closed
-            )
-            end = next(sick, held)
+            end = yield from _first_sick((yield from find_slow()), held)
             why = outcomes.UNAVAILABLE
         sources = [*self._devices, *(source for source, _ in ends)]
         healthy = [source for source in sources if source.loads.closed]
         if end == held or healthy:
-            worth = self.break_even.usable(
-                asked.namespaces,
-                end,
-                asked.asking,
-                healthy,
-                lambda: [s for s in find_slow() if s.position < end],
+
+            def before_end() -> Steps[list[Slow]]:
+                slow = yield from find_slow()
+                return slow[: bisect_left(slow, end, key=_position)]
+
+            worth = yield from self.break_even.usable(
+                asked.namespaces, end, asked.asking, healthy, before_end
             )
             if worth < end:
                 end, why = worth, outcomes.SLOWER
         if self._residency.quotas:
-            fitting = self._within_quotas(asked, end, find_slow)
+            fitting = yield from self._within_quotas(asked, end, find_slow)
             if fitting < end:
                 end, why = fitting, outcomes.OVER_QUOTA
         return Found(end, held, why, shared=held - owned, far=held - near)
 
-    def _within_quotas(self, asked: Lookup, end: int, find_slow: Callable[[], list[Slow]]) -> int:
+    def _within_quotas(
+        self, asked: Lookup, end: int, find_slow: Callable[[], Steps[list[Slow]]]
+    ) -> Steps[int]:
         """No more than may be in DRAM at once: waiting for the rest would be in vain."""
         fitting = self._residency.quotas.fitting(asked.namespaces, IN_DRAM)
         if fitting is None or end <= asked.skip + fitting:
             return end
-        slow = find_slow()
+        slow = yield from find_slow()
         return max(asked.skip + fitting, slow[0].position) if slow else end
 
-    def _slow(self, asked: Lookup, owned: int, held: int) -> list[Slow]:
+    def _slow(self, asked: Lookup, owned: int, held: int) -> Steps[list[Slow]]:
         """Of the blocks behind those that the engine has: those that DRAM has not, in prompt order."""
-        found: list[Slow] = []
+        found: list[list[Slow]] = []
         for namespace in asked.namespaces:
-            found += self._slow_in(namespace, asked.hashes, owned, asked.skip)
-            found += self._slow_shared(namespace, asked.hashes, max(owned, asked.skip), held)
-        if len(asked.namespaces) > 1:
-            found.sort(key=lambda slow: slow.position)
-        return found
+            near = yield from self._slow_in(namespace, asked.hashes, owned, asked.skip)
+            far = yield from self._slow_shared(namespace, asked.hashes, max(owned, asked.skip), held)
+            found.append(near + far)
+        return found[0] if len(found) == 1 else (yield from _in_order(found))
 
-    def _slow_in(self, namespace: Namespace, hashes: bytes, count: int, skip: int) -> list[Slow]:
+    def _slow_in(self, namespace: Namespace, hashes: bytes, count: int, skip: int) -> Steps[list[Slow]]:
         """In owned levels, from the last block up along the parents."""
-        size = namespace.hash_bytes
+        size, devices, record_bytes = namespace.hash_bytes, self._devices, namespace.record_bytes
         block = namespace.blocks.get(hashes[(count - 1) * size : count * size]) if count else None
         found: list[Slow] = []
-        for position in range(count - 1, skip - 1, -1):
+        for looks, position in enumerate(range(count - 1, skip - 1, -1), 1):
             if block is None:
-                break
-            if not block.where & IN_DRAM:
-                found.append(Slow(position, self._devices[block.device], namespace.record_bytes))
+                break  # or it left meanwhile
+            if not block.where & IN_DRAM and block.where & IN_NVME:
+                found.append(Slow(position, devices[block.device], record_bytes))
             block = block.parent
+            if looks % STEP_BLOCKS == 0:
+                yield
         found.reverse()
         return found
 
-    def _slow_shared(self, namespace: Namespace, hashes: bytes, start: int, held: int) -> list[Slow]:
+    def _slow_shared(self, namespace: Namespace, hashes: bytes, start: int, held: int) -> Steps[list[Slow]]:
         """In shared levels, behind the owned prefix."""
         found: list[Slow] = []
         for source in self._shared:
@@ -226,6 +228,33 @@ class Lookups:
                 break
             if source.loads.closed:
                 end = min(held, source.level.held(namespace, hashes, start))
-                found += [Slow(position, source, namespace.record_bytes) for position in range(start, end)]
+                for position in range(start, end):
+                    found.append(Slow(position, source, namespace.record_bytes))
+                    if len(found) % STEP_BLOCKS == 0:
+                        yield
                 start = max(start, end)
         return found
+
+
+def _position(slow: Slow) -> int:
+    return slow.position
+
+
+def _in_order(found: Sequence[list[Slow]]) -> Steps[list[Slow]]:
+    """All of these by their position."""
+    merged: list[Slow] = []
+    for slow in merge(*found, key=_position):
+        merged.append(slow)
+        if len(merged) % STEP_BLOCKS == 0:
+            yield
+    return merged
+
+
+def _first_sick(found: Sequence[Slow], held: int) -> Steps[int]:
+    """The position of the first one whose device may not be used; `held` if there is none."""
+    for at, (position, source, _) in enumerate(found, 1):
+        if isinstance(source, DeviceSource) and not source.loads.closed:
+            return position
+        if at % STEP_BLOCKS == 0:
+            yield
+    return held

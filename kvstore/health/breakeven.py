@@ -21,11 +21,13 @@ a setting. Where it is not known, nothing is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
-from kvstore.constants import PREFILL_RATES_MAX, PREFILL_SHARE
+from kvstore.constants import PREFILL_RATES_MAX, PREFILL_SHARE, STEP_BLOCKS, STEP_SLOW_BLOCKS
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking
+from kvstore.steps import Steps
 
 
 class Priced(Protocol):
@@ -67,8 +69,8 @@ class BreakEven:
         count: int,
         asking: Asking,
         sources: Iterable[Priced],
-        slow: Callable[[], Sequence[Slow]],
-    ) -> int:
+        slow: Callable[[], Steps[Sequence[Slow]]],
+    ) -> Steps[int]:
         """How many of the first `count` blocks, all of them held, are sooner loaded than computed.
 
         `sources`: those that may have some of them. `slow`: finds, in prompt order, those that DRAM has not.
@@ -82,14 +84,24 @@ class BreakEven:
         sources = list(sources)
         if all(source.load_s(len(namespaces), size_bytes) <= least_tokens / rate for source in sources):
             return count
-        there = slow()
+        there = yield from slow()
+        ends: Iterable[int]
         if all(_flow_s(source, len(namespaces), size_bytes) <= block_tokens / rate for source in sources):
             # Once latency is paid, each further block is worth loading: it ends before the first one of a source, or nowhere.
-            firsts = {source: position for position, source, _ in reversed(there)}
-            ends = sorted({*firsts.values(), count})
+            ends = sorted({*(yield from _firsts(there)), count})
         else:
-            ends = [*dict.fromkeys(position for position, _, _ in there), count]
-        return _best(there, ends, block_tokens, asking.local_tokens, rate)
+            ends = chain((position for position, _, _ in there), [count])
+        return (yield from _best(there, ends, block_tokens, asking.local_tokens, rate))
+
+
+def _firsts(slow: Sequence[Slow]) -> Steps[Iterable[int]]:
+    """The position of the first one of each source."""
+    firsts: dict[Priced, int] = {}
+    for at, (position, source, _) in enumerate(slow, 1):
+        firsts.setdefault(source, position)
+        if at % STEP_BLOCKS == 0:
+            yield
+    return firsts.values()
 
 
 def _flow_s(source: Priced, records: int, size_bytes: int) -> float:
@@ -98,18 +110,24 @@ def _flow_s(source: Priced, records: int, size_bytes: int) -> float:
 
 
 def _best(
-    slow: Sequence[Slow], ends: Sequence[int], block_tokens: int, local_tokens: int, rate: float
-) -> int:
+    slow: Sequence[Slow], ends: Iterable[int], block_tokens: int, local_tokens: int, rate: float
+) -> Steps[int]:
     """Where the gain is largest, of these ends, which ascend. slow: in prompt order."""
     best, best_gain_s = 0, 0.0
     loads: dict[Priced, tuple[int, int]] = {}  # records and bytes before the end, by source
-    at = 0
+    at, before, looks = 0, -1, 0
     for end in ends:
+        if end == before:
+            continue  # the same block of another namespace
+        before = end
         while at < len(slow) and slow[at].position < end:
             _, source, size_bytes = slow[at]
             records, before_bytes = loads.get(source, (0, 0))
             loads[source] = records + 1, before_bytes + size_bytes
             at += 1
+            looks += 1
+            if looks % STEP_SLOW_BLOCKS == 0:
+                yield
         load_s = max((source.load_s(*load) for source, load in loads.items()), default=0.0)
         gain_s = max(0, end * block_tokens - local_tokens) / rate - load_s
         if gain_s > best_gain_s or not loads:

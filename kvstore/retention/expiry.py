@@ -40,12 +40,14 @@ from kvstore.constants import (
     EXPIRY_SWEEP_S_MAX,
     EXPIRY_SWEEP_S_MIN,
     EXPIRY_SWEEP_SHARE,
+    STEP_BLOCKS,
 )
 from kvstore.index.block import Block, Namespace
 from kvstore.index.forest import split_hashes
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.retention.clock import Clock
+from kvstore.steps import Steps
 
 NEVER = float("inf")
 
@@ -220,7 +222,7 @@ class Expiry:
 
     # -- what is over --
 
-    def live(self, namespace: Namespace, hashes: bytes, count: int) -> int:
+    def live_steps(self, namespace: Namespace, hashes: bytes, count: int) -> Steps[int]:
         """How many of the first `count` blocks of a prompt, all of them held, come before the first that is over."""
         space = self._spaces.get(namespace.digest)
         if space is None or not count:
@@ -236,6 +238,8 @@ class Expiry:
             if may_be_over and time(block_hash) + ttl_s <= now_s:
                 return at
             may_be_over = block_hash in newer
+            if at % STEP_BLOCKS == STEP_BLOCKS - 1:
+                yield
         return count
 
     def over(self, run: Sequence[Block]) -> set[Block]:

@@ -18,11 +18,16 @@ from kvstore.retention import expiry
 from kvstore.retention.clock import Clock
 from kvstore.retention.expiry import NEVER, Expiry
 from kvstore.retention.rules import RuleFile
+from kvstore.steps import finish
 from tests.engine.test_retention import Node, chain, joined
 from tiers.namespace_spec import NamespaceSpec
 
 START_S = 1_700_000_000
 DAY_S = 86_400
+
+
+def live(of: Expiry, space: Namespace, hashes: bytes, count: int) -> int:
+    return finish(of.live_steps(space, hashes, count))
 
 
 class Shelf:
@@ -151,7 +156,7 @@ class Shelf:
                 for at in range(count)
                 if self.stored_s[hashes[at]] + self.ttl_of(hashes[: at + 1]) <= self.now_s
             )
-            assert self.expiry.live(self.space, b"".join(hashes), count) == next(plain, count)
+            assert live(self.expiry, self.space, b"".join(hashes), count) == next(plain, count)
             held = [b for h in hashes if (b := self.space.blocks.get(h)) is not None and b.where & IN_ANY]
             assert self.expiry.over(held) == {block for block in held if self.is_over(block)}
 
@@ -261,7 +266,7 @@ def test_times_that_nobody_tells_make_nothing_immortal(tight: None, ops: list[tu
     shelf.set_ttl(20.0)
     shelf.mono_s += 20
     names = [joined(name) for name in chain("a", 6)]
-    assert shelf.expiry.live(shelf.space, b"".join(names), bool(names[0] in shelf.rows)) == 0
+    assert live(shelf.expiry, shelf.space, b"".join(names), bool(names[0] in shelf.rows)) == 0
     shelf.expiry.tick()
     shelf.expiry.step(lambda: True)
     assert not shelf.rows
@@ -279,9 +284,9 @@ def test_a_first_ttl_counts_from_when_blocks_were_stored() -> None:
     shelf.set_ttl(60.0)
     shelf.mono_s += 10
     names = b"".join(joined(name) for name in chain("a", 4))
-    assert shelf.expiry.live(shelf.space, names, 4) == 4
+    assert live(shelf.expiry, shelf.space, names, 4) == 4
     shelf.work()
-    assert shelf.expiry.live(shelf.space, names, 4) == 0
+    assert live(shelf.expiry, shelf.space, names, 4) == 0
     shelf.work()
     assert set(shelf.rows) == {joined("a03")}
 
@@ -298,7 +303,7 @@ def test_what_was_stored_anew_meanwhile_keeps_its_new_time() -> None:
     shelf.rows[joined("a00")] = b"", IN_DRAM, START_S
     shelf.asked.pop()()
     shelf.mono_s += 59
-    assert shelf.expiry.live(shelf.space, joined("a00"), 1) == 1
+    assert live(shelf.expiry, shelf.space, joined("a00"), 1) == 1
 
 
 def test_a_row_from_the_future_is_over() -> None:
@@ -308,8 +313,8 @@ def test_a_row_from_the_future_is_over() -> None:
     for block_hash, stored_s in ((b"old", START_S - DAY_S), (b"late", START_S + 3600), (b"zero", 0)):
         shelf.expiry.adopted(forest.arrived(shelf.space, block_hash.ljust(8), b"", IN_NVME), stored_s)
     assert shelf.now_s == START_S + 3600
-    live = [shelf.expiry.live(shelf.space, name.ljust(8), 1) for name in (b"old", b"late", b"zero")]
-    assert live == [0, 0, 1]
+    found = [live(shelf.expiry, shelf.space, name.ljust(8), 1) for name in (b"old", b"late", b"zero")]
+    assert found == [0, 0, 1]
 
 
 def test_only_namespaces_with_a_ttl_keep_times() -> None:
@@ -336,9 +341,9 @@ def test_a_lookup_of_blocks_stored_in_order_looks_at_one(monkeypatch: pytest.Mon
     looks: list[bytes] = []
     time = expiry._Space.time
     monkeypatch.setattr(expiry._Space, "time", lambda space, h: (looks.append(h), time(space, h))[1])
-    assert shelf.expiry.live(shelf.space, b"".join(map(joined, names)), 3000) == 3000
+    assert live(shelf.expiry, shelf.space, b"".join(map(joined, names)), 3000) == 3000
     shelf.mono_s += 60
-    assert shelf.expiry.live(shelf.space, b"".join(map(joined, names)), 3000) == 0
+    assert live(shelf.expiry, shelf.space, b"".join(map(joined, names)), 3000) == 0
     assert len(looks) == 2
 
 
@@ -353,7 +358,7 @@ def test_a_block_older_than_its_parent_is_found() -> None:
     shelf.mono_s += 10
     shelf.put(["a00"], IN_DRAM)
     shelf.mono_s += 10
-    assert shelf.expiry.live(shelf.space, b"".join(offered), 2) == 1
+    assert live(shelf.expiry, shelf.space, b"".join(offered), 2) == 1
 
     shelf = Shelf()
     shelf.set_ttl(20.0)
@@ -362,7 +367,7 @@ def test_a_block_older_than_its_parent_is_found() -> None:
     shelf.leave(shelf.space.blocks[back[0]])
     shelf.put(["b00"], IN_DRAM)
     shelf.mono_s += 10
-    assert shelf.expiry.live(shelf.space, b"".join(back), 2) == 1
+    assert live(shelf.expiry, shelf.space, b"".join(back), 2) == 1
 
     shelf = Shelf()
     shelf.set_ttl(20.0)
@@ -370,7 +375,7 @@ def test_a_block_older_than_its_parent_is_found() -> None:
     for block_hash, parent, stored_s in ((back[0], b"", 15), (back[1], back[0], 0)):
         block = forest.arrived(shelf.space, block_hash, parent, IN_DRAM)
         shelf.expiry.adopted(block, START_S + stored_s)
-    assert shelf.expiry.live(shelf.space, b"".join(back), 2) == 1
+    assert live(shelf.expiry, shelf.space, b"".join(back), 2) == 1
 
 
 # -- sweeps --

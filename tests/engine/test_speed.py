@@ -15,6 +15,7 @@ from kvstore.index import forest
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Asking
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.steps import Steps, finish
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20
@@ -148,8 +149,9 @@ class Decided(BreakEven):
     def load_s(self, records: int, size_bytes: int) -> float:
         return self.speed.load_s(size_bytes)
 
-    def slow(self, spaces: list[Namespace], names: bytes, count: int, skip: int) -> list[Slow]:
+    def slow(self, spaces: list[Namespace], names: bytes, count: int, skip: int) -> Steps[list[Slow]]:
         self.walked += 1
+        yield
         return [
             Slow(position, self, space.record_bytes)
             for position in range(skip, count)
@@ -159,7 +161,9 @@ class Decided(BreakEven):
 
     def of(self, spaces: list[Namespace], names: bytes, count: int, asking: Asking) -> int:
         skip = asking.local_tokens // BLOCK_TOKENS
-        return self.usable(spaces, count, asking, [self], lambda: self.slow(spaces, names, count, skip))
+        return finish(
+            self.usable(spaces, count, asking, [self], lambda: self.slow(spaces, names, count, skip))
+        )
 
 
 def break_even(load_s_per_block: float, latency_s: float = 0.0, configured: float = 0.0) -> Decided:
@@ -270,7 +274,12 @@ def test_a_slow_source_takes_nothing_from_a_fast_one(
     used = [sources[which] for which in sorted(set(places) - {"d"})]
     asking = Asking(prefill_tokens_per_s=BLOCK_TOKENS / 0.01)
     spaces = [space(number) for number in range(ranks)]
-    usable = BreakEven(0.0).usable(spaces, len(places), asking, used, lambda: slow)
+
+    def found() -> Steps[list[Slow]]:
+        yield
+        return slow
+
+    usable = finish(BreakEven(0.0).usable(spaces, len(places), asking, used, found))
     assert gain_s(usable) >= max(map(gain_s, range(len(places) + 1))) - 1e-9
 
 
