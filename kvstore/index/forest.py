@@ -320,7 +320,8 @@ def spread_steps(namespace: Namespace) -> Steps[None]:
     """All of them, in steps."""
     while namespace.stale:
         spread(namespace, STEP_BLOCKS)
-        yield
+        if namespace.stale:
+            yield
 
 
 def check_block(namespace: Namespace, block_hash: bytes, block: Block) -> list[str]:
