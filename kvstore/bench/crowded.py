@@ -420,8 +420,8 @@ def _quotas(crowd: Crowd) -> None:
         held.call("quota", engine.retention.quota, "", f"q{tenant}", size_bytes, size_bytes, lambda *_: None)
     held.call("quota", engine.retention.quota, "", "t0", 1 << 60, 1 << 60, lambda *_: None)
     crowd.ends("quota")
-    for tenant in [*(f"q{n}" for n in range(TENANTS)), "t0"]:
-        engine.retention.quota("", tenant, None, None, lambda *_: None)
+    for name in [*(f"q{n}" for n in range(TENANTS)), "t0"]:
+        engine.retention.quota("", name, None, None, lambda *_: None)
     crowd.ends("quota")
 
 
