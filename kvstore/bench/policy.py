@@ -13,7 +13,8 @@ The memory is what the process grew by: index, policy, what it remembers of bloc
 slot numbers; the table of the counted slots, which no daemon has, exists before. What the C library
 keeps unused is given back first, as a daemon does every minute. Each size is measured in a process of its own.
 
-How long the event loop is held (`kvstore.bench.holds`) is measured of the same node, when it is full.
+How long the event loop is held (`kvstore.bench.holds`) is measured of the same node, when it is full, and of one
+with everything (`kvstore.bench.crowded`).
 
 The limit is what the interpreter can do: an `OrderedDict` as LRU, without parents, leases,
 slots or tiers, is asked for the same prompts, in turn. It comes after the memory was measured.
@@ -31,6 +32,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvstore.bench.crowded import crowded_turns
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.holds import slowest_turns
@@ -54,7 +56,7 @@ AGED_EVERY = 1000  # prompts, about half a second
 STEP_S = 0.05  # of the engine's clock, between two prompts
 
 
-def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]:
+def measure(plan: Plan, _home: Path, arena_directory: Path) -> dict[str, Value]:
     """Both sizes. One for which there is no memory is left out, and said so. Raises WorkerError."""
     values: dict[str, Value] = {
         "policy_blocks": plan.policy_blocks,
@@ -68,12 +70,15 @@ def measure(plan: Plan, _home: Path, _arena_directory: Path) -> dict[str, Value]
             values[f"policy{size}_skipped"] = f"{blocks} blocks need {needed} bytes of memory"
         else:
             with workers(1) as pool:
-                values |= pool.submit(cost, blocks, plan.policy_operations, size, hold).result()
+                values |= pool.submit(
+                    cost, blocks, plan.policy_operations, size, hold, arena_directory / "crowded"
+                ).result()
     return values
 
 
-def cost(blocks: int, operations: int, size: str, hold: str) -> dict[str, Value]:
-    """Of a node with this many slots and our policy. size, hold: what the names of the figures have of it."""
+def cost(blocks: int, operations: int, size: str, hold: str, arena_path: Path) -> dict[str, Value]:
+    """Of a node with this many slots and our policy. size, hold: what the names of the figures have of it. arena_path:
+    for the arena of a node with everything."""
     from kvstore.policies.names import OURS
     from kvstore.replay.cell import Node
     from kvstore.replay.policies import POLICIES
@@ -110,6 +115,9 @@ def cost(blocks: int, operations: int, size: str, hold: str) -> dict[str, Value]
             dict_s += _ask_dict(lru, blocks, hashes)
     holds_ms = {"prompt": round(slowest_s * 1e3, 2)} | slowest_turns(node, _hashes("unknown", HASHES_MAX))
     node.close()
+    lru.clear()
+    heap.give_back()
+    holds_ms |= crowded_turns(blocks, arena_path)
     operations = rounds * PROMPT_BLOCKS
     return {
         f"policy{size}_ops_per_s": round(operations / policies.spent_s),
