@@ -7,14 +7,25 @@ Announced ◀─ Entry + NamespaceSpec          and entries name it by its numbe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from replication.errors import Damaged
-from tiers.errors import PackDamaged
+from replication.ranges import BlockHash, Id, Origin, StoredS, UntilS, Word
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PACK_ID_BYTES, Pack, PackHeader, validate
+from tiers.packs import (
+    PACK_BYTES_MAX,
+    PACK_HEADER_BYTES_MAX,
+    PRELUDE_BYTES,
+    Pack,
+    PackHeader,
+    data_bytes,
+    wrong_of_header,
+    wrong_of_spec,
+)
+from tiers.parsing import ParserErrors, parser_failure
 
 _ENTRY_BYTES = 96  # of an entry, without what grows with its records
 _SIZE_BYTES = 5  # of one stored size, at most
@@ -51,18 +62,18 @@ def merged(known: Announced, other: Announced) -> Announced:
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """An announced pack, with the number of its spec instead of the spec."""
 
-    spec: int
-    stored_s: int
-    kept_until_s: int
-    origin: str
-    id: bytes
-    start: int
-    size_bytes: int
-    parent: bytes
+    spec: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    stored_s: StoredS
+    kept_until_s: UntilS
+    origin: Origin
+    id: Id
+    start: Annotated[int, Meta(gt=0, le=PRELUDE_BYTES + PACK_HEADER_BYTES_MAX)]
+    size_bytes: Annotated[int, Meta(gt=0, le=PACK_BYTES_MAX)]
+    parent: BlockHash
     hashes: bytes
     checksums: bytes
-    codec: str = ""
-    sizes: tuple[int, ...] = ()
+    codec: Word = ""
+    sizes: tuple[Annotated[int, Meta(gt=0, le=PACK_BYTES_MAX)], ...] = ()
 
 
 class Table(NamedTuple):
@@ -81,9 +92,17 @@ def entry_of(announced: Announced, spec: int) -> Entry:
     )  # fmt: skip
 
 
-def announced_of(entry: Entry, spec: NamespaceSpec) -> Announced:
-    """Not validated."""
-    header = PackHeader(spec, entry.parent, entry.hashes, entry.checksums, entry.codec, entry.sizes)
+def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
+    """Of a table whose specs are right. Raises ValueError where the entry is none of them, or its parts do not fit."""
+    if entry.spec >= len(specs):
+        raise ValueError("an entry of a namespace that is not in its table")
+    header = PackHeader(
+        specs[entry.spec], entry.parent, entry.hashes, entry.checksums, entry.codec, entry.sizes
+    )
+    if wrong := wrong_of_header(header):
+        raise ValueError(f"a pack with {wrong}")
+    if entry.size_bytes != entry.start + data_bytes(header):
+        raise ValueError(f"an entry of {entry.size_bytes} bytes whose records end elsewhere")
     pack = Pack(entry.id, entry.start, entry.size_bytes, header)
     return Announced(pack, entry.stored_s, entry.origin, entry.kept_until_s)
 
@@ -100,21 +119,33 @@ def tabled(entries: Iterable[Announced]) -> Table:
     return table
 
 
-def untabled(specs: Sequence[NamespaceSpec], entries: Sequence[Entry], where: str) -> list[Announced]:
-    """All of a table, validated. Raises Damaged; `where` names the object that said it."""
-    found = []
-    for entry in entries:
-        if not 0 <= entry.spec < len(specs):
-            raise Damaged(f"{where}: an entry of a namespace that is not in its table")
-        if len(entry.id) != PACK_ID_BYTES or not 0 < entry.start < entry.size_bytes:
-            raise Damaged(f"{where}: an entry that names no pack")
-        announced = announced_of(entry, specs[entry.spec])
+class Untabled(NamedTuple):
+    """What a table says. unsound: how many of its entries cannot be true, and say nothing; reason: what is wrong with the
+    first of them."""
+
+    entries: list[Announced]
+    unsound: int
+    reason: str
+
+
+def untabled(specs: Sequence[NamespaceSpec], entries: Sequence[msgspec.Raw], where: str) -> Untabled:
+    """All of a table that can be true: one bad entry takes none of the others with it. Raises Damaged where its specs are
+    wrong; `where` names the object that said it."""
+    for spec in specs:
+        if wrong := wrong_of_spec(spec):
+            raise Damaged(f"{where}: a namespace with {wrong}")
+    found: list[Announced] = []
+    unsound, reason = 0, ""
+    for raw in entries:
         try:
-            validate(announced.pack.header)
-        except PackDamaged as error:
-            raise Damaged(f"{where}: {error}") from error
-        found.append(announced)
-    return found
+            found.append(announced_of(_ENTRIES.decode(raw), specs))
+        except ParserErrors as error:
+            unsound += 1
+            reason = reason or f"{where}: {parser_failure(error)}"
+    return Untabled(found, unsound, reason)
+
+
+_ENTRIES = msgspec.msgpack.Decoder(Entry)
 
 
 def weight_bytes(announced: Announced) -> int:

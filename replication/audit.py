@@ -36,7 +36,7 @@ from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError
 from replication.orphans import Finding, Hands, Kind, Orphans, Terms, identity_of, keys_of
 from replication.region import Region, open_region
-from replication.waits import together
+from tiers.together import together
 from tiers.errors import ObjectMissing
 from tiers.objects import ObjectInfo, Objects
 from tiers.packs import PACKS

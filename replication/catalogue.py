@@ -43,7 +43,8 @@ from replication.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.segment import Segment
 from tiers.base import NAMESPACE_BYTES
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PACK_RECORDS_MAX, Pack
+from tiers.packs import PACK_RECORDS_MAX, Pack, wrong_of_spec
+from tiers.parsing import ParserErrors, parser_failure
 
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
@@ -121,13 +122,18 @@ class Catalogue:
         self._counts: list[Counts] = []
         for _, value in _all(self._rows, _SPEC):
             self._spec_numbers[value] = len(self._specs)
-            self._specs.append(_decoded(value, NamespaceSpec))
+            self._specs.append(spec := _decoded(value, NamespaceSpec))
+            if wrong := wrong_of_spec(spec):
+                raise CatalogueDamaged(f"a namespace with {wrong}")
         for _, value in _all(self._rows, _COUNT):
             self._counts.append(_decoded(value, Counts))
         if len(self._counts) != len(self._specs):
             raise CatalogueDamaged("namespaces and their counts do not agree")
         positions = _all(self._rows, _WRITER)
-        self._positions = {key[1:].decode(): int.from_bytes(value, "big") for key, value in positions}
+        try:
+            self._positions = {key[1:].decode(): int.from_bytes(value, "big") for key, value in positions}
+        except UnicodeDecodeError as error:
+            raise CatalogueDamaged(f"a row of a writer that is none: {error}") from error
         last = self._rows.last(_PACK, _behind(_PACK))
         self._next_number = int.from_bytes(last[1:], "big") + 1 if last else 1
         self._loaded_partitions = 0 if last else PARTITIONS
@@ -340,9 +346,10 @@ class Catalogue:
 
     def _announced(self, value: bytes) -> tuple[Announced, int]:
         entry = _decoded(value, Entry)
-        if not 0 <= entry.spec < len(self._specs):
-            raise CatalogueDamaged(f"a pack of namespace {entry.spec}, of which nothing is known")
-        return announced_of(entry, self._specs[entry.spec]), entry.spec
+        try:
+            return announced_of(entry, self._specs), entry.spec
+        except ValueError as error:
+            raise CatalogueDamaged(f"a row that cannot be true: {error}") from error
 
     # -- all of it -------------------------------------------------------------------
 
@@ -477,5 +484,5 @@ def _all(rows: Rows, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _decoded(value: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
-        raise CatalogueDamaged(f"a row that is not understood: {error}") from error
+    except ParserErrors as error:
+        raise CatalogueDamaged(f"a row that is not understood: {parser_failure(error)}") from error

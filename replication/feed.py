@@ -30,6 +30,7 @@ from replication.constants import (
     HEAD_TRUST_S,
     ROTTEN_LOOKS,
     SEGMENT_STORE_ATTEMPTS_MAX,
+    SEGMENT_BYTES_MAX,
     WRITER_IDS_MAX,
 )
 from replication.errors import Damaged, WriterConflict
@@ -41,16 +42,16 @@ from replication.segment import (
     ahead,
     cut,
     decode,
-    decode_head,
     encode,
     encode_head,
     head_name,
     is_writer,
+    read_head,
     segment_name,
     segment_number,
 )
-from replication.waits import together
-from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.together import together
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
 
 log = logging.getLogger("replication.feed")
@@ -83,21 +84,32 @@ class FeedWriter:
         """
         highest, self._pending = 0, None
         async for page in self._objects.list(f"{FEED}{self.id}/"):
-            highest = max(highest, *(segment_number(info.name) for info in page))
+            highest = max([highest, *(segment_number(info.name) for info in page)])
         self.number = highest
-        if highest and await self._is_damaged(highest):
+        if highest and await self._is_refused(highest):
+            self._take_fresh_id(f"{segment_name(self.id, highest)}: cannot be read")
+        elif highest and await self._is_damaged(highest):
             self.number = highest - 1
             self._pending = Segment(self.id, highest, self._clock(), [])
             await self._settle()
         await self._put_head()  # whoever was killed between a segment and its head has not told anybody of it
 
+    async def _is_refused(self, number: int) -> bool:
+        """Whether the store has our last segment and keeps it to itself: then we go on under another name."""
+        try:
+            await self._read(segment_name(self.id, number))
+        except ObjectRefused as error:
+            log.warning("%s", error)
+            return True
+        return False
+
     async def _is_damaged(self, number: int) -> bool:
         """Whether what is stored is, not only what was read."""
         name = segment_name(self.id, number)
-        there = await self._objects.get(name)
-        if self._is_segment(there, self.id, number):
+        there = await self._read(name)
+        if there is not None and self._is_segment(there, self.id, number):
             return False
-        if await self._objects.get(name) != there:
+        if await self._read(name) != there:
             raise ObjectUnavailable(f"{self._objects.where}: {name}: reads differ")
         return True
 
@@ -130,12 +142,12 @@ class FeedWriter:
         self.number = settled.number
         return {entry.pack.id for entry in settled.entries}
 
-    def _take_fresh_id(self, conflict: WriterConflict) -> None:
-        assert self._pending is not None
+    def _take_fresh_id(self, conflict: WriterConflict | str) -> None:
         self.id = f"{self._chance.getrandbits(64):016x}"
         self.conflicts += 1
         self.number = self._head_number = 0
-        self._pending = Segment(self.id, 1, self._pending.written_s, self._pending.entries)
+        if self._pending is not None:
+            self._pending = Segment(self.id, 1, self._pending.written_s, self._pending.entries)
         log.warning("%s; going on as writer %s", conflict, self.id)
 
     async def _store(self, segment: Segment) -> None:
@@ -163,10 +175,13 @@ class FeedWriter:
         raise ObjectUnavailable(failure)
 
     async def _read(self, name: str) -> bytes | None:
+        """None: there is none. b"": what is there is too large to be a segment, or cannot be read to its end."""
         try:
-            return bytes(await self._objects.get(name))
+            return bytes(await self._objects.get_within(name, SEGMENT_BYTES_MAX))
         except ObjectMissing:
             return None
+        except ObjectDamaged:
+            return b""
 
     def _is_segment(self, content: bytes | memoryview, writer: str, number: int) -> bool:
         try:
@@ -345,8 +360,10 @@ class FeedReader:
             self._waiting.append(_Window(writer, width, False))
 
     def _note_rot(self, writer: str, has_moved: bool, end: bool | Gap | Exception) -> None:
-        """A segment that stays damaged is as good as gone."""
-        if not isinstance(end, Damaged):
+        """A segment that stays damaged, or that the store keeps to itself while it hands out the list of heads, is as good as
+        gone. It is a gap only, and no longer once it can be read: an audit goes on behind it where the place proves to be
+        the place."""
+        if not isinstance(end, Damaged | ObjectRefused):
             self._rotten.pop(writer, None)
             return
         self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
@@ -357,10 +374,15 @@ class FeedReader:
     async def _get(self, writer: str, number: int) -> Segment | Exception:
         async with self._requests:
             try:
-                return decode(await self._objects.get(segment_name(writer, number)), writer, number)
+                name = segment_name(writer, number)
+                content = await self._objects.get_within(name, SEGMENT_BYTES_MAX)
+                return decode(content, writer, number)
             except Damaged as error:
                 self.damaged += 1
                 return error
+            except ObjectDamaged as error:
+                self.damaged += 1
+                return Damaged(str(error))
             except ObjectError as error:
                 return error
 
@@ -380,12 +402,11 @@ class FeedReader:
     async def _first_behind(self, writer: str, position: int) -> int:
         """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""
         try:
-            where = head_name(writer)
-            number = decode_head(await self._objects.get(where), where).number
+            number = (await read_head(self._objects, writer)).number
             self._sound_heads.add(writer)
             if number <= position:
                 return 0
-        except (Damaged, ObjectMissing):
+        except (Damaged, ObjectMissing, ObjectRefused):
             pass  # it tells nothing: look
         async for page in self._objects.list(f"{FEED}{writer}/", segment_name(writer, position)):
             for info in page:

@@ -37,7 +37,7 @@ from replication.constants import (
     SEGMENT_ENTRIES_MAX,
 )
 from replication.erasure import Erasure
-from replication.waits import together
+from tiers.together import together
 from tiers.codecs import CODECS
 from tiers.errors import ObjectMissing, PackDamaged
 from tiers.objects import ObjectInfo, Objects

@@ -202,6 +202,8 @@ class RegionReader(ABC):
         places = [(part.spot.index, part.asked.wanted[part.position].into) for part in group]
         try:
             results = await fetch_records(self._objects, pack, places)
+            if Get.REFUSED in results:
+                results = await self._judged(results)
         except BaseException:
             results = [Get.FAILED] * len(group)
             raise
@@ -216,6 +218,11 @@ class RegionReader(ABC):
                 if not left[id(part.asked)] and not part.asked.done.done():
                     part.asked.done.set_result(None)
         self._count(group, results)
+
+    async def _judged(self, results: Sequence[Get]) -> list[Get]:
+        """What is refused is as good as gone where the place hands out its marker; else the place refuses."""
+        instead = Get.MISS if await self.probe() else Get.FAILED
+        return [instead if result is Get.REFUSED else result for result in results]
 
     def _readable(self, pack: Pack) -> int:
         """How many records of a pack are not erased by now: a tombstone may have become known while they came."""
@@ -251,7 +258,7 @@ class RegionReader(ABC):
             self._doubt(pack)
 
     def _doubt(self, pack: Pack) -> None:
-        """It was not there, or not what was announced. The way may be to blame once; the second time it is forgotten."""
+        """It was not there, not handed out, or not what was announced. The way may be to blame once; the second time it is forgotten."""
         if pack.id in self._doubted:
             log.warning("%s: %s: gone or damaged; forgotten", self.where, pack.name)
             del self._doubted[pack.id]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from replication.announced import Announced, Entry, tabled, untabled, weight_bytes
+from replication.announced import Announced, tabled, untabled, weight_bytes
 from replication.constants import (
     HEAD_BYTES_MAX,
     HEAD_BYTES_MIN,
@@ -25,39 +25,44 @@ from replication.constants import (
     SEGMENT_ENTRIES_MAX,
 )
 from replication.errors import Damaged
-from replication.sealed import seal, unseal
+from replication.ranges import Number, UnixS, WriterName
+from replication.sealed import fetch, seal, unseal
 from tiers.namespace_spec import NamespaceSpec
+from tiers.objects import Objects
 
 FEED = "feed/"
 HEADS = "heads/"
 _SEGMENT_MAGIC = b"KVFEED1\n"
 _HEAD_MAGIC = b"KVHEAD1\n"
 _WRITER = re.compile(r"[0-9a-f]{16}")
-_NUMBER = re.compile(r"[0-9a-f]{16}")
+_NUMBER = re.compile(r"[0-7][0-9a-f]{15}")  # no writer comes as far as half of them, and behind each there is a next one
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """What one writer announced at once. written_s: unix seconds by its clock, for people only."""
+    """What one writer announced at once. written_s: unix seconds by its clock, for people only. unsound: how many further
+    entries it has that cannot be true; reason: what is wrong with the first of them."""
 
     writer: str
     number: int
     written_s: float
     entries: Sequence[Announced]
+    unsound: int = 0
+    reason: str = ""
 
 
 class _Body(msgspec.Struct, array_like=True):
-    writer: str
-    number: int
-    written_s: float
+    writer: WriterName
+    number: Number
+    written_s: UnixS
     specs: list[NamespaceSpec]
-    entries: list[Entry]
+    entries: list[msgspec.Raw]
 
 
 class Head(msgspec.Struct, array_like=True):
     """number: of the highest segment. at_s: when it was written, by the clock of the writer, for people only."""
 
-    number: int
-    at_s: float
+    number: Number
+    at_s: UnixS
 
 
 def is_writer(name: str) -> bool:
@@ -80,7 +85,7 @@ def head_name(writer: str) -> str:
 
 def encode(segment: Segment) -> bytes:
     specs, entries = tabled(segment.entries)
-    return seal(_SEGMENT_MAGIC, _Body(segment.writer, segment.number, segment.written_s, specs, entries))
+    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries))
 
 
 def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
@@ -89,7 +94,7 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     body = unseal(_SEGMENT_MAGIC, content, _Body, where, SEGMENT_BYTES_MAX)
     if (body.writer, body.number) != (writer, number):
         raise Damaged(f"{where}: says it is {body.writer}/{body.number:016x}")
-    return Segment(writer, number, body.written_s, untabled(body.specs, body.entries, where))
+    return Segment(writer, number, body.written_s, *untabled(body.specs, body.entries, where))
 
 
 def encode_head(head: Head) -> bytes:
@@ -101,6 +106,11 @@ def encode_head(head: Head) -> bytes:
 def decode_head(content: bytes | memoryview, where: str) -> Head:
     """Raises Damaged."""
     return unseal(_HEAD_MAGIC, content, Head, where, HEAD_BYTES_MAX)
+
+
+async def read_head(objects: Objects, writer: str) -> Head:
+    """Raises Damaged, ObjectError."""
+    return await fetch(objects, _HEAD_MAGIC, Head, head_name(writer), HEAD_BYTES_MAX)
 
 
 def ahead(head_bytes: int, position: int) -> int:

@@ -23,12 +23,13 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
-from replication.announced import Announced, Entry, tabled, untabled, weight_bytes
+from replication.announced import Announced, tabled, untabled, weight_bytes
 from replication.catalogue import Catalogue
 from replication.constants import (
     DELETE_NAMES_MAX,
@@ -42,17 +43,19 @@ from replication.constants import (
     SNAPSHOTS_KEPT,
 )
 from replication.errors import CatalogueDamaged, Damaged
-from replication.sealed import seal, unseal
-from replication.segment import FEED, cut, decode_head, head_name, segment_number
-from tiers.errors import ObjectMissing, ObjectUnavailable
+from replication.ranges import Count, Id, Number, Positions, UnixS
+from replication.sealed import fetch, seal, unseal
+from replication.segment import FEED, cut, read_head, segment_number
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
+from tiers.together import together
 
 log = logging.getLogger("replication.snapshots")
 
 MANIFESTS = "snapshots/manifests/"
 PARTS = "snapshots/parts/"
-_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}")
+_NAME = re.compile(r"[0-7][0-9a-f]{15}-[0-9a-f]{8}")  # behind each number there is a next one
 _TELLS_NOTHING = 1 << 63  # nobody believes it, so any segment may go
 _MANIFEST_MAGIC = b"KVSNAP1\n"
 _PART_MAGIC = b"KVPART1\n"
@@ -61,18 +64,18 @@ _PART_MAGIC = b"KVPART1\n"
 class Part(msgspec.Struct, array_like=True, frozen=True):
     """checksum: xxh3_128 of the whole object."""
 
-    size_bytes: int
-    checksum: bytes
+    size_bytes: Annotated[int, Meta(gt=0, le=SNAPSHOT_PART_BYTES_MAX)]
+    checksum: Id
 
 
 class Manifest(msgspec.Struct, array_like=True, frozen=True):
     """name: "<number>-<chance>". written_s: unix seconds by the clock of its writer, for people only."""
 
-    name: str
-    written_s: float
-    packs: int
-    positions: dict[str, int]
-    parts: list[Part]
+    name: Annotated[str, Meta(max_length=32)]
+    written_s: UnixS
+    packs: Count
+    positions: Positions
+    parts: Annotated[list[Part], Meta(max_length=SNAPSHOT_PARTS_MAX)]
 
     @property
     def size_bytes(self) -> int:
@@ -81,9 +84,9 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
 
 class _PartBody(msgspec.Struct, array_like=True):
     snapshot: str
-    number: int
+    number: Number
     specs: list[NamespaceSpec]
-    entries: list[Entry]
+    entries: list[msgspec.Raw]
 
 
 class Retired(NamedTuple):
@@ -119,7 +122,7 @@ class Snapshots:
         for entries in _pieces(catalogue.chunks()):
             if len(parts) == SNAPSHOT_PARTS_MAX:
                 raise ObjectUnavailable(f"{self._objects.where}: a snapshot of more than {len(parts)} parts")
-            content = seal(_PART_MAGIC, _PartBody(name, len(parts), *tabled(entries)))
+            content = seal(_PART_MAGIC, (name, len(parts), *tabled(entries)))
             await self._put(part_name(name, len(parts)), content)
             parts.append(Part(len(content), xxhash.xxh3_128_digest(content)))
             packs += len(entries)
@@ -132,8 +135,11 @@ class Snapshots:
         """Put and read back: segments are removed because this is there. Nobody else writes under this name."""
         for _ in range(SNAPSHOT_STORE_ATTEMPTS_MAX):
             await self._objects.put(name, content)
-            if await self._objects.get(name) == content:
-                return
+            try:
+                if await self._objects.get_within(name, len(content)) == content:
+                    return
+            except ObjectDamaged:
+                continue
         raise ObjectUnavailable(f"{self._objects.where}: {name}: read back, it is not what was put")
 
     async def newest(self) -> Manifest | None:
@@ -143,14 +149,19 @@ class Snapshots:
         return None
 
     async def read_newest(self, catalogue: Catalogue) -> Manifest | None:
-        """Take over the newest snapshot that is whole; None if there is none."""
+        """Take over the newest snapshot that is whole and can be read; None if there is none. Where the store fails for some
+        and hands out none, it raises that: what they would have said may be there in a minute."""
+        failure: ObjectUnavailable | None = None
         async for manifest in self._newest_first():
             try:
                 await self._read(manifest, catalogue)
-            except (Damaged, ObjectMissing) as error:
+            except (Damaged, ObjectError) as error:
                 log.warning("%s: snapshot %s: %s", self._objects.where, manifest.name, error)
+                failure = failure or (error if isinstance(error, ObjectUnavailable) else None)
                 continue
             return manifest
+        if failure is not None:
+            raise failure
         return None
 
     async def retire(self) -> Retired:
@@ -167,7 +178,7 @@ class Snapshots:
         oldest = kept[-1]
         manifests = await self._delete(info.name for info in listed if info.name < MANIFESTS + oldest.name)
         parts = 0
-        for name in await self._objects.folders(PARTS):
+        for name in filter(_NAME.fullmatch, await self._objects.folders(PARTS)):
             if name < oldest.name:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
@@ -182,11 +193,13 @@ class Snapshots:
     async def _told(self, writer: str) -> int:
         """The number that the head of a writer tells. Who is as far believes it, so the next one must be there: later heads
         may not have been written."""
-        name = head_name(writer)
         try:
-            return decode_head(await self._objects.get(name), name).number
+            return (await read_head(self._objects, writer)).number
         except (Damaged, ObjectMissing):
             return _TELLS_NOTHING
+        except ObjectError as error:
+            log.info("%s: segments of writer %s stay: %s", self._objects.where, writer, error)
+            return 0
 
     async def _retire_segments(self, writer: str, position: int, before_s: float) -> int:
         """Remove a writer's segments before a position. That of the position itself stays."""
@@ -220,11 +233,12 @@ class Snapshots:
         """All sound manifests."""
         for name in reversed([name async for name, _ in self._listed()]):
             try:
-                content = await self._objects.get(MANIFESTS + name)
-                manifest = unseal(
-                    _MANIFEST_MAGIC, content, Manifest, MANIFESTS + name, SNAPSHOT_MANIFEST_BYTES_MAX
+                manifest = await fetch(
+                    self._objects, _MANIFEST_MAGIC, Manifest, MANIFESTS + name, SNAPSHOT_MANIFEST_BYTES_MAX
                 )
-            except (Damaged, ObjectMissing) as error:
+            except ObjectUnavailable:
+                raise
+            except (Damaged, ObjectError) as error:
                 log.warning("%s: %s", self._objects.where, error)
                 continue
             if manifest.name == name:
@@ -245,7 +259,7 @@ class Snapshots:
         renewals = catalogue.renewals
         for start in range(0, len(manifest.parts), SNAPSHOT_REQUESTS_MAX):
             numbers = range(start, min(start + SNAPSHOT_REQUESTS_MAX, len(manifest.parts)))
-            for entries in await asyncio.gather(*(self._part(manifest, number) for number in numbers)):
+            for entries in await together(self._part(manifest, number) for number in numbers):
                 for piece in cut(entries):
                     catalogue.add_packs(piece)
                     await asyncio.sleep(0)
@@ -254,13 +268,13 @@ class Snapshots:
 
     async def _part(self, manifest: Manifest, number: int) -> Sequence[Announced]:
         name, part = part_name(manifest.name, number), manifest.parts[number]
-        content = await self._objects.get(name)
+        content = await self._objects.get_within(name, part.size_bytes)
         if len(content) != part.size_bytes or xxhash.xxh3_128_digest(content) != part.checksum:
             raise Damaged(f"{name}: is not what its manifest says")
         body = unseal(_PART_MAGIC, content, _PartBody, name, SNAPSHOT_PART_BYTES_MAX)
         if (body.snapshot, body.number) != (manifest.name, number):
             raise Damaged(f"{name}: says it is {body.snapshot}/{body.number:08x}")
-        return untabled(body.specs, body.entries, name)
+        return untabled(body.specs, body.entries, name).entries
 
 
 def _check_same(catalogue: Catalogue, renewals: int) -> None:

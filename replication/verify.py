@@ -42,7 +42,7 @@ from replication.region import Region, open_region
 from replication.rules import Rule, rule_for
 from replication.snapshots import Snapshots
 from replication.tail import Tail
-from replication.waits import together
+from tiers.together import together
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import verified_pack

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tests.running import TIMEOUT_S
 from tiers.checksum import digest
-from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.object_options import ObjectOptions
 from tiers.objects import Bytes, ObjectInfo, Objects, Range
 
@@ -67,7 +67,7 @@ class MemoryObjects(Objects):
         await asyncio.sleep(0)
         content = memoryview(self._found(name))
         if any(end > len(content) for _, end in ranges):
-            raise ObjectUnavailable(f"{self.where}: {name}: ends after {len(content)} bytes")
+            raise ObjectDamaged(f"{self.where}: {name}: ends after {len(content)} bytes")
         return [content[start:end] for start, end in ranges]
 
     async def head(self, name: str) -> ObjectInfo:

@@ -49,7 +49,9 @@ def column_sizes(columns: bytes, size_bytes: int) -> list[int]:
     if not columns:
         return [size_bytes]
     whole = len(columns) % _RUN.size == 0 and len(columns) <= COLUMNS_BYTES_MAX
-    sizes = [size for count, size in _RUN.iter_unpack(columns) for _ in range(count)] if whole else []
+    runs = list(_RUN.iter_unpack(columns)) if whole else []
+    few = sum(count for count, _ in runs) <= COLUMNS_MAX
+    sizes = [size for count, size in runs for _ in range(count)] if few else []
     if pack_columns(sizes, size_bytes) != columns:
         raise ValueError(f"columns {columns.hex()}: no description of columns")
     return sizes

@@ -7,8 +7,9 @@ The high byte of a bf16 number is sign and most of the exponent: zstd takes it t
 gaussian bf16 values whose channels have scales of their own, 64 KiB and 1 MiB a record, one core: ratio 1.41 to 1.46
 (zstd of the whole 1.24 to 1.29), 0.45 GB/s to encode, 0.8 to decode. Random bytes stay as they are.
 
-A record that does not become shorter is stored plain, which its size says. Whether bytes are right is not asked
-here: the checksum of the record says it.
+A record that does not become shorter is stored plain, which its size says; so is a large one that becomes shorter than one
+in RATIO_MAX, which only a record of one value does: what a few bytes say they are would be allocated by whoever reads them.
+Whether bytes are right is not asked here: the checksum of the record says it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tiers.objects import Bytes
 
 SPLIT_ZSTD = "split-zstd"
 CODECS = ("", SPLIT_ZSTD)  # "": plain
+RATIO_MAX = 64  # of a record that is larger than ANY_RATIO_BYTES, to what is stored of it
+ANY_RATIO_BYTES = 1 << 20
 _LEVEL = 1
 _EVEN = struct.Struct("<I")
 
@@ -46,7 +49,12 @@ def encode(codec: str, record: Bytes) -> Bytes:
     plain = bytes(record)
     halves = [min(_contexts.compressor.compress(half), half, key=len) for half in (plain[0::2], plain[1::2])]
     stored = _EVEN.pack(len(halves[0])) + halves[0] + halves[1]
-    return stored if len(stored) < len(plain) else record
+    return stored if len(stored) < len(plain) and may_be(len(stored), len(plain)) else record
+
+
+def may_be(stored_bytes: int, record_bytes: int) -> bool:
+    """Whether so few bytes may be a record of so many."""
+    return record_bytes <= max(ANY_RATIO_BYTES, RATIO_MAX * stored_bytes)
 
 
 def decode_into(codec: str, stored: memoryview, view: memoryview) -> bool:

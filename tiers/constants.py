@@ -68,6 +68,7 @@ DIRECT_URL_S: Final = 900  # an address is good for
 DIRECT_IDLE_S: Final = 4.0  # a connection is kept: servers close theirs after 5 s and more
 DIRECT_FAILURES_MAX: Final = 3  # in a row
 DIRECT_PAUSE_S: Final = 60.0  # then others read
+STAGED_S_MAX: Final = 3600.0  # what a directory has half written for so long is nobody's any more
 OBJECT_EXIT_S: Final = 0.1  # the end of the process waits so long for obstore's threads
 
 # Packs.

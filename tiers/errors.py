@@ -60,5 +60,10 @@ class ObjectUnavailable(ObjectError):
     """The store failed, or did not answer in time. It may work later."""
 
 
+class ObjectDamaged(ObjectError):
+    """The place answers, and what lies there is not the object: cut off, too large, or on a bad sector. It says nothing
+    of the place: others of its objects are as good as ever."""
+
+
 class PackDamaged(TierError):
     """The bytes are no pack, or not the pack that was asked for."""

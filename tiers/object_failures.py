@@ -22,11 +22,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
-from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
-
-
-class EndsEarly(ObjectUnavailable):
-    """The object ends before a range does. Asking again at once is no use."""
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
 
 # What a store's call raises: a wrong path is a ValueError, a missing object a FileNotFoundError.
@@ -49,7 +45,8 @@ _CAUSES = (  # words in obstore's account of a connection → what they mean; th
     ("without LOCATION", "the bucket is in another region", ObjectRefused),
     ("invalid peer certificate", "the store has a TLS certificate that is not trusted here", ObjectRefused),
     ("InvalidCertificate", "the store has a TLS certificate that is not trusted here", ObjectRefused),
-    ("StartTooLarge", "the object ends before the range that was asked for", EndsEarly),
+    ("StartTooLarge", "the object ends before the range that was asked for", ObjectDamaged),
+    ("File system loop found", "a link that leads to itself", ObjectDamaged),
     ("dns error", "the host is not known", ObjectUnavailable),
     ("ConnectionRefused", "the store cannot be reached: connection refused", ObjectUnavailable),
     ("TimedOut", "the store did not answer in time", ObjectUnavailable),
@@ -68,6 +65,7 @@ _REFUSED_TYPES = (
 _REFUSED_ERRNOS = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 )
+_DAMAGED_ERRNOS = frozenset((errno.EIO, errno.ELOOP))  # of one file, not of its directory
 _AGAIN_CODES = frozenset(  # 4xx, and trying again is of use
     ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "RequestTimeTooSkewed", "SlowDown")
 )
@@ -75,8 +73,10 @@ _AGAIN_STATUSES = frozenset((408, 409, 412, 425, 429))
 _NOT_IMPLEMENTED = 501
 
 
-def failure(error: Exception, asked: str) -> ObjectError:
-    """Our error for one of StoreErrors. asked: the store, and what it was asked for."""
+def failure(error: BaseException, asked: str) -> ObjectError:
+    """Our error for whatever a store's call raised. asked: the store, and what it was asked for."""
+    if not isinstance(error, StoreErrors):  # a panic of the library, say: its own words may hold anything
+        return ObjectUnavailable(f"{asked}: the library failed ({type(error).__name__})")
     text = str(error)
     if _NO_CREDENTIALS.search(text):
         profile = "; AWS_PROFILE is set, and profiles are not read" if os.environ.get("AWS_PROFILE") else ""
@@ -102,7 +102,7 @@ def _of_certificate(text: str) -> str:
     return _CERTIFICATES.get(found[1].removesuffix("Context"), "") if found else ""
 
 
-def status_of(error: Exception) -> int:
+def status_of(error: BaseException) -> int:
     """The HTTP status in it; 0 without one."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else 0
@@ -121,7 +121,7 @@ def _of_status(status: int, text: str, asked: str) -> ObjectError:
     if status == 404:
         return ObjectMissing(f"{asked}: there is no such object")
     if status == 416:
-        return EndsEarly(f"{asked}: the object ends before the range that was asked for")
+        return ObjectDamaged(f"{asked}: the object ends before the range that was asked for")
     answer = f"{asked}: the store answers {status}{code and f' {code}'}"
     if status < 400 or code == "AuthorizationHeaderMalformed":
         return ObjectRefused(f"{answer}: is the bucket in another region?")
@@ -129,8 +129,10 @@ def _of_status(status: int, text: str, asked: str) -> ObjectError:
     return ObjectRefused(answer) if is_for_good or status == _NOT_IMPLEMENTED else ObjectUnavailable(answer)
 
 
-def _of_errno(number: int, error: Exception, asked: str) -> ObjectError:
+def _of_errno(number: int, error: BaseException, asked: str) -> ObjectError:
     if number == errno.ENOENT and isinstance(error, FileNotFoundError):
         return ObjectMissing(f"{asked}: there is no such object")
-    kind = ObjectRefused if number in _REFUSED_ERRNOS else ObjectUnavailable
+    kind: type[ObjectError] = ObjectRefused if number in _REFUSED_ERRNOS else ObjectUnavailable
+    if number in _DAMAGED_ERRNOS:
+        kind = ObjectDamaged
     return kind(f"{asked}: {os.strerror(number)}")

@@ -27,7 +27,7 @@ import heapq
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import count, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -44,13 +44,16 @@ from tiers.constants import (
     OBJECT_LIST_NAMES,
     OBJECT_NAME_BYTES_MAX,
     OBJECT_REQUESTS_MAX,
+    STAGED_S_MAX,
 )
 from tiers.direct_reads import DirectReads
-from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
-from tiers.object_failures import EndsEarly, StoreErrors, failure, lacks_conditions
+from tiers.directory import each_object, folder_names, sweep
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.object_failures import StoreErrors, failure, lacks_conditions
 from tiers.object_options import ObjectOptions
 from tiers.object_urls import open_store
-from tiers.objects import Bytes, ObjectInfo, Objects, Range
+from tiers.objects import Bytes, ObjectInfo, Objects, Range, too_large
+from tiers.together import together
 
 if TYPE_CHECKING:  # exist in obstore's stubs only
     from obstore import ListStream, ObjectMeta
@@ -84,7 +87,8 @@ class StoredObjects(Objects):
         self._options = options
         self._chance = chance
         self._room = asyncio.Semaphore(OBJECT_REQUESTS_MAX)
-        self._is_ordered = not where.startswith("file:")
+        self._directory = where.removeprefix("file://") if where.startswith("file:") else ""
+        self._is_ordered = not self._directory
         self._deletes_many = where.startswith(
             ("s3:", "memory:")
         )  # and says nothing of those that are missing
@@ -111,7 +115,13 @@ class StoredObjects(Objects):
         if await self._call("put", self._checked(name), work):
             return True
         # An attempt that seemed to fail may have been done: then what is there is ours.
-        return attempts > 1 and digest(await self.get(name)) == digest(kept)
+        return attempts > 1 and await self._is_content(name, kept)
+
+    async def _is_content(self, name: str, content: Bytes) -> bool:
+        try:
+            return digest(await self.get_within(name, len(content))) == digest(content)
+        except ObjectDamaged:
+            return False
 
     async def get(self, name: str) -> memoryview:
         async def work() -> memoryview:
@@ -120,10 +130,19 @@ class StoredObjects(Objects):
 
         return await self._call("get", self._checked(name), work)
 
+    async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
+        async def work() -> memoryview:
+            answer = await obstore.get_async(self._store, name)
+            if answer.meta["size"] > size_bytes_max:  # its bytes are not sent
+                raise too_large(self.where, name, answer.meta["size"], size_bytes_max)
+            return memoryview(await answer.bytes_async())
+
+        return await self._call("get", self._checked(name), work)
+
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         self._checked(name)
         runs = list(_runs(ranges))
-        parts = await _all([self._get_run(name, start, end) for start, end in runs])
+        parts = await together(self._get_run(name, start, end) for start, end in runs)
         found: dict[Range, memoryview] = {}
         at = 0
         for wanted in sorted(set(ranges)):
@@ -154,7 +173,11 @@ class StoredObjects(Objects):
                 yield page
             return
         # A directory is not in order: sort what comes, piece by piece so that nothing holds the interpreter for long.
-        pieces = [sorted(page) async for page in self._pages(prefix, after)]
+        try:
+            pieces = [sorted(page) async for page in self._pages(prefix, after)]
+        except (ObjectRefused, ObjectDamaged):  # a name that no object can have ends obstore's listing
+            self._checked(prefix, is_prefix=True)
+            pieces = await self._look("list", prefix, lambda: _pieces(each_object(self._directory, prefix), after))
         merged = groupby(heapq.merge(*pieces), key=itemgetter(0))
         infos = (next(same) for _, same in merged)  # a list that was begun again says some names twice
         while page := list(islice(infos, OBJECT_LIST_NAMES)):
@@ -165,14 +188,24 @@ class StoredObjects(Objects):
             found = await obstore.list_with_delimiter_async(self._store, prefix or None)
             return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
 
-        return await self._call("list", self._checked(prefix, is_prefix=True), work)
+        try:
+            return await self._call("list", self._checked(prefix, is_prefix=True), work)
+        except (ObjectRefused, ObjectDamaged):
+            if not self._directory:
+                raise
+            return await self._look("list", prefix, lambda: folder_names(self._directory, prefix))
+
+    async def sweep(self) -> int:
+        if not self._directory:
+            return 0
+        return await self._look("sweep", "", lambda: sweep(self._directory, STAGED_S_MAX))
 
     async def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self._checked(name)
         if not self._deletes_many:
             for start in range(0, len(names), OBJECT_REQUESTS_MAX):
-                await _all([self._delete_one(name) for name in names[start : start + OBJECT_REQUESTS_MAX]])
+                await together(map(self._delete_one, names[start : start + OBJECT_REQUESTS_MAX]))
             return
         for start in range(0, len(names), OBJECT_DELETE_NAMES):
             some = list(names[start : start + OBJECT_DELETE_NAMES])
@@ -217,7 +250,7 @@ class StoredObjects(Objects):
         asked = f"{name}, bytes {start} to {end}"
         part = await self._call("get", asked, work)
         if len(part) != end - start:
-            raise EndsEarly(f"{self.where}: get {asked}: the object ends after {len(part)} bytes of them")
+            raise ObjectDamaged(f"{self.where}: get {asked}: the object ends after {len(part)} bytes of them")
         return part
 
     async def _delete_one(self, name: str) -> None:
@@ -265,10 +298,13 @@ class StoredObjects(Objects):
                     try:
                         async with self._room:
                             return await work()
-                    except StoreErrors as error:
+                    except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+                        raise
+                    except ObjectError as error:
+                        last = error
+                    except BaseException as error:  # obstore's panics are no `Exception`
                         last = failure(error, asked)
-                    is_of_use = isinstance(last, ObjectUnavailable) and not isinstance(last, EndsEarly)
-                    if not is_of_use or attempt == options.retries_max:
+                    if not isinstance(last, ObjectUnavailable) or attempt == options.retries_max:
                         break
                     pause_s = min(options.backoff_s_max, options.backoff_s_min * 2.0**attempt)
                     await asyncio.sleep(self._chance.random() * pause_s)
@@ -277,6 +313,17 @@ class StoredObjects(Objects):
             last = ObjectUnavailable(f"{asked}: not done within {options.deadline_s:g} s{before}")
         assert last is not None
         raise last from None
+
+    async def _look(self, verb: str, asked: str, work: Callable[[], T]) -> T:
+        """What `work` finds in our directory, in a thread. Raises ObjectError only."""
+        asked = f"{self.where}: {verb} {asked}"
+        try:
+            async with asyncio.timeout(self._options.deadline_s):
+                return await asyncio.to_thread(work)
+        except TimeoutError:
+            raise ObjectUnavailable(f"{asked}: not done within {self._options.deadline_s:g} s") from None
+        except OSError as error:
+            raise failure(error, asked) from None
 
     def _checked(self, name: str, is_prefix: bool = False) -> str:
         """The name, if it is one. Raises ObjectRefused."""
@@ -312,18 +359,10 @@ def _runs(ranges: Sequence[Range]) -> Iterator[Range]:
         yield start, end
 
 
-async def _all(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """Their results; where one fails the others are cancelled, and it is raised."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+def _pieces(infos: Iterable[ObjectInfo], after: str) -> list[list[ObjectInfo]]:
+    """What comes behind a name, in sorted pieces."""
+    behind = (info for info in infos if info.name > after)
+    return [sorted(piece) for piece in iter(lambda: list(islice(behind, OBJECT_LIST_NAMES)), [])]
 
 
 _waits_at_exit = False

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from tiers.errors import ObjectRefused
-from tiers.object_failures import StoreErrors, failure
+from tiers.object_failures import failure
 from tiers.object_options import ObjectOptions
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
@@ -47,7 +47,11 @@ def open_store(url: str, options: ObjectOptions) -> tuple[str, ObjectStore]:
         if scheme == "memory":
             return url, _memories.setdefault(rest, MemoryStore())
         return _open_bucket(scheme, rest, options)
-    except StoreErrors as error:
+    except ObjectRefused:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # obstore's panics are no `Exception`
         hint = ": which account? access_key_id, or AZURE_STORAGE_ACCOUNT_NAME" if scheme == "az" else ""
         raise ObjectRefused(f"{failure(error, f'{url}: open')}{hint}") from None
 

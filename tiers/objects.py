@@ -7,8 +7,10 @@ at once), objects whole or not there at all. Names are ASCII with "/" between fo
 store was opened with is before them and never seen.
 
 Every call is a coroutine, may take as long as its deadline, and raises `ObjectError` and nothing else:
-`ObjectMissing`, `ObjectRefused` (not allowed or not configured: trying again is no use), `ObjectUnavailable`
-(everything else, after the retries of the implementation). Credentials are in no message.
+`ObjectMissing`, `ObjectDamaged` (what is there is not the object: cut off, too large, on a bad sector), `ObjectRefused` (not
+allowed or not configured: trying again is no use), `ObjectUnavailable` (everything else, after the retries of the
+implementation). Missing and damaged are said of one object, unavailable of the place; refused may be either. Credentials
+are in no message.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
+
+from tiers.errors import ObjectDamaged
 
 Bytes = bytes | bytearray | memoryview
 Range = tuple[int, int]  # from, up to and without, in bytes
@@ -45,13 +49,20 @@ class Objects(ABC):
 
     @abstractmethod
     async def get(self, name: str) -> memoryview:
-        """All of it."""
+        """All of it, however large: only where somebody has said how large it is."""
+
+    async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
+        """All of it, unless it is larger: then ObjectDamaged, and no store that says the size first has its bytes sent."""
+        content = await self.get(name)
+        if len(content) > size_bytes_max:
+            raise too_large(self.where, name, len(content), size_bytes_max)
+        return content
 
     @abstractmethod
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Parts of it, each exactly as long as asked; neighbours are read with one request.
 
-        ObjectUnavailable where the object ends before a range does.
+        ObjectDamaged where the object ends before a range does.
         """
 
     async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
@@ -76,3 +87,11 @@ class Objects(ABC):
     @abstractmethod
     async def delete(self, names: Sequence[str]) -> None:
         """Remove objects; those that are not there are no error."""
+
+    async def sweep(self) -> int:
+        """Remove what killed processes left half written, where a store keeps such things; returns how many."""
+        return 0
+
+
+def too_large(where: str, name: str, size_bytes: int, size_bytes_max: int) -> ObjectDamaged:
+    return ObjectDamaged(f"{where}: {name}: {size_bytes} bytes: at most {size_bytes_max} are allowed")

@@ -39,7 +39,7 @@ from tiers.constants import (
     PACK_TURN_BYTES,
 )
 from tiers.copying import copy_and_digest, digest_all
-from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable, PackDamaged
 from tiers.objects import Bytes, Objects
 from tiers.pack_memory import PackMemory
 from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
@@ -69,12 +69,15 @@ async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
     name = pack_name(namespace, pack_id)
     where = f"{objects.where}: {name}"
     size_bytes = (await objects.head(name)).size_bytes
-    (first,) = await objects.get_ranges(name, [(0, min(size_bytes, PACK_FIRST_BYTES))])
-    end = header_end(first, where)
-    if end > size_bytes:
-        raise PackDamaged(f"{where}: {size_bytes} bytes: its header alone has {end}")
-    if end > len(first):
-        (first,) = await objects.get_ranges(name, [(0, end)])
+    try:
+        (first,) = await objects.get_ranges(name, [(0, min(size_bytes, PACK_FIRST_BYTES))])
+        end = header_end(first, where)
+        if end > size_bytes:
+            raise PackDamaged(f"{where}: {size_bytes} bytes: its header alone has {end}")
+        if end > len(first):
+            (first,) = await objects.get_ranges(name, [(0, end)])
+    except ObjectDamaged as error:
+        raise PackDamaged(str(error)) from error
     pack = parse(first, where)
     if (pack.header.spec.digest, pack.id) != (namespace, pack_id):
         raise PackDamaged(f"{where}: holds another pack: {pack.name}")
@@ -88,8 +91,8 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
     """Read records, by their index, into views of exactly their size; one answer each, in the same order.
 
     HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, a view of another size, or
-    a codec that is not known here. CORRUPT: other bytes came back. FAILED: the store failed, or the object is cut off. After any other
-    answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
+    a codec that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
+    store failed. After any other answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
     nobody writes into the views any more.
     """
     header = pack.header
@@ -135,6 +138,10 @@ async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
         parts = await objects.get_ranges(pack.name, [places[index] for index, _ in wanted])
     except ObjectMissing:
         return [Get.MISS] * len(wanted)
+    except ObjectDamaged:
+        return [Get.CORRUPT] * len(wanted)
+    except ObjectRefused:
+        return [Get.REFUSED] * len(wanted)
     except ObjectError:
         return [Get.FAILED] * len(wanted)
     jobs = [(view, part) for (_, view), part in zip(wanted, parts, strict=True)]
@@ -167,9 +174,19 @@ async def verified_pack(source: Objects, pack: Pack) -> memoryview:
 
 
 async def _whole(source: Objects, pack: Pack) -> memoryview:
-    """The bytes of a pack, in pieces that arrive in time if it is large."""
-    if pack.size_bytes <= PACK_PIECE_BYTES:
-        return await source.get(pack.name)
+    """The bytes of a pack, in pieces that arrive in time if it is large. No memory is taken for bytes that are not there."""
+    try:
+        if pack.size_bytes <= PACK_PIECE_BYTES:
+            return await source.get_within(pack.name, pack.size_bytes)
+        return await _in_pieces(source, pack)
+    except ObjectDamaged as error:
+        raise PackDamaged(str(error)) from error
+
+
+async def _in_pieces(source: Objects, pack: Pack) -> memoryview:
+    size_bytes = (await source.head(pack.name)).size_bytes
+    if size_bytes != pack.size_bytes:
+        raise PackDamaged(f"{source.where}: {pack.name}: {size_bytes} bytes: announced were {pack.size_bytes}")
     content = bytearray(pack.size_bytes)
     for start in range(0, pack.size_bytes, PACK_PIECE_BYTES):
         end = min(start + PACK_PIECE_BYTES, pack.size_bytes)

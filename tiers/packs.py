@@ -16,21 +16,30 @@ them shorter; without a codec they all have the size of their namespace.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
 import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES
+from tiers.checksum import column_sizes
+from tiers.codecs import may_be
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Range
+from tiers.parsing import ParserErrors, parser_failure
 
 PACK_MAGIC = b"KVPACK1\n"
 PACK_ID_BYTES = 16
 PACK_RECORDS_MAX = 4096
 PACK_HEADER_BYTES_MAX = 1 << 20
+PACK_BYTES_MAX = (4 << 30) + PACK_HEADER_BYTES_MAX  # of one object: a record may have as many bytes as a slab
+RECORD_BYTES_MAX = 4 << 30
+BLOCK_TOKENS_MAX = (1 << 32) - 1
+FIELDS_MAX = 64  # of a namespace
+FIELD_CHARS_MAX = 4096
+CODEC_CHARS_MAX = 32
 PACKS = "packs/"
 _PRELUDE = struct.Struct("<8sII16s")
 PRELUDE_BYTES = _PRELUDE.size
@@ -97,8 +106,7 @@ def describe(header: PackHeader) -> tuple[Pack, bytes]:
         raise PackDamaged(f"a pack with a header of {len(body)} bytes: allowed are {PACK_HEADER_BYTES_MAX}")
     pack_id = xxhash.xxh3_128_digest(body)
     first = _PRELUDE.pack(PACK_MAGIC, len(body), 0, pack_id) + body
-    data_bytes = sum(header.sizes) if header.sizes else header.count * header.spec.record_bytes
-    return Pack(pack_id, len(first), len(first) + data_bytes, header), first
+    return Pack(pack_id, len(first), len(first) + data_bytes(header), header), first
 
 
 def header_end(prelude: bytes | memoryview, where: str) -> int:
@@ -124,27 +132,48 @@ def parse(first: bytes | memoryview, where: str) -> Pack:
         raise PackDamaged(f"{where}: its header is damaged")
     try:
         header = msgspec.msgpack.decode(body, type=PackHeader)
-    except msgspec.MsgspecError as error:
-        raise PackDamaged(f"{where}: a header that is not understood: {error}") from error
+    except ParserErrors as error:
+        raise PackDamaged(f"{where}: a header that is not understood: {parser_failure(error)}") from error
     validate(header)
-    data_bytes = sum(header.sizes) if header.sizes else header.count * header.spec.record_bytes
-    return Pack(pack_id, end, end + data_bytes, header)
+    return Pack(pack_id, end, end + data_bytes(header), header)
+
+
+def data_bytes(header: PackHeader) -> int:
+    """Of all its records, as stored."""
+    return sum(header.sizes) if header.sizes else header.count * header.spec.record_bytes
 
 
 def validate(header: PackHeader) -> None:
-    """Whether the parts of a header fit together. Raises PackDamaged."""
-    if wrong := _wrong(header, header.spec, header.count):
+    """Whether the parts of a header fit together, and each number is in its range. Raises PackDamaged."""
+    if wrong := wrong_of_spec(header.spec) or wrong_of_header(header):
         raise PackDamaged(f"a pack with {wrong}")
 
 
-def _wrong(header: PackHeader, spec: NamespaceSpec, count: int) -> str:
-    """What does not fit, "" if all does. Every entry of every segment is asked: nothing is built in vain."""
+def wrong_of_spec(spec: NamespaceSpec) -> str:
+    """What cannot be true of a namespace, "" if all can."""
     if len(spec.digest) != NAMESPACE_BYTES:
         return "a namespace digest of another length"
     if not 8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES:
         return "block hashes of a length that is not allowed"
-    if spec.record_bytes <= 0:
-        return "records without bytes"
+    if not 0 < spec.record_bytes < RECORD_BYTES_MAX:
+        return f"records of {spec.record_bytes} bytes: allowed are 1 to {RECORD_BYTES_MAX - 1}"
+    if not 0 <= spec.block_tokens <= BLOCK_TOKENS_MAX:
+        return f"blocks of {spec.block_tokens} tokens: allowed are 0 to {BLOCK_TOKENS_MAX}"
+    if len(spec.fields) > FIELDS_MAX:
+        return f"{len(spec.fields)} fields: at most {FIELDS_MAX} are allowed"
+    if any(max(len(name), len(value)) > FIELD_CHARS_MAX for name, value in spec.fields.items()):
+        return f"a field of more than {FIELD_CHARS_MAX} characters"
+    try:
+        column_sizes(spec.columns, spec.record_bytes)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def wrong_of_header(header: PackHeader) -> str:
+    """What does not fit in a header whose spec is right, "" if all does. Every entry of every segment is asked: nothing is
+    built in vain."""
+    spec, count = header.spec, header.count
     if not 1 <= count <= PACK_RECORDS_MAX:
         return f"{count} records: allowed are 1 to {PACK_RECORDS_MAX}"
     if len(header.checksums) != count * CHECKSUM_BYTES:
@@ -153,8 +182,18 @@ def _wrong(header: PackHeader, spec: NamespaceSpec, count: int) -> str:
         return "another number of hashes than of checksums"
     if len(header.parent) not in (0, spec.hash_bytes):
         return "a parent of another length than its hashes"
-    if len(header.sizes) not in (0, count) or not all(size > 0 for size in header.sizes):
-        return "sizes that do not fit"
+    if len(header.codec) > CODEC_CHARS_MAX:
+        return f"a codec of more than {CODEC_CHARS_MAX} characters"
     if bool(header.sizes) != bool(header.codec):
         return "sizes without a codec, or a codec without sizes"
+    if header.sizes and wrong_of_sizes(header.sizes, count, spec.record_bytes):
+        return "sizes that do not fit"
+    if data_bytes(header) > PACK_BYTES_MAX - PACK_HEADER_BYTES_MAX:
+        return f"records of {data_bytes(header)} bytes together"
     return ""
+
+
+def wrong_of_sizes(sizes: Sequence[int], count: int, record_bytes: int) -> bool:
+    """Whether these cannot be the stored bytes of so many records: a codec makes shorter, and not without end."""
+    least = min(sizes)
+    return len(sizes) != count or least < 1 or max(sizes) > record_bytes or not may_be(least, record_bytes)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from replication.announced import Announced
+from replication.announced import Announced, Entry, entry_of
 from replication.constants import (
     SEGMENT_BLOCKS_MAX,
     SEGMENT_BYTES_MAX,
@@ -15,9 +15,20 @@ from replication.constants import (
 )
 from replication.errors import Damaged
 from replication.sealed import seal
-from replication.segment import Head, Segment, ahead, cut, decode, decode_head, encode, encode_head
+from replication.segment import (
+    Head,
+    Segment,
+    ahead,
+    cut,
+    decode,
+    decode_head,
+    encode,
+    encode_head,
+    segment_name,
+)
 from tests.objects import flip
 from tests.replication.durable import pack_of, random_pack, spec_of
+from tiers.namespace_spec import NamespaceSpec
 from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
 
 WRITER = "00000000000000aa"
@@ -32,7 +43,7 @@ def test_segments_come_back(seed: int) -> None:
     """A segment of any packs, with and without a codec, is read as it was written."""
     chance = random.Random(seed)
     entries = [random_pack(chance) for _ in range(chance.randrange(20))]
-    packed = PackHeader(spec_of(9), b"", bytes(64), bytes(32), "zstd", (17, 2**33))
+    packed = PackHeader(spec_of(9), b"", bytes(64), bytes(32), "zstd", (17, 4096))
     entries.append(Announced(describe(packed)[0], 5, "eu"))
     said = segment(entries)
     assert decode(encode(said), WRITER, 7) == said
@@ -60,12 +71,12 @@ def test_a_segment_under_another_name_is_not_read() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        (WRITER, 7, 0.0, [], [[0, 0, "", bytes(16), 32, 64, b"", bytes(32), bytes(16)]]),
-        (WRITER, 7, 0.0, [spec_of()], [[0, 0, "", bytes(15), 32, 64, b"", bytes(32), bytes(16)]]),
-        (WRITER, 7, 0.0, [spec_of()], [[0, 0, "", bytes(16), 64, 64, b"", bytes(32), bytes(16)]]),
-        (WRITER, 7, 0.0, [spec_of()], [[0, 0, "", bytes(16), 32, 64, b"", bytes(31), bytes(16)]]),
-        (WRITER, 7, 0.0, [spec_of()], [[0, 0, "", bytes(16), 32, 64, b"x", bytes(32), bytes(16)]]),
         (WRITER, 7, "yesterday", [], []),
+        (WRITER, 7, float("nan"), [], []),
+        (WRITER, -7, 0.0, [], []),
+        (WRITER, 7, 0.0, [NamespaceSpec(bytes(16), 0, 32)], []),
+        (WRITER, 7, 0.0, [NamespaceSpec(bytes(16), 1 << 62, 32)], []),
+        (WRITER, 7, 0.0, [NamespaceSpec(bytes(15), 64, 32)], []),
         {"writer": WRITER},
         None,
     ],
@@ -74,6 +85,52 @@ def test_nonsense_with_a_checksum_is_damaged(body: object) -> None:
     """What is sealed correctly and makes no sense is damaged, too, and no other error."""
     with pytest.raises(Damaged):
         decode(seal(b"KVFEED1\n", body), WRITER, 7)
+
+
+def _changed(**parts: object) -> list[object]:
+    entry = entry_of(pack_of(["a", "b"]), 0)
+    return [parts.get(name, getattr(entry, name)) for name in Entry.__struct_fields__]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"spec": 1},
+        {"spec": -1},
+        {"stored_s": -1},
+        {"stored_s": 1 << 32},
+        {"kept_until_s": -1},
+        {"kept_until_s": 1 << 40},
+        {"kept_until_s": 1.5},
+        {"origin": "A place"},
+        {"origin": "eu\n"},
+        {"origin": b"\xff"},
+        {"id": bytes(15)},
+        {"start": 0},
+        {"start": 1 << 40},
+        {"size_bytes": -1},
+        {"size_bytes": 1 << 60},
+        {"size_bytes": 8193},
+        {"parent": b"x"},
+        {"hashes": bytes(31)},
+        {"hashes": b""},
+        {"checksums": bytes(17)},
+        {"checksums": b""},
+        {"codec": "zstd"},
+        {"codec": "split-zstd", "sizes": (1 << 61, 1 << 61)},
+        {"codec": "split-zstd", "sizes": (-1, 1)},
+        {"codec": "split-zstd", "sizes": (5000, 1)},
+        {"sizes": (4096, 4096)},
+    ],
+    ids=str,
+)
+def test_an_entry_that_cannot_be_true_takes_no_other_with_it(parts: dict[str, object]) -> None:
+    """Of a segment with one entry whose number or length cannot be, the others are read, and that one is counted."""
+    good = [entry_of(pack_of([name]), 0) for name in "xy"]
+    body = (WRITER, 7, 0.0, [spec_of()], [good[0], _changed(**parts), good[1]])
+    found = decode(seal(b"KVFEED1\n", body), WRITER, 7)
+    assert found.entries == [pack_of(["x"]), pack_of(["y"])]
+    assert found.unsound == 1 and segment_name(WRITER, 7) in found.reason
 
 
 def test_other_kinds_and_newer_formats_are_named() -> None:

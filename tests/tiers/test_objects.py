@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.objects import Faults, FaultyObjects, MemoryObjects, S3Server
 from tiers.constants import OBJECT_GAP_BYTES
-from tiers.errors import ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
 from tiers.objects import Objects
@@ -151,7 +151,7 @@ def test_no_range_is_cut_off(fresh: Callable[[], Objects], ranges: list[tuple[in
     async def work() -> None:
         objects = fresh()
         await objects.put("a", b"0123456789")
-        with pytest.raises(ObjectUnavailable, match="a"):
+        with pytest.raises(ObjectDamaged, match="a"):
             await objects.get_ranges("a", ranges)
 
     run(work())

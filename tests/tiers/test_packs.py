@@ -238,7 +238,7 @@ def test_answers() -> None:
             objects, msgspec.structs.replace(pack, header=no_columns), wanted
         )
         inner.stored[pack.name] = inner.stored[pack.name][:-1]
-        assert (await fetch_records(objects, pack, views(6, 512)))[5] is failed
+        assert (await fetch_records(objects, pack, views(6, 512)))[5] is Get.CORRUPT
         await inner.delete([pack.name])
         assert await fetch_records(objects, pack, views(6, 512)) == [miss] * 6
 

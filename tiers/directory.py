@@ -1,0 +1,86 @@
+"""A directory that is a store of objects, looked at without obstore: its listing ends at the first name that no object can
+have (bytes that are no text, a line break, a link to itself), and never says what was left half written.
+
+    each_object   every object below a folder; what cannot be one, or cannot be looked at, is passed over
+    folder_names  the folders right below one
+    sweep         removes what killed processes left: "<name>#<number>", written beside an object before it is renamed
+
+Blocks on the file system: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from tiers.objects import ObjectInfo
+
+_PART = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")  # of a name, between two "/"
+_STAGED = re.compile(r"[A-Za-z0-9._=+-]+#[0-9]{1,10}")
+_FOLDERS_DEEP_MAX = 8  # names of ours have four; a link upwards would have no end
+
+
+def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:
+    """In any order. prefix: "a/b/", or "" for all. Raises OSError where the folder itself cannot be read."""
+    for folder, entry in _walked(root, prefix, 0):
+        try:
+            found = entry.stat()
+        except OSError:
+            continue  # it went away, or nobody may look at it
+        if _PART.fullmatch(entry.name) and entry.is_file():
+            e_tag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
+            yield ObjectInfo(folder + entry.name, found.st_size, e_tag, found.st_mtime)
+
+
+def folder_names(root: str, prefix: str) -> list[str]:
+    """In order. Raises OSError as `each_object`."""
+    with os.scandir(os.path.join(root, prefix)) as entries:
+        return sorted(entry.name for entry in entries if _PART.fullmatch(entry.name) and _is_folder(entry))
+
+
+def sweep(root: str, older_s: float) -> int:
+    """Remove what was left half written so long before the latest change of a folder: by the clock of the files, and
+    never more than has passed. Whoever is still at it finds its file gone, and writes it again. Returns how many."""
+    staged: list[tuple[str, float]] = []
+    latest_s = 0.0
+    for _, entry in _walked(root, "", 0):
+        try:
+            if _is_folder(entry):
+                latest_s = max(latest_s, entry.stat().st_mtime)
+            elif _STAGED.fullmatch(entry.name):
+                staged.append((entry.path, entry.stat(follow_symlinks=False).st_mtime))
+        except OSError:
+            continue
+    count = 0
+    for path, changed_s in staged:
+        if changed_s < latest_s - older_s:
+            try:
+                os.unlink(path)
+                count += 1
+            except OSError:
+                continue  # somebody else has removed it, or only they may
+    return count
+
+
+def _walked(root: str, prefix: str, deep: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below a folder, with the name of its folder; folders before what is in them."""
+    try:
+        with os.scandir(os.path.join(root, prefix)) as entries:
+            found = list(entries)
+    except FileNotFoundError:
+        return  # a folder is what objects have in their names: there are none
+    for entry in found:
+        yield prefix, entry
+        if deep < _FOLDERS_DEEP_MAX and _PART.fullmatch(entry.name) and _is_folder(entry):
+            try:
+                yield from _walked(root, f"{prefix}{entry.name}/", deep + 1)
+            except OSError:
+                continue  # one folder that cannot be read
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

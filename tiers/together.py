@@ -1,0 +1,34 @@
+"""Several things at once, none of which goes on alone: where one fails the others are cancelled, and it is raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Their results, in order. Of several failures the first one is raised. One alone makes no task."""
+    waiting = list(work)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            begun = [tasks.create_task(_awaited(one)) for one in waiting]
+    except BaseExceptionGroup as failures:
+        raise first_failure(failures) from None
+    return [task.result() for task in begun]
+
+
+def first_failure(failures: BaseExceptionGroup) -> BaseException:
+    """The first one of a group, and of its groups."""
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+async def _awaited(one: Awaitable[T]) -> T:
+    return await one
