@@ -23,6 +23,7 @@ AUDIT_SLICE_PACKS take.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -34,13 +35,14 @@ from replication.constants import AUDIT_AGAIN_S, AUDIT_DOUBTED_MAX, AUDIT_REQUES
 from replication.digests import Digest, Seen, bucket_of
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError
-from replication.orphans import Finding, Hands, Kind, Orphans, Terms, identity_of, keys_of
+from replication.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, identity_of, keys_of
 from replication.region import Region, open_region
-from tiers.together import together
-from tiers.errors import ObjectMissing
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.objects import ObjectInfo, Objects
 from tiers.packs import PACKS
+from tiers.together import together
 
+log = logging.getLogger("replication.audit")
 T = TypeVar("T")
 
 
@@ -202,6 +204,9 @@ class Audit:
             info = await self._objects.head(announced.pack.name)
         except ObjectMissing:
             return "announced, and not there"
+        except (ObjectDamaged, ObjectRefused) as error:
+            log.warning("%s: not judged: %s", self._objects.where, error)
+            return ""
         if info.size_bytes != announced.pack.size_bytes:
             return f"{info.size_bytes} bytes: announced were {announced.pack.size_bytes}"
         return ""
@@ -222,8 +227,8 @@ class Audit:
                 if not reason or still is None or not self._is_due(entry):
                     continue
                 is_there = not reason.startswith("announced")
-                if is_there:
-                    await self._hands.delete([entry.pack.name])
+                if is_there and not await deleted(self._hands, entry.pack.name):
+                    continue
                 self._catalogue.forget(entry.pack.id)
                 gone.append(entry)
                 report.damaged += is_there

@@ -29,13 +29,14 @@ from replication.constants import (
     AUDITORS,
     ORPHAN_GRACE_S,
 )
-from replication.errors import CatalogueDamaged, RegionError
+from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed import Gap
-from replication.mirror_state import MIRRORS
+from replication.mirror_state import MIRRORS, source_of
 from replication.orphans import Finding, Terms
 from replication.tail import Tail
 from tiers.errors import ObjectError
 from tiers.objects import Objects
+from tiers.together import together
 
 log = logging.getLogger("replication.auditing")
 
@@ -94,7 +95,7 @@ class Auditing:
             except CatalogueDamaged as error:
                 log.warning("the catalogue is made anew: %s", error)
                 self._tail.mend()
-            except (ObjectError, RegionError) as error:
+            except (ObjectError, ReplicationError) as error:
                 log.info("%s: the audit goes on later: %s", self._objects.where, error)
                 self._run_again()
 
@@ -138,7 +139,7 @@ class Auditing:
         """Whether a mirror of this region was alive a while ago."""
         since_s = self._clock() - AUDIT_MIRROR_S - self._skew_s
         async for page in self._objects.list(MIRRORS):
-            if any(info.modified_s > since_s for info in page):
+            if any(source_of(info.name) and info.modified_s > since_s for info in page):
                 return True
         return False
 
@@ -175,7 +176,7 @@ class NodeHands:
         self._objects = objects
 
     async def announce(self, packs: Sequence[Announced]) -> None:
-        await asyncio.gather(*map(self._announce, packs))
+        await together(map(self._announce, packs))
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._objects.delete(names)

@@ -69,10 +69,22 @@ BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less 
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 TOMBSTONES_INTERVAL_S: Final = 15.0  # between two looks for new ones
 
+PROBLEMS_MAX: Final = 256  # known of one place
+PROBLEMS_TOLD: Final = 8  # in its status
+MEMBERS_FAILED_MAX: Final = (
+    3  # of a folder, in a row that the store failed for: then the others wait for the next look
+)
+TASK_PAUSE_S_MIN: Final = 1.0  # before a task that ended is begun again; doubles
+TASK_PAUSE_S_MAX: Final = 300.0
+TASK_SETTLED_S: Final = 60.0  # a task that goes on for so long is right again
+SWEEP_STAGED_S: Final = 3600.0  # between two looks for what killed processes left half written in a directory
+REGION_BYTES_MAX: Final = 64 * KIB  # of a marker
+
 # Orders to warm, and what daemons tell of themselves.
 ORDERS_INTERVAL_S: Final = 15.0  # between two looks for new ones
 ORDERS_MAX: Final = 64  # in force at a time; of more, the latest
 ORDER_BYTES_MAX: Final = 64 * KIB  # of an order, and of progress
+ORDER_PATTERNS_MAX: Final = 256  # of models, and of tenants
 ORDER_TELL_S: Final = 5.0  # between two writings of progress, where there is news
 ORDER_HEARTBEAT_S: Final = 20.0  # written even without
 ORDER_RETRY_S: Final = 10.0  # after a bucket or a catalogue that failed

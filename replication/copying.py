@@ -48,6 +48,7 @@ from replication.jobs import Job, Jobs
 from replication.mirror_state import Lags
 from replication.region import MARKER
 from replication.region_node import RegionNode
+from replication.tasks import TO_END, kept_going, reason_of
 from replication.waits import within
 from tiers.errors import ObjectError, ObjectMissing, PackDamaged
 from tiers.objects import Objects
@@ -107,7 +108,8 @@ class Copying:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             if self._ahead is not None:
-                tasks.create_task(self._ahead.run())
+                called = f"mirror of {self._ways.source}: fetching in bulk"
+                tasks.create_task(kept_going(called, self._ahead.run, self._ways.home.problems))
             while True:
                 self._woken.clear()
                 job = self._take(loop.time())
@@ -160,6 +162,11 @@ class Copying:
         except CatalogueDamaged as error:
             self._damaged()
             self._retry(job, str(error), COPY_BACKOFF_S_MAX)
+        except (asyncio.CancelledError, *TO_END):
+            raise
+        except BaseException as error:
+            log.error("a copy failed", exc_info=error)
+            self._retry(job, reason_of(error), DAMAGED_BACKOFF_S_MAX)
         else:
             self._jobs.done(job)
             self._ended(job)

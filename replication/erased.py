@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from replication.constants import SPECS_CHOSEN_MAX
-from replication.tombstones import Tombstone, read_tombstones
+from replication.problems import Problems
+from replication.tombstones import Tombstone, by_key, look_for_tombstones
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
 
@@ -31,11 +32,14 @@ class _Known(NamedTuple):
 
 
 class Erased:
-    """Of one region, for as long as its process lives. is_read: all that the bucket has were read, once."""
+    """Of one region, for as long as its process lives. is_read: all that the bucket has were read, once, but for those that nobody
+    can read: these are problems. unavailable: why some could not be read when it was looked last, "" if all could."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: unix seconds."""
         self.is_read = False
+        self.unavailable = ""
+        self.problems = Problems()
         self._clock = clock
         self._read: set[str] = set()  # names and ETags
         self._known = _Known({}, {})
@@ -47,14 +51,17 @@ class Erased:
         return [tombstone for tombstone in self._known.by_id.values() if now_s < tombstone.watched_until_s]
 
     async def look(self, objects: Objects) -> list[Tombstone]:
-        """Learn of new tombstones. Returns those whose subject was not known to be erased. Raises ObjectError."""
-        read = await read_tombstones(objects, self._read)
+        """Learn of new tombstones. Returns those whose subject was not known to be erased. Raises ObjectError where there is no
+        list; what can be read is learned in any case."""
+        self.problems.where = objects.where
+        members = await look_for_tombstones(objects, self._read, self.problems)
+        read, self.unavailable = by_key(members), members.unavailable
         by_id = self._known.by_id
         news = [tombstone for tombstone in read.values() if tombstone.id not in by_id]
         if read:
             self._known = _Known({**by_id, **{tombstone.id: tombstone for tombstone in read.values()}}, {})
             self._read |= read.keys()
-        self.is_read = True
+        self.is_read = self.is_read or not self.unavailable
         return news
 
     def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:

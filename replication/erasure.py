@@ -20,7 +20,7 @@ from replication.constants import ERASE_INTERVAL_S, TOMBSTONES_INTERVAL_S
 from replication.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.tombstones import Tombstone, put_behind, read_behind
-from tiers.errors import ObjectError
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
 
@@ -51,6 +51,7 @@ class Erasure:
         self._read: set[str] = set()  # names of objects that say so
         self._next = 0  # number of the first pack in the catalogue that was not looked at
         self._renewals = catalogue.renewals
+        self._undeleted = False  # some of what is erased is in the bucket still
 
     @property
     def tombstones(self) -> list[Tombstone]:
@@ -105,24 +106,31 @@ class Erasure:
                 if loop.time() - looked_s >= TOMBSTONES_INTERVAL_S:
                     await self.look()
                     looked_s = loop.time()
+            except ObjectError as error:
+                log.info("%s: tombstones are looked for again: %s", self._objects.where, error)
+            try:
                 await self.step()
             except (ObjectError, CatalogueDamaged) as error:
                 log.info("%s: erasing goes on later: %s", self._objects.where, error)
             await asyncio.sleep(ERASE_INTERVAL_S)
 
     async def look(self) -> None:
-        """Learn of new tombstones. Raises ObjectError."""
+        """Learn of new tombstones. Raises ObjectError, after all that can be read was learned, if some could not."""
         for tombstone in await self.known.look(self._objects):
             self._next = 0
             self.told(tombstone)
+        if self._undeleted:
+            self._next, self._undeleted = 0, False
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
-        found = await read_behind(self._objects, self._read) if is_of_prefixes else {}
+        found = await read_behind(self._objects, self._read, self.known.problems) if is_of_prefixes else {}
         for tombstone_id, blocks in found.items():
             behind = self._behind.setdefault(tombstone_id, set())
             if not behind.issuperset(blocks):
                 behind.update(blocks)
                 self._next = 0
             self._kept.setdefault(tombstone_id, set()).update(blocks)
+        if self.known.unavailable:
+            raise ObjectUnavailable(self.known.unavailable)
 
     async def step(self) -> None:
         """Remove what is named of what became known; after a new tombstone, of everything. Raises ObjectError."""
@@ -153,8 +161,16 @@ class Erasure:
                 kept.update(news)
 
     async def _remove(self, packs: Iterable[Announced]) -> None:
-        """From the bucket first: what is in the catalogue still is found again if that fails."""
+        """From the bucket first: what is in the catalogue still is found again if that fails. One that cannot be deleted is
+        a problem, is read by nobody, and is tried again with the next look; the others go."""
         for announced in packs:
-            await self._objects.delete([announced.pack.name])
+            name = announced.pack.name
+            try:
+                await self._objects.delete([name])
+            except (ObjectDamaged, ObjectRefused) as error:
+                self._undeleted = True
+                self.known.problems.note(name, f"erased, and cannot be deleted: {error}")
+                continue
+            self.known.problems.over(name)
             self._catalogue.forget(announced.pack.id)
             self.erased += 1

@@ -1,6 +1,6 @@
 """What can go wrong in a region, grouped by when it happens.
 
-Opening: RegionError, CatalogueBusy. Reading: Damaged. Writing: WriterConflict. At any time: CatalogueDamaged, after
+Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict. At any time: CatalogueDamaged, after
 which the catalogue is made anew. Copying in bulk: BulkCopyRefused, BulkCopyFailed. What the store of objects itself does wrong is an `ObjectError` of the tiers.
 """
 
@@ -13,6 +13,14 @@ class ReplicationError(Exception):
 
 class RegionError(ReplicationError):
     """This place is not the region that was asked for; nothing was written."""
+
+
+class RegionTooNew(RegionError):
+    """This place says that it is a region of a format that is not known here."""
+
+
+class MarkerDamaged(ReplicationError):
+    """What lies where the marker of a region should be is none: nobody knows which region this is, and it may be mended."""
 
 
 class CatalogueBusy(ReplicationError):

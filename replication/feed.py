@@ -29,8 +29,8 @@ from replication.constants import (
     FULL_LOOK_EVERY,
     HEAD_TRUST_S,
     ROTTEN_LOOKS,
-    SEGMENT_STORE_ATTEMPTS_MAX,
     SEGMENT_BYTES_MAX,
+    SEGMENT_STORE_ATTEMPTS_MAX,
     WRITER_IDS_MAX,
 )
 from replication.errors import Damaged, WriterConflict
@@ -50,9 +50,9 @@ from replication.segment import (
     segment_name,
     segment_number,
 )
-from tiers.together import together
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
+from tiers.together import together
 
 log = logging.getLogger("replication.feed")
 
@@ -203,12 +203,13 @@ class FeedWriter:
 
 
 class Gap(NamedTuple):
-    """Of a writer's segments, next_number is missing, and one behind it is there: first_there. Or it is damaged, for
-    ROTTEN_LOOKS looks, and first_there is the next number."""
+    """Of a writer's segments, next_number is missing, and one behind it is there: first_there. Or it is damaged or refused, for
+    ROTTEN_LOOKS looks, and first_there is the next number. reason: in words."""
 
     writer: str
     next_number: int
     first_there: int
+    reason: str = ""
 
 
 class Page(NamedTuple):
@@ -369,7 +370,7 @@ class FeedReader:
         self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
         if looks >= ROTTEN_LOOKS:
             number = self.positions.get(writer, 0) + 1
-            self.gaps[writer] = Gap(writer, number, number + 1)
+            self.gaps[writer] = Gap(writer, number, number + 1, str(end))
 
     async def _get(self, writer: str, number: int) -> Segment | Exception:
         async with self._requests:
@@ -397,7 +398,7 @@ class FeedReader:
         # What is there now was put behind the missing one: if that is still not there, it is not going to be.
         if first == position + 1 or not isinstance(await self._get(writer, position + 1), ObjectMissing):
             return False
-        return Gap(writer, position + 1, first)
+        return Gap(writer, position + 1, first, f"segments {position + 1} to {first - 1} are gone")
 
     async def _first_behind(self, writer: str, position: int) -> int:
         """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""

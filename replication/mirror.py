@@ -33,7 +33,9 @@ from replication.mirror_state import MIRRORS, NOT_REACHED, Failure, MirrorState,
 from replication.pull import Pull
 from replication.region_node import RegionNode
 from replication.rules import Rule
-from tiers.errors import ObjectError, TierError
+from replication.tail import TailStatus
+from replication.tasks import kept_going, reason_of
+from tiers.errors import ObjectError, ObjectRefused, TierError
 from tiers.objects import Objects
 
 log = logging.getLogger("replication.mirror")
@@ -80,10 +82,11 @@ class Mirror:
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
-        await self._recall()
+        problems = self._home.problems
+        await kept_going(f"mirror of {self._source}: recalling", self._recall, problems, may_end=True)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_state())
-            tasks.create_task(self._follow())
+            tasks.create_task(kept_going(f"mirror of {self._source}: telling", self._keep_state, problems))
+            tasks.create_task(kept_going(f"mirror of {self._source}", self._follow_on, problems))
 
     @property
     def is_ready(self) -> bool:
@@ -110,7 +113,7 @@ class Mirror:
             source=self._source,
             identity=self._identity,
             at_s=now_s,
-            problem=status.failure if status.failures else "",
+            problem=status.failure if status.failures else _gap(status),
             watermark=pull.watermark.positions,
             read=pull.read,
             is_sweeping=pull.watermark.is_held,
@@ -132,7 +135,7 @@ class Mirror:
             try:
                 self._earlier = await read_state(self._objects, self._source)
                 break
-            except Damaged as error:
+            except (Damaged, ObjectRefused) as error:
                 damaged += 1
                 self._failed(str(error))
             except ObjectError as error:
@@ -140,6 +143,22 @@ class Mirror:
             await asyncio.sleep(MIRROR_JOIN_PAUSE_S)
         if self._earlier.oldest_age_s is not None:
             self._complete_s = self._earlier.at_s - self._earlier.oldest_age_s
+
+    async def _follow_on(self) -> None:
+        """What fails of it ends this source's part only, and is told in its state."""
+        try:
+            await self._follow()
+        except BaseException as error:
+            self._failed(reason_of(error))
+            raise
+        finally:
+            self._carry_over()
+
+    def _carry_over(self) -> None:
+        """What was done goes on counting when the source is followed again."""
+        if self.pull is not None:
+            self._earlier, self._complete_s = self.state(), self.pull.complete_s
+            self.pull = None
 
     async def _follow(self) -> None:
         self._identity, bucket, catalogue, bulk = await self._joined()
@@ -203,6 +222,11 @@ def elsewhere(mirrors: Sequence[Mirror]) -> Elsewhere:
                 mirror.pull.leapt()
 
     return Elsewhere(lambda: all(mirror.is_ready for mirror in mirrors), origin, lost)
+
+
+def _gap(status: TailStatus) -> str:
+    """Why the feed is not followed to its end, "" if it is."""
+    return f"feed/{status.gaps[0].writer}: {status.gaps[0].reason}" if status.gaps else ""
 
 
 def _age_s(now_s: float, complete_s: float) -> float | None:

@@ -7,8 +7,8 @@ A start takes over the watermark and the totals; nothing has to be right for its
 
 from __future__ import annotations
 
-import asyncio
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -17,10 +17,12 @@ import msgspec
 
 from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, IN_TIME_S, LAGS_KEPT, MIRROR_STATE_BYTES_MAX
 from replication.errors import Damaged
-from replication.sealed import seal, unseal
+from replication.ranges import NAME, AgeS, Count, Positions, RegionName, Share, Size, UnixS, Word
+from replication.sealed import fetch, seal
 from replication.segment import HEADS, ahead, is_writer
-from tiers.errors import ObjectMissing
+from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.objects import Objects
+from tiers.together import together
 
 MIRRORS = "mirrors/"
 NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun
@@ -34,10 +36,10 @@ Judgement = Literal[
 class Failure(msgspec.Struct, frozen=True):
     """A pack that could not be copied when it was tried last. since_s: not announced before, unix seconds."""
 
-    pack: str
+    pack: Word
     reason: str
-    attempts: int
-    since_s: float
+    attempts: Count
+    since_s: UnixS
 
 
 class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,25 +55,25 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     one at home, of the latest few thousand copies, what was there before the mirror apart, None without any; in_time_share: of those, within IN_TIME_S.
     """
 
-    source: str
+    source: RegionName
     identity: str = ""
-    at_s: float = 0.0
+    at_s: UnixS = 0.0
     problem: str = ""
-    watermark: dict[str, int] = {}
-    read: dict[str, int] = {}
+    watermark: Positions = {}
+    read: Positions = {}
     is_sweeping: bool = True
-    pending: int = 0
-    failed: int = 0
+    pending: Count = 0
+    failed: Count = 0
     failures: Sequence[Failure] = ()
-    lost: int = 0
-    lost_packs: Sequence[str] = ()
-    copied_packs: int = 0
-    copied_bytes: int = 0
-    oldest_age_s: float | None = None
-    lag_p50_s: float | None = None
-    lag_p99_s: float | None = None
-    lag_max_s: float | None = None
-    in_time_share: float | None = None
+    lost: Count = 0
+    lost_packs: Sequence[Word] = ()
+    copied_packs: Count = 0
+    copied_bytes: Size = 0
+    oldest_age_s: AgeS | None = None
+    lag_p50_s: AgeS | None = None
+    lag_p99_s: AgeS | None = None
+    lag_max_s: AgeS | None = None
+    in_time_share: Share | None = None
 
     def oldest_age_now_s(self, now_s: float) -> float | None:
         """The same at another time, as far as this state tells."""
@@ -146,10 +148,9 @@ async def read_state(objects: Objects, source: str) -> MirrorState:
     """What the mirror of this source has written down; an empty state if it has not. Raises Damaged, ObjectError."""
     name = MIRRORS + source
     try:
-        content = await objects.get(name)
+        state = await fetch(objects, _MAGIC, MirrorState, name, MIRROR_STATE_BYTES_MAX)
     except ObjectMissing:
         return MirrorState(source=source)
-    state = unseal(_MAGIC, content, MirrorState, name, MIRROR_STATE_BYTES_MAX)
     if state.source != source:
         raise Damaged(f"{name}: says it is of {state.source}")
     return state
@@ -158,16 +159,24 @@ async def read_state(objects: Objects, source: str) -> MirrorState:
 async def read_mirrors(objects: Objects, sources: Iterable[str] = ()) -> list[MirrorState]:
     """The states of all mirrors into a region, and of these sources in any case. Raises ObjectError.
 
-    One that cannot be understood is an empty state with that problem.
+    One that cannot be understood, or is not handed out, is an empty state with that problem.
     """
     names = set(sources)
     async for page in objects.list(MIRRORS):
-        names.update(info.name[len(MIRRORS) :] for info in page)
+        names.update(name for info in page if (name := source_of(info.name)))
 
     async def state(source: str) -> MirrorState:
         try:
             return await read_state(objects, source)
-        except Damaged as error:
+        except ObjectUnavailable:
+            raise
+        except (Damaged, ObjectError) as error:
             return MirrorState(source=source, problem=str(error))
 
-    return await asyncio.gather(*map(state, sorted(names)))
+    return await together(map(state, sorted(names)))
+
+
+def source_of(name: str) -> str:
+    """The source of the mirror whose state has this name; "" if it is no such name."""
+    source = name.removeprefix(MIRRORS)
+    return source if re.match(NAME, source) else ""

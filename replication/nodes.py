@@ -8,16 +8,19 @@ So whoever plans for a region needs nothing but its bucket: what a warm-up takes
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from replication.constants import NODE_BYTES_MAX, NODE_READS_MAX, TRAFFIC_HALF_LIFE_S, TRAFFIC_TOKENS_MIN
 from replication.errors import Damaged
-from replication.sealed import seal, unseal
-from tiers.errors import ObjectMissing
+from replication.problems import Problems
+from replication.ranges import WRITER, Rate, Size, Text, UnixS, WriterName
+from replication.sealed import fetch, seal
+from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
+from tiers.together import together
 
 NODES = "nodes/"
 _MAGIC = b"KVNODE1\n"
@@ -27,20 +30,20 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of prompts that were looked up, each counting half after TRAFFIC_HALF_LIFE_S; durable_tokens: of these, those whose
     prefix was in the bucket at that moment."""
 
-    model: str
-    tenant: str
-    asked_tokens: float
-    durable_tokens: float
+    model: Text
+    tenant: Text
+    asked_tokens: Rate
+    durable_tokens: Rate
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
 
-    writer: str
-    at_s: float
-    dram_bytes: int
-    nvme_bytes: int
-    load_bytes_per_s: float = 0.0
+    writer: WriterName
+    at_s: UnixS
+    dram_bytes: Size
+    nvme_bytes: Size
+    load_bytes_per_s: Rate = 0.0
     asked: Sequence[Asked] = ()
 
     def holds_bytes(self, to: str) -> int:
@@ -56,22 +59,29 @@ async def read_node(objects: Objects, writer: str) -> Node | None:
     """None where there is none that can be understood. Raises ObjectError."""
     name = NODES + writer
     try:
-        found = unseal(_MAGIC, await objects.get(name), Node, name, NODE_BYTES_MAX)
-    except (ObjectMissing, Damaged):
+        found = await fetch(objects, _MAGIC, Node, name, NODE_BYTES_MAX)
+    except (ObjectMissing, ObjectRefused, Damaged):
         return None
     return found if found.writer == writer else None
 
 
 async def read_nodes(objects: Objects) -> list[Node]:
-    """All that ever told of themselves. Raises ObjectError."""
-    writers = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
-    turn = asyncio.Semaphore(NODE_READS_MAX)
+    """All that ever told of themselves and can be read. Raises ObjectError where there is no list."""
+    names = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
+    writers = [name for name in names if re.match(WRITER, name)]
+    problems, found = Problems(objects.where), list[Node | None]()
 
     async def one(writer: str) -> Node | None:
-        async with turn:
+        try:
             return await read_node(objects, writer)
+        except ObjectUnavailable as error:
+            problems.note(NODES + writer, str(error))
+            return None
 
-    found = await asyncio.gather(*map(one, writers))
+    for at in range(0, len(writers), NODE_READS_MAX):
+        found += await together(map(one, writers[at : at + NODE_READS_MAX]))
+    if problems and not any(found):
+        raise ObjectUnavailable(problems.told()[0])
     return [node for node in found if node is not None]
 
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -26,6 +27,8 @@ from replication.constants import (
 )
 from replication.errors import CatalogueDamaged
 from replication.orders import Order, Progress, put_progress, read_orders, read_progress
+from replication.problems import Problems
+from replication.tasks import kept_going
 from tiers.errors import ObjectError
 from tiers.objects import Objects
 
@@ -96,20 +99,24 @@ class OrderWatch:
         mend: Callable[[CatalogueDamaged], None],
         clock: Callable[[], float],
         is_new: bool = False,
+        problems: Problems | None = None,
     ) -> None:
         """carry_out: may raise ObjectError, CatalogueDamaged, and is called again then; mend: told of the latter. clock: unix seconds.
-        is_new: nothing is left of what an earlier life of this daemon loaded, so what it told is not believed."""
+        is_new: nothing is left of what an earlier life of this daemon loaded, so what it told is not believed. problems: orders that
+        cannot be read, or carried out, are noted there."""
         self._objects = objects
         self._who = who
         self._carry_out = carry_out
         self._mend = mend
         self._clock = clock
         self._is_new = is_new
+        self._problems = problems if problems is not None else Problems(objects.where)
         self._orders: dict[str, Order] = {}  # by name and ETag
         self._taken: dict[_Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        self._taken.clear()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
@@ -119,7 +126,7 @@ class OrderWatch:
                 await asyncio.sleep(ORDERS_INTERVAL_S)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        self._orders = await read_orders(self._objects, self._orders)
+        self._orders = await read_orders(self._objects, self._orders, self._problems)
         now_s = self._clock()
         latest = sorted(self._orders.values(), key=lambda order: -order.made_s)[:ORDERS_MAX]
         wanted = {(order.id, order.made_s): order for order in latest if now_s < order.until_s}
@@ -127,7 +134,8 @@ class OrderWatch:
             self._taken.pop(key).cancel()
         for key, order in wanted.items():
             if key not in self._taken:
-                self._taken[key] = tasks.create_task(self._take(order))
+                take, name = partial(self._take, order), f"order {order.id}"
+                self._taken[key] = tasks.create_task(kept_going(name, take, self._problems, may_end=True))
 
     async def _take(self, order: Order) -> None:
         """From the first look at an order until its end is told."""
@@ -142,12 +150,9 @@ class OrderWatch:
             return
         log.info("warming", extra={"order": order.id, "to": order.to, "budget_bytes": order.budget_bytes})
         report = Report(began_s=asyncio.get_running_loop().time())
-        telling = asyncio.ensure_future(self._tell(order, report))
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell(order, report))
             await self._work(order, report)
-            await telling
-        finally:
-            telling.cancel()
         log.info("warmed", extra={"order": order.id, "bytes": report.done_bytes, "problem": report.problem})
 
     async def _work(self, order: Order, report: Report) -> None:

@@ -47,7 +47,8 @@ class OrderedCopies:
         self._rules = rules
         self._make_jobs = make_jobs
         self._clock = clock
-        self._watch = OrderWatch(ways.home_bucket, MIRROR + ways.source, self._carry_out, mend, clock)
+        who, problems = MIRROR + ways.source, ways.home.problems
+        self._watch = OrderWatch(ways.home_bucket, who, self._carry_out, mend, clock, problems=problems)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""

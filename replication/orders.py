@@ -10,20 +10,24 @@ of an earlier one counts for nothing.
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
-from replication.constants import ORDER_BYTES_MAX
+from replication.constants import ORDER_BYTES_MAX, ORDER_PATTERNS_MAX
 from replication.errors import Damaged
+from replication.members import HEX_ID, read_members
+from replication.problems import Problems
+from replication.ranges import Count, Rate, Size, Text, UnixS
 from replication.rules import any_fits
-from replication.sealed import seal, unseal
-from tiers.errors import ObjectMissing
+from replication.sealed import fetch, seal
+from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Objects
+from tiers.objects import ObjectInfo, Objects
 
 ORDERS = "orders/"
 PROGRESS = "warming/"
@@ -31,19 +35,22 @@ MIRROR = "mirror-"  # before the name of its source
 _ORDER_MAGIC = b"KVORDR1\n"
 _PROGRESS_MAGIC = b"KVPROG1\n"
 
+_WHO = re.compile(r"[0-9a-f]{16}|mirror-[a-z0-9][a-z0-9-]{0,62}")
+
 To = Literal["dram", "nvme"]
+_Patterns = Annotated[tuple[Text, ...], Meta(max_length=ORDER_PATTERNS_MAX)]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """models, tenants: patterns with * and ?, empty: all. budget_bytes: of records, for each daemon, 0: what fits. to: the tier.
     made_s, until_s: unix seconds."""
 
-    models: tuple[str, ...] = ()
-    tenants: tuple[str, ...] = ()
-    budget_bytes: int = 0
+    models: _Patterns = ()
+    tenants: _Patterns = ()
+    budget_bytes: Size = 0
     to: To = "dram"
-    made_s: float
-    until_s: float
+    made_s: UnixS
+    until_s: UnixS
 
     @property
     def id(self) -> str:
@@ -67,16 +74,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     that could not be had. full: the tier had no room for the rest. problem: why it is not done as ordered, "" if it is.
     """
 
-    who: str
-    made_s: float
-    at_s: float = 0.0
-    packs: int = 0
-    done_packs: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
-    moved_bytes: int = 0
-    bytes_per_s: float = 0.0
-    failed: int = 0
+    who: Annotated[str, Meta(max_length=80)]
+    made_s: UnixS
+    at_s: UnixS = 0.0
+    packs: Count = 0
+    done_packs: Count = 0
+    total_bytes: Size = 0
+    done_bytes: Size = 0
+    moved_bytes: Size = 0
+    bytes_per_s: Rate = 0.0
+    failed: Count = 0
     full: bool = False
     ended: bool = False
     problem: str = ""
@@ -101,21 +108,26 @@ async def read_order(objects: Objects, order_id: str) -> Order | None:
     """None where there is none that can be understood. Raises ObjectError."""
     name = ORDERS + order_id
     try:
-        return _parse(await objects.get(name), name)
-    except (ObjectMissing, Damaged):
+        return await _read(objects, name)
+    except (ObjectMissing, ObjectRefused, Damaged):
         return None
 
 
-async def read_orders(objects: Objects, known: Mapping[str, Order]) -> dict[str, Order]:
-    """All that are there, by "name etag"; `known` ones are not read again. Damaged ones are left out. Raises ObjectError."""
-    found = {}
-    async for page in objects.list(ORDERS):
-        for info in page:
-            key = f"{info.name} {info.e_tag}"
-            order = known.get(key) or await read_order(objects, info.name[len(ORDERS) :])
-            if order is not None:
-                found[key] = order
-    return found
+async def read_orders(
+    objects: Objects, known: Mapping[str, Order], problems: Problems | None = None
+) -> dict[str, Order]:
+    """All that are there, by "name etag"; `known` ones are not read again. What cannot be read is a problem, and left out.
+    Raises ObjectError where there is no list."""
+
+    async def read(info: ObjectInfo) -> Order:
+        return known.get(_key(info)) or await _read(objects, info.name)
+
+    members = await read_members(objects, ORDERS, HEX_ID, read, problems or Problems(objects.where))
+    return {_key(info): order for info, order in members.found}
+
+
+def _key(info: ObjectInfo) -> str:
+    return f"{info.name} {info.e_tag}"
 
 
 async def cancel_order(objects: Objects, order_id: str) -> bool:
@@ -136,7 +148,7 @@ async def clear_over(objects: Objects, now_s: float) -> None:
     orders = await read_orders(objects, {})
     over = {order.id for order in orders.values() if order.until_s <= now_s}
     await objects.delete([ORDERS + order_id for order_id in sorted(over)])
-    for order_id in told:
+    for order_id in filter(HEX_ID.fullmatch, told):
         if order_id not in {order.id for order in orders.values()} - over:
             await _forget(objects, order_id)
 
@@ -150,8 +162,8 @@ async def read_progress(objects: Objects, order: Order, who: str) -> Progress | 
     """What was told of this life of an order; None if nothing was that can be understood. Raises ObjectError."""
     name = f"{PROGRESS}{order.id}/{who}"
     try:
-        found = unseal(_PROGRESS_MAGIC, await objects.get(name), Progress, name, ORDER_BYTES_MAX)
-    except (ObjectMissing, Damaged):
+        found = await fetch(objects, _PROGRESS_MAGIC, Progress, name, ORDER_BYTES_MAX)
+    except (ObjectMissing, ObjectRefused, Damaged):
         return None
     return found if (found.who, found.made_s) == (who, order.made_s) else None
 
@@ -159,9 +171,12 @@ async def read_progress(objects: Objects, order: Order, who: str) -> Progress | 
 async def read_all_progress(objects: Objects, order: Order) -> list[Progress]:
     """Of everybody who took this order. Raises ObjectError."""
     folder = f"{PROGRESS}{order.id}/"
-    names = [info.name[len(folder) :] async for page in objects.list(folder) for info in page]
-    found = await asyncio.gather(*(read_progress(objects, order, who) for who in names))
-    return [progress for progress in found if progress is not None]
+
+    async def read(info: ObjectInfo) -> Progress | None:
+        return await read_progress(objects, order, info.name[len(folder) :])
+
+    members = await read_members(objects, folder, _WHO, read, Problems(objects.where))
+    return [progress for _, progress in members.found if progress is not None]
 
 
 async def _forget(objects: Objects, order_id: str) -> None:
@@ -169,10 +184,9 @@ async def _forget(objects: Objects, order_id: str) -> None:
         await objects.delete([info.name for info in page])
 
 
-def _parse(content: memoryview, name: str) -> Order:
-    found = unseal(_ORDER_MAGIC, content, Order, name, ORDER_BYTES_MAX)
+async def _read(objects: Objects, name: str) -> Order:
+    """Raises Damaged, ObjectError."""
+    found = await fetch(objects, _ORDER_MAGIC, Order, name, ORDER_BYTES_MAX)
     if name != ORDERS + found.id:
         raise Damaged(f"{name}: an order of another name")
-    if found.budget_bytes < 0:
-        raise Damaged(f"{name}: a budget of {found.budget_bytes} bytes")
     return found

@@ -21,6 +21,7 @@ Memory: ORPHANS_WAITING_MAX names, and what one segment announces.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -37,12 +38,14 @@ from replication.constants import (
     SEGMENT_ENTRIES_MAX,
 )
 from replication.erasure import Erasure
-from tiers.together import together
 from tiers.codecs import CODECS
-from tiers.errors import ObjectMissing, PackDamaged
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
 from tiers.objects import ObjectInfo, Objects
 from tiers.pack_io import read_pack
 from tiers.packs import PACK_HEADER_BYTES_MAX, PACKS, PRELUDE_BYTES, Pack, PackHeader, parse
+from tiers.together import together
+
+log = logging.getLogger("replication.orphans")
 
 
 class Kind(StrEnum):
@@ -102,6 +105,16 @@ def identity_of(name: str) -> tuple[bytes, bytes] | None:
 
 def keys_of(header: PackHeader) -> Iterable[bytes]:
     return (header.spec.digest + block for block in header.each_hash())
+
+
+async def deleted(hands: Hands, name: str) -> bool:
+    """Whether an object could be deleted; one that could not stays, and takes no other one with it."""
+    try:
+        await hands.delete([name])
+    except (ObjectDamaged, ObjectRefused) as error:
+        log.warning("%s: cannot be deleted: %s", name, error)
+        return False
+    return True
 
 
 class Orphans:
@@ -184,7 +197,7 @@ class Orphans:
         for _ in range(2):
             try:
                 return await read_pack(self._objects, *identity)
-            except ObjectMissing:
+            except (ObjectMissing, ObjectRefused):
                 return ""
             except PackDamaged as error:
                 reason = str(error)
@@ -197,7 +210,7 @@ class Orphans:
             (first,) = await self._objects.get_ranges(info.name, [(0, end)])
             (again,) = await self._objects.get_ranges(info.name, [(0, end)])
             size_bytes = (await self._objects.head(info.name)).size_bytes
-        except ObjectMissing:
+        except (ObjectMissing, ObjectDamaged, ObjectRefused):
             return False
         if first != again or size_bytes != info.size_bytes:
             return False
@@ -286,6 +299,8 @@ class Orphans:
     async def _delete(self, kind: Kind, info: ObjectInfo, reason: str) -> None:
         if self._is_known(info):
             return
-        await self._hands.delete([info.name])
-        self.deleted += 1
-        self._told(Finding(kind, info.name, reason, "deleted"))
+        if await deleted(self._hands, info.name):
+            self.deleted += 1
+            self._told(Finding(kind, info.name, reason, "deleted"))
+        else:
+            self.left += 1

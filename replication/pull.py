@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -37,9 +38,11 @@ from replication.copying import Copying, Ways, is_lacking
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job, Jobs
 from replication.ordered_copies import OrderedCopies
+from replication.problems import Problems
 from replication.rules import Rule, rule_for
 from replication.segment import Segment
 from replication.tail import Tail
+from replication.tasks import kept_going
 from replication.tombstones import bury, put_behind, read_behind, read_tombstones
 from replication.upkeep import forget_outlived
 from replication.waits import within
@@ -79,17 +82,23 @@ class Pull:
         self._clock = clock
         self._begun_s = self._leapt_s = complete_s
         self._leap = asyncio.Event()
+        self._problems = Problems(ways.bucket.where)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
         await within(SETTLE_S_MAX, self._ways.home.caught_up)  # else much would be copied that is there
         brought = await self._bring_tombstones(set())
+        work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "following the feed": self.tail.run,
+            "copying": self.copying.run,
+            "sweeping": self._sweep_now_and_then,
+            "bringing tombstones": lambda: self._bring_more_tombstones(brought),
+            "taking orders": self._take_orders,
+        }
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.tail.run())
-            tasks.create_task(self.copying.run())
-            tasks.create_task(self._sweep_now_and_then())
-            tasks.create_task(self._bring_more_tombstones(brought))
-            tasks.create_task(self._take_orders())
+            for name, begin in work.items():
+                called = f"mirror of {self._ways.source}: {name}"
+                tasks.create_task(kept_going(called, begin, self._ways.home.problems))
 
     @property
     def read(self) -> dict[str, int]:
@@ -171,12 +180,13 @@ class Pull:
 
     async def _bring_tombstones(self, brought: set[str]) -> set[str]:
         """What is erased at the source is erased at home. Returns which ones were brought so far."""
+        problems = self._problems
         try:
-            for name, tombstone in (await read_tombstones(self._ways.bucket, brought)).items():
+            for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
                 await bury(self._ways.home_bucket, tombstone)
                 brought.add(name)
             known = set(brought)
-            for tombstone_id, blocks in (await read_behind(self._ways.bucket, known)).items():
+            for tombstone_id, blocks in (await read_behind(self._ways.bucket, known, problems)).items():
                 await put_behind(self._ways.home_bucket, tombstone_id, blocks)
             brought |= known
         except ObjectError as error:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from replication.catalogue import Catalogue
 from replication.constants import CLOCK_SKEW_S, SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S, UPKEEP_INTERVAL_S
@@ -74,9 +75,13 @@ class ReadThrough(RegionReader):
         catalogue = Catalogue.open(catalogue_path, marker.identity)
         return cls(objects, marker, catalogue, home, skew_s, clock, chance)
 
-    async def run(self) -> None:
-        """Follow the feed and the tombstones, forget what is over, until cancelled."""
-        await asyncio.gather(self._tail.run(), self._look_for_tombstones(), self._forget_outlived())
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Follow the feed and the tombstones, forget what is over."""
+        return {
+            "following the feed": self._tail.run,
+            "looking for tombstones": self._look_for_tombstones,
+            "forgetting what is over": self._forget_outlived,
+        }
 
     def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
         """As `RegionReader.held`; `start` until it is known what is erased."""

@@ -3,7 +3,8 @@
     <root>/region.json     {"format": 1, "deployment": "acme", "region": "eu", "made_s": …}
 
 It is made once, by `kvstore region init`, and never changed. Who opens a region reads it first: a wrong bucket,
-a bucket of another deployment, two regions under one name or a newer format end in one line, and nothing is written.
+a bucket of another deployment, two regions under one name or a newer format end in one line, and nothing is written. A marker
+that cannot be read says none of that: whoever has other things to do goes on, and looks again.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from replication.constants import REGION_FORMAT
-from replication.errors import RegionError
-from tiers.errors import ObjectError, ObjectMissing
+from replication.constants import REGION_BYTES_MAX, REGION_FORMAT
+from replication.errors import MarkerDamaged, RegionError, RegionTooNew
+from replication.ranges import RegionName, UnixS
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing
 from tiers.objects import Objects
+from tiers.parsing import ParserErrors
 
 MARKER = "region.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -27,10 +32,10 @@ _HINT = "lower-case letters, digits and '-', beginning with a letter or a digit,
 class Region(msgspec.Struct, frozen=True, kw_only=True):
     """What the marker says. made_s: unix seconds, by the clock of whoever made it."""
 
-    format: int
-    deployment: str
-    region: str
-    made_s: float
+    format: Annotated[int, Meta(ge=1, le=REGION_FORMAT)]
+    deployment: RegionName
+    region: RegionName
+    made_s: UnixS
 
     @property
     def identity(self) -> str:
@@ -41,7 +46,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 async def init_region(objects: Objects, deployment: str, region: str, clock: Callable[[], float]) -> Region:
     """Make this place a region, or find that it is this one already. clock: unix seconds.
 
-    Raises RegionError where it is another one, ObjectError where the store fails.
+    Raises RegionError where it is another one, MarkerDamaged, ObjectError where the store fails.
     """
     _check_names(objects.where, deployment, region)
     try:
@@ -64,12 +69,14 @@ async def init_region(objects: Objects, deployment: str, region: str, clock: Cal
 async def open_region(objects: Objects, deployment: str, region: str) -> Region:
     """What the marker says, if this place is the region asked for. Changes nothing.
 
-    Raises RegionError where it is not, ObjectError where the store fails.
+    Raises RegionError where it is not, MarkerDamaged where nobody can say, ObjectError where the store fails.
     """
     _check_names(objects.where, deployment, region)
     asked = f"region {region!r} of deployment {deployment!r}"
     try:
-        content = bytes(await objects.get(MARKER))
+        content = bytes(await objects.get_within(MARKER, REGION_BYTES_MAX))
+    except ObjectDamaged as error:
+        raise MarkerDamaged(f"{error}: no marker of a region, asked for was {asked}") from error
     except ObjectMissing as error:
         raise _MarkerMissing(
             f"{objects.where}: no region yet, asked for was {asked}: `kvstore region init` makes it one"
@@ -89,17 +96,19 @@ class _MarkerMissing(RegionError):
 def _parse(content: bytes, where: str, asked: str) -> Region:
     try:
         said = json.loads(content)
-    except ValueError:
+    except ParserErrors:
         said = None
     number = said.get("format") if isinstance(said, dict) else None
     if isinstance(number, int) and number > REGION_FORMAT:
-        raise RegionError(
+        raise RegionTooNew(
             f"{where}: a region of format {number}, known here are formats up to {REGION_FORMAT}; asked for was {asked}"
         )
     try:
         found = msgspec.convert(said, Region)
-    except msgspec.ValidationError as error:
-        raise RegionError(f"{where}: its {MARKER} is no marker of a region, asked for was {asked}") from error
+    except ParserErrors as error:
+        raise MarkerDamaged(
+            f"{where}: its {MARKER} is no marker of a region, asked for was {asked}"
+        ) from error
     return found
 
 

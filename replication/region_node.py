@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -27,6 +28,7 @@ from replication.constants import (
     ANNOUNCE_INTERVAL_S,
     ANNOUNCE_RETRY_S,
     CLOCK_SKEW_S,
+    SWEEP_STAGED_S,
     UP_TO_DATE_PAUSE_S,
 )
 from replication.erased import Erased
@@ -42,6 +44,7 @@ from tiers.errors import ObjectError, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import put_pack
 from tiers.packs import PackHeader
+from tiers.together import together
 
 log = logging.getLogger("replication.region_node")
 
@@ -121,17 +124,32 @@ class RegionNode(RegionReader):
             self._tail.wake()
             await asyncio.sleep(UP_TO_DATE_PAUSE_S)
 
-    async def run(self) -> None:
-        """Follow the feed, remove what is over or erased, audit the bucket, until cancelled."""
-        work = [self._tail.run(), self._keep_up(), self.erasure.run()]
-        if self.auditing is not None:
-            work.append(self.auditing.run())
-        await asyncio.gather(*work)
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Follow the feed, remove what is over, erased or half written, audit the bucket."""
+        work = {
+            "following the feed": self._tail.run,
+            "upkeep": self._keep_up,
+            "erasing": self.erasure.run,
+            "sweeping": self._sweep,
+        }
+        return {**work, "auditing": self.auditing.run} if self.auditing is not None else work
 
     async def _keep_up(self) -> None:
         """At once when all of the feed was read: it tells of packs whose life was over before this daemon began."""
         await self.caught_up.wait()
         await self._upkeep.run()
+
+    async def _sweep(self) -> None:
+        """Now and then, as whoever was killed in the middle of a put has nobody else to clear up."""
+        while True:
+            try:
+                count = await self._objects.sweep()
+            except ObjectError as error:
+                log.info("%s: half-written objects are looked for later: %s", self.where, error)
+            else:
+                if count:
+                    log.info("%s: %d half-written objects of killed processes are removed", self.where, count)
+            await asyncio.sleep(SWEEP_STAGED_S)
 
     def known(self, pack_ids: Sequence[bytes]) -> list[Announced | None]:
         """What is known of these packs; None of those that are not there, or may be deleted any moment."""
@@ -159,7 +177,7 @@ class RegionNode(RegionReader):
             log.warning("a pack was not put: %s", error)
             return False
         self.catalogue.expect(pack)
-        self._begin(self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
+        self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
         return True
 
     async def renew(self, kept_until_s: Mapping[bytes, int]) -> None:
@@ -178,14 +196,19 @@ class RegionNode(RegionReader):
                 longer[pack_id] = msgspec.structs.replace(spot.announced, kept_until_s=until_s)
             else:
                 self.catalogue.forget(pack_id)  # and is put again when it is asked for next
-        await asyncio.gather(*map(self.announce, longer.values()))
+        await together(map(self.announce, longer.values()))
 
     async def announce(self, announced: Announced) -> None:
-        """Say that this pack, which is in the bucket, is durable. Returns when it is said, however long that takes."""
+        """Say that this pack, which is in the bucket, is durable. Returns when it is said, however long that takes. Raises ValueError
+        where nobody would believe it."""
+        if not (0 <= announced.stored_s < 1 << 32 and 0 <= announced.kept_until_s < 1 << 40):
+            raise ValueError(
+                f"{announced.pack.name}: stored {announced.stored_s}, kept until {announced.kept_until_s}"
+            )
         said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unannounced.append((announced, said))
         if self._announcing is None or self._announcing.done():
-            self._announcing = self._begin(self._announce())
+            self._announcing = self._tasks.begin("announcing", self._announce())
         await said
 
     async def _announce(self) -> None:
@@ -193,8 +216,12 @@ class RegionNode(RegionReader):
         while self._unannounced:
             waiting, self._unannounced = self._unannounced, []
             entries = [announced for announced, _ in waiting]
-            while not await self._is_said(entries):
-                await asyncio.sleep(ANNOUNCE_RETRY_S)
+            try:
+                while not await self._is_said(entries):
+                    await asyncio.sleep(ANNOUNCE_RETRY_S)
+            except BaseException as error:
+                _fail(waiting, error)  # else whoever waits would wait for ever
+                raise
             for _, said in waiting:
                 if not said.done():
                     said.set_result(None)
@@ -223,6 +250,15 @@ class RegionNode(RegionReader):
             "tombstones": len(self.erasure.tombstones),
             **(self.auditing.status() if self.auditing is not None else {}),
         }
+
+
+def _fail(waiting: Sequence[tuple[Announced, asyncio.Future[None]]], error: BaseException) -> None:
+    for _, said in waiting:
+        if not said.done():
+            if isinstance(error, Exception):
+                said.set_exception(error)
+            else:
+                said.cancel()
 
 
 def announce_interval_s(writers: int) -> float:

@@ -17,15 +17,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from replication.catalogue import Catalogue, Spot
-from replication.constants import CHAIN_HASHES_MAX, DOUBTED_PACKS_MAX, FETCH_RANGE_BYTES
+from replication.constants import CHAIN_HASHES_MAX, DOUBTED_PACKS_MAX, FETCH_RANGE_BYTES, PROBLEMS_TOLD
 from replication.erased import Erased
 from replication.errors import CatalogueDamaged
+from replication.problems import Problems
 from replication.region import MARKER, Region
-from replication.tail import Tail
+from replication.tail import Tail, TailStatus
+from replication.tasks import Tasks, kept_going
 from tiers.base import Get, Record
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
@@ -76,15 +78,29 @@ class RegionReader(ABC):
         self._objects = objects
         self._tail = tail
         self._erased = erased
+        self.problems = Problems(objects.where)
         self._asked: list[_Asked] = []
-        self._working: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self.problems)
         self._doubted: dict[bytes, None] = {}  # ids of packs, the latest ones
         self.fetched = self.missing = self.corrupt = self.failed = 0  # records
         self.fetched_bytes = 0
 
     @abstractmethod
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What goes on for ever, by what it is called."""
+
     async def run(self) -> None:
-        """Follow the feed, and what else is to be done, until cancelled."""
+        """Follow the feed, and what else is to be done, until cancelled. What fails of it is begun again, and costs the rest
+        nothing."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, work in self.work().items():
+                tasks.create_task(kept_going(name, work, self.problems))
+
+    async def stop(self) -> None:
+        """End what was begun for fetches and announcements, and wait for it; before `close`."""
+        await self._tasks.close()
+        for asked in self._asked:
+            asked.done.cancel()
 
     def close(self) -> None:
         self.catalogue.close()
@@ -141,15 +157,9 @@ class RegionReader(ABC):
         asked = _Asked(wanted, [(Get.MISS, None)] * len(wanted), asyncio.get_running_loop().create_future())
         self._asked.append(asked)
         if len(self._asked) == 1:
-            self._begin(self._fetch_asked())
+            self._tasks.begin("fetching", self._fetch_asked())
         await asked.done
         return asked.answers
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-        return task
 
     async def _fetch_asked(self) -> None:
         """All that is asked for now: others of the same turn of the loop are let in first."""
@@ -160,6 +170,10 @@ class RegionReader(ABC):
         except CatalogueDamaged as error:
             self._mend(error)
             groups = []
+        except BaseException:
+            for call in calls:
+                call.done.cancel()
+            raise
         left = {id(call): 0 for call in calls}
         for group in groups:
             for part in group:
@@ -168,7 +182,7 @@ class RegionReader(ABC):
             if not left[id(call)]:
                 call.done.set_result(None)
         for group in groups:
-            self._begin(self._fetch_group(group, left))
+            self._tasks.begin("fetching", self._fetch_group(group, left))
 
     def _mend(self, error: CatalogueDamaged) -> None:
         log.warning("the catalogue is made anew: %s", error)
@@ -300,9 +314,25 @@ class RegionReader(ABC):
             "feed_gaps": len(feed.gaps),
             "feed_failures": feed.failures,
             "feed_failure": feed.failure,
+            "feed_unsound": feed.unsound,
             "snapshot": feed.snapshot,
             "catalogue_renewals": feed.renewals,
+            "problems": self._told(feed),
         }
+
+    def _told(self, feed: TailStatus) -> list[str]:
+        """A line for each thing that is wrong and takes nothing else with it; a few of many."""
+        lines = [
+            f"feed/{gap.writer}: {gap.reason}; an audit goes on behind it"
+            for gap in feed.gaps[:PROBLEMS_TOLD]
+        ]
+        if feed.unsound:
+            lines.append(
+                f"{feed.unsound} entries of feeds cannot be true, and are left out: {feed.unsound_reason}"
+            )
+        for problems in (self.problems, *dict.fromkeys(erased.problems for erased in self._erased)):
+            lines += problems.told()
+        return lines
 
 
 def _fits(spot: Spot, wanted: Wanted) -> bool:

@@ -53,9 +53,11 @@ def unseal(magic: bytes, content: bytes | memoryview, kind: type[T], where: str,
     body = content[PRELUDE_BYTES : PRELUDE_BYTES + body_bytes]
     if zeros or len(body) != body_bytes or xxhash.xxh3_128_digest(body) != checksum:
         raise Damaged(f"{where}: its checksum does not match")
-    decoder = _decoder(cast("Hashable", kind))  # not below: a type that msgspec does not take is a bug of ours
+    decoder = _decoder(
+        cast("Hashable", kind)
+    )  # not below: a type that msgspec does not take is a bug of ours
     try:
-        return decoder.decode(body)
+        return cast("T", decoder.decode(body))
     except ParserErrors as error:
         raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
 

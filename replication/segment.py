@@ -35,7 +35,9 @@ HEADS = "heads/"
 _SEGMENT_MAGIC = b"KVFEED1\n"
 _HEAD_MAGIC = b"KVHEAD1\n"
 _WRITER = re.compile(r"[0-9a-f]{16}")
-_NUMBER = re.compile(r"[0-7][0-9a-f]{15}")  # no writer comes as far as half of them, and behind each there is a next one
+_NUMBER = re.compile(
+    r"[0-7][0-9a-f]{15}"
+)  # no writer comes as far as half of them, and behind each there is a next one
 
 
 class Segment(msgspec.Struct, frozen=True):

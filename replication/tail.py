@@ -59,6 +59,8 @@ class TailStatus(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...]
     failures: int
     failure: str
+    unsound: int  # entries that cannot be true, and are left out
+    unsound_reason: str  # what is wrong with the latest
     snapshot: str  # the one read or written last, "" if none
     renewals: int  # of a damaged catalogue
 
@@ -102,6 +104,7 @@ class Tail:
         self._renewals = catalogue.renewals  # of what the reader goes on from
         self._tried = ""  # the snapshot that was read last
         self._segments = self._entries = self._damaged_before = 0
+        self._unsound, self._unsound_reason = 0, ""
         self._failures = self._unread_passes = self._since_check = 0
         self._failure = ""
         self._read_all_at_s: float | None = None
@@ -184,6 +187,8 @@ class Tail:
             gaps=tuple(self._reader.gaps.values()),
             failures=self._failures,
             failure=self._failure or self._reader.last_failure,
+            unsound=self._unsound,
+            unsound_reason=self._unsound_reason,
             snapshot=self._tried,
             renewals=self._catalogue.renewals,
         )
@@ -252,11 +257,20 @@ class Tail:
                 self._catalogue.add(segment)
                 self._segments += 1
                 self._entries += len(segment.entries)
+                self._note_unsound(segment)
                 if self._listener is not None:
                     self._listener.heard(segment)
                 await asyncio.sleep(0)
             self._since_check += len(page.segments)
             more = page.more
+
+    def _note_unsound(self, segment: Segment) -> None:
+        """What one entry says that cannot be is not believed; its pack is found by an audit."""
+        if segment.unsound:
+            if segment.reason != self._unsound_reason:
+                log.warning("%s: left out: %s", self._objects.where, segment.reason)
+            self._unsound += segment.unsound
+            self._unsound_reason = segment.reason
 
     async def _read_snapshot(self) -> bool:
         """Whether there was one that was not read yet."""

@@ -10,17 +10,23 @@ region that was. What is computed anew meanwhile is served by the tiers of its n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
 from replication.constants import BEHIND_BLOCKS_MAX, TOMBSTONE_BYTES_MAX
 from replication.errors import Damaged
-from replication.sealed import seal, unseal
-from tiers.errors import ObjectMissing
+from replication.members import HEX_ID, Members, read_members
+from replication.problems import Problems
+from replication.ranges import BlockHash, HexId, Id, Text, UntilS
+from replication.sealed import fetch, seal
+from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Objects
+from tiers.objects import ObjectInfo, Objects
 
 TOMBSTONES = "tombstones/"
 BEHIND = "behind/"
@@ -32,10 +38,10 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     """tenant: "" for any. namespaces: their digests, empty for all of the tenant. block_hash: of the last block of
     a prefix, that block and all behind it are erased; b"" for everything. watched_until_s: unix seconds."""
 
-    tenant: str = ""
-    namespaces: tuple[bytes, ...] = ()
-    block_hash: bytes = b""
-    watched_until_s: int
+    tenant: Text = ""
+    namespaces: tuple[Id, ...] = ()
+    block_hash: BlockHash = b""
+    watched_until_s: UntilS
 
     @property
     def id(self) -> str:
@@ -56,33 +62,53 @@ async def bury(objects: Objects, tombstone: Tombstone) -> bool:
     """Put a tombstone; False, and nothing changed, if one is there that is watched for as long. Raises ObjectError."""
     name = TOMBSTONES + tombstone.id
     try:
-        there = _parse(await objects.get(name), name)
+        there = await _read(objects, name)
         if there.watched_until_s >= tombstone.watched_until_s:
             return False
-    except (ObjectMissing, Damaged):
+    except (ObjectMissing, ObjectRefused, Damaged):
         pass
     await objects.put(name, seal(_MAGIC, tombstone))
     return True
 
 
-async def read_tombstones(objects: Objects, known: Collection[str] = ()) -> dict[str, Tombstone]:
-    """By name, those whose ETags are not known: "name etag". Damaged ones are left out. Raises ObjectError."""
-    found = {}
-    async for page in objects.list(TOMBSTONES):
-        for info in page:
-            key = f"{info.name} {info.e_tag}"
-            if key in known:
-                continue
-            try:
-                found[key] = _parse(await objects.get(info.name), info.name)
-            except (Damaged, ObjectMissing):
-                continue
-    return found
+async def read_tombstones(
+    objects: Objects, known: Collection[str] = (), problems: Problems | None = None
+) -> dict[str, Tombstone]:
+    """By name, those whose ETags are not known: "name etag". Raises ObjectError where there is no list.
+
+    One that cannot be read erases nothing, and is a problem for as long as it is there.
+    """
+    return by_key(await look_for_tombstones(objects, known, problems or Problems(objects.where)))
+
+
+async def look_for_tombstones(
+    objects: Objects, known: Collection[str], problems: Problems
+) -> Members[Tombstone]:
+    """The same, and whether there are some that may be read later."""
+    return await read_members(
+        objects,
+        TOMBSTONES,
+        HEX_ID,
+        lambda info: _read(objects, info.name),
+        problems,
+        lambda info: _key(info) in known,
+    )
+
+
+def by_key(members: Members[Tombstone]) -> dict[str, Tombstone]:
+    return {_key(info): tombstone for info, tombstone in members.found}
+
+
+def _key(info: ObjectInfo) -> str:
+    return f"{info.name} {info.e_tag}"
 
 
 class _Blocks(msgspec.Struct, array_like=True):
-    tombstone: str
-    blocks: list[bytes]
+    tombstone: HexId
+    blocks: Annotated[list[BlockHash], Meta(max_length=BEHIND_BLOCKS_MAX)]
+
+
+_BEHIND_NAME = re.compile(r"[0-9a-f]{32}/[0-9a-f]{32}")
 
 
 async def put_behind(objects: Objects, tombstone_id: str, blocks: Collection[bytes]) -> None:
@@ -93,26 +119,29 @@ async def put_behind(objects: Objects, tombstone_id: str, blocks: Collection[byt
         await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
 
 
-async def read_behind(objects: Objects, known: set[str]) -> dict[str, set[bytes]]:
-    """By tombstone, the blocks in objects whose names are not known yet; the names are added. Damaged ones are left
-    for the next time. Raises ObjectError."""
+async def read_behind(
+    objects: Objects, known: set[str], problems: Problems | None = None
+) -> dict[str, set[bytes]]:
+    """By tombstone, the blocks in objects whose names are not known yet; the names are added. What cannot be read is left
+    for the next time. Raises ObjectError where there is no list."""
+    members = await read_members(
+        objects,
+        BEHIND,
+        _BEHIND_NAME,
+        lambda info: fetch(objects, _BEHIND_MAGIC, _Blocks, info.name, TOMBSTONE_BYTES_MAX),
+        problems or Problems(objects.where),
+        lambda info: info.name in known,
+    )
     found: dict[str, set[bytes]] = {}
-    async for page in objects.list(BEHIND):
-        for info in page:
-            if info.name in known:
-                continue
-            try:
-                content = await objects.get(info.name)
-                said = unseal(_BEHIND_MAGIC, content, _Blocks, info.name, TOMBSTONE_BYTES_MAX)
-            except (Damaged, ObjectMissing):
-                continue
-            found.setdefault(said.tombstone, set()).update(said.blocks)
-            known.add(info.name)
+    for info, said in members.found:
+        found.setdefault(said.tombstone, set()).update(said.blocks)
+        known.add(info.name)
     return found
 
 
-def _parse(content: memoryview, name: str) -> Tombstone:
-    found = unseal(_MAGIC, content, Tombstone, name, TOMBSTONE_BYTES_MAX)
+async def _read(objects: Objects, name: str) -> Tombstone:
+    """Raises Damaged, ObjectError."""
+    found = await fetch(objects, _MAGIC, Tombstone, name, TOMBSTONE_BYTES_MAX)
     if name != TOMBSTONES + found.id:
         raise Damaged(f"{name}: a tombstone of another name")
     return found

@@ -22,8 +22,9 @@ from replication.catalogue import Catalogue
 from replication.constants import UPKEEP_DELETERS, UPKEEP_INTERVAL_S, UPKEEP_PACKS, UPKEEP_SURE_S
 from replication.errors import CatalogueDamaged
 from replication.tail import Tail
-from tiers.errors import ObjectError, ObjectMissing
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused
 from tiers.objects import Objects
+from tiers.together import together
 
 log = logging.getLogger("replication.upkeep")
 
@@ -35,6 +36,19 @@ async def forget_outlived(catalogue: Catalogue, until_s: float) -> list[Announce
         catalogue.forget(announced.pack.id)
         await asyncio.sleep(0)
     return over
+
+
+async def delete_each(objects: Objects, names: Sequence[str]) -> int:
+    """Delete what can be deleted, together if possible; returns how many. Raises ObjectUnavailable."""
+    try:
+        await objects.delete(names)
+    except (ObjectDamaged, ObjectRefused) as error:
+        if len(names) == 1:
+            log.warning("%s: %s: cannot be deleted: %s", objects.where, names[0], error)
+            return 0
+        middle = len(names) // 2
+        return await delete_each(objects, names[:middle]) + await delete_each(objects, names[middle:])
+    return len(names)
 
 
 class Upkeep:
@@ -100,14 +114,14 @@ class Upkeep:
         return is_more
 
     async def _delete(self, over: Sequence[Announced]) -> None:
-        ages = await asyncio.gather(*(self._is_over(announced) for announced in over))
+        """Those that cannot be are left to an audit, which says so: they take no other one with them."""
+        ages = await together(self._is_over(announced) for announced in over)
         names = [announced.pack.name for announced, is_over in zip(over, ages, strict=True) if is_over]
-        await self._objects.delete(names)
-        self.deleted += len(names)
+        self.deleted += await delete_each(self._objects, names)
 
     async def _is_over(self, announced: Announced) -> bool:
         try:
             info = await self._objects.head(announced.pack.name)
-        except ObjectMissing:
+        except (ObjectMissing, ObjectDamaged, ObjectRefused):
             return False
         return info.modified_s < announced.kept_until_s + self._skew_s

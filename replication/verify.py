@@ -36,16 +36,16 @@ from replication.constants import (
 from replication.copying import is_lacking
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
-from replication.mirror_state import MIRRORS
+from replication.mirror_state import MIRRORS, source_of
 from replication.orphans import Finding, Kind, Terms
 from replication.region import Region, open_region
 from replication.rules import Rule, rule_for
 from replication.snapshots import Snapshots
 from replication.tail import Tail
-from tiers.together import together
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import verified_pack
+from tiers.together import together
 
 _WRITER = xxhash.xxh3_64_hexdigest(b"kvstore region verify")
 Told = Callable[[Finding], None]
@@ -174,7 +174,7 @@ class Outside:
 
     async def _has_mirrors(self) -> bool:
         async for page in self.objects.list(MIRRORS):
-            if page:
+            if any(source_of(info.name) for info in page):
                 return True
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+
 async def within(limit_s: float | None, event: asyncio.Event) -> None:
     """Wait for something, so long at most; None: for ever."""
     try:

@@ -24,7 +24,6 @@ from obstore.exceptions import (
 
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
-
 # What a store's call raises: a wrong path is a ValueError, a missing object a FileNotFoundError.
 StoreErrors = (BaseError, OSError, ValueError)
 

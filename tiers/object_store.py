@@ -177,7 +177,9 @@ class StoredObjects(Objects):
             pieces = [sorted(page) async for page in self._pages(prefix, after)]
         except (ObjectRefused, ObjectDamaged):  # a name that no object can have ends obstore's listing
             self._checked(prefix, is_prefix=True)
-            pieces = await self._look("list", prefix, lambda: _pieces(each_object(self._directory, prefix), after))
+            pieces = await self._look(
+                "list", prefix, lambda: _pieces(each_object(self._directory, prefix), after)
+            )
         merged = groupby(heapq.merge(*pieces), key=itemgetter(0))
         infos = (next(same) for _, same in merged)  # a list that was begun again says some names twice
         while page := list(islice(infos, OBJECT_LIST_NAMES)):
@@ -302,7 +304,7 @@ class StoredObjects(Objects):
                         raise
                     except ObjectError as error:
                         last = error
-                    except BaseException as error:  # obstore's panics are no `Exception`
+                    except BaseException as error:  # noqa: BLE001 obstore's panics are no `Exception`
                         last = failure(error, asked)
                     if not isinstance(last, ObjectUnavailable) or attempt == options.retries_max:
                         break

@@ -51,7 +51,7 @@ def open_store(url: str, options: ObjectOptions) -> tuple[str, ObjectStore]:
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # obstore's panics are no `Exception`
+    except BaseException as error:  # noqa: BLE001 obstore's panics are no `Exception`
         hint = ": which account? access_key_id, or AZURE_STORAGE_ACCOUNT_NAME" if scheme == "az" else ""
         raise ObjectRefused(f"{failure(error, f'{url}: open')}{hint}") from None
 

@@ -39,7 +39,14 @@ from tiers.constants import (
     PACK_TURN_BYTES,
 )
 from tiers.copying import copy_and_digest, digest_all
-from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable, PackDamaged
+from tiers.errors import (
+    ObjectDamaged,
+    ObjectError,
+    ObjectMissing,
+    ObjectRefused,
+    ObjectUnavailable,
+    PackDamaged,
+)
 from tiers.objects import Bytes, Objects
 from tiers.pack_memory import PackMemory
 from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
@@ -186,7 +193,9 @@ async def _whole(source: Objects, pack: Pack) -> memoryview:
 async def _in_pieces(source: Objects, pack: Pack) -> memoryview:
     size_bytes = (await source.head(pack.name)).size_bytes
     if size_bytes != pack.size_bytes:
-        raise PackDamaged(f"{source.where}: {pack.name}: {size_bytes} bytes: announced were {pack.size_bytes}")
+        raise PackDamaged(
+            f"{source.where}: {pack.name}: {size_bytes} bytes: announced were {pack.size_bytes}"
+        )
     content = bytearray(pack.size_bytes)
     for start in range(0, pack.size_bytes, PACK_PIECE_BYTES):
         end = min(start + PACK_PIECE_BYTES, pack.size_bytes)

@@ -21,8 +21,9 @@ from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
-from replication.errors import RegionError, ReplicationError
+from replication.errors import RegionError, RegionTooNew, ReplicationError
 from replication.region_reader import RegionReader
+from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError
 
@@ -61,27 +62,46 @@ class RegionLevel(SharedLevel, Generic[Reader]):
     async def _live(self) -> None:
         """Be a part of the region until the thread closes."""
         while True:
-            reader = await self._joined()
             try:
-                self._status = reader.status()
-                self._reader = reader
-                await asyncio.gather(reader.run(), self._keep_status(reader), self._beside(reader))
-            except Exception as error:  # a bug of ours: begin again, without what it may have left behind
+                await self._follow(await self._joined())
+            except (asyncio.CancelledError, *TO_END):
+                raise
+            except (
+                BaseException
+            ) as error:  # a bug of ours, a panic: again, without what it may have left behind
                 log.exception("what follows a region failed", extra={"level": self.name})
-                self._failed(f"{type(error).__name__}: {error}; the log has more")
-            finally:
-                self._reader = None
-                reader.close()
+                self._failed(f"{reason_of(error)}; the log has more")
             await asyncio.sleep(JOIN_PAUSE_S)
+
+    async def _follow(self, reader: Reader) -> None:
+        """Until it is cancelled, or something fails: then nothing of it goes on."""
+        try:
+            self._status = reader.status()
+            self._reader = reader
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(reader.run())
+                tasks.create_task(self._keep_status(reader))
+                tasks.create_task(kept_going("beside", lambda: self._beside(reader), reader.problems))
+        finally:
+            self._reader = None
+            await reader.stop()
+            reader.close()
 
     async def _joined(self) -> Reader:
         while True:
             try:
                 reader = await self._join()
+            except RegionTooNew as error:
+                self._failed(str(error))
             except (RegionError, ObjectRefused) as error:
                 self._failed(str(error), refusal=str(error))
             except (TierError, ReplicationError) as error:
                 self._failed(str(error))
+            except (asyncio.CancelledError, *TO_END):
+                raise
+            except BaseException as error:  # a bug of ours, a panic
+                log.exception("a region is not joined", extra={"level": self.name})
+                self._failed(f"{reason_of(error)}; the log has more")
             else:
                 self.problem = self.refusal = ""
                 log.info("joined the region", extra={"bucket": reader.where, "region": reader.region})
@@ -92,6 +112,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
 
     async def _beside(self, reader: Reader) -> None:
         """What else goes on in this region, until cancelled."""
+        await asyncio.Event().wait()
 
     async def _keep_status(self, reader: Reader) -> None:
         while True:
@@ -136,7 +157,12 @@ class RegionLevel(SharedLevel, Generic[Reader]):
 
     def status(self) -> dict[str, object]:
         """Not older than a second; the fields are documented in docs/cli.md."""
-        return {"open": self.is_open, "problem": self.problem, **self._status}
+        problem = self.problem or "; ".join(self._told())
+        return {"open": self.is_open, "problem": problem, **self._status}
+
+    def _told(self) -> list[str]:
+        told = self._status.get("problems", [])
+        return told if isinstance(told, list) else []
 
     def close(self) -> bool:
         """Let go of the bucket; False if something hangs."""

@@ -25,6 +25,7 @@ from replication.order_watch import OrderWatch, Report
 from replication.orders import MIRROR, Order, To, read_progress
 from replication.region_node import RegionNode
 from replication.selection import Chosen, choose
+from replication.tasks import kept_going
 from tiers.errors import ObjectError
 
 log = logging.getLogger("kvstore.durable.warming")
@@ -48,11 +49,16 @@ class Warming:
         self._reply = reply
         self._clock = clock
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
-        self._watch = OrderWatch(node.objects, self._writer, self._carry_out, node.mend, clock, is_new)
+        self._watch = OrderWatch(
+            node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
+        )
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
-        await asyncio.gather(self._tell(), self._take_orders())
+        problems = self._node.problems
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kept_going("telling of this daemon", self._tell, problems))
+            tasks.create_task(kept_going("taking orders", self._take_orders, problems))
 
     async def _take_orders(self) -> None:
         await self._node.caught_up.wait()

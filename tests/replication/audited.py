@@ -96,7 +96,7 @@ class Region:
 
     async def stop(self, node: RegionNode) -> None:
         task = self.tasks.pop(node)
-        for one in (task, *node._working):
+        for one in (task, *node._tasks.all):
             one.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

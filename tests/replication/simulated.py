@@ -389,7 +389,7 @@ class Process:
 
     async def kill(self) -> None:
         assert self.task is not None
-        working = () if self.node is None else self.node._working  # they die with their process
+        working = () if self.node is None else self.node._tasks.all  # they die with their process
         for task in (self.task, *working):
             task.cancel()
         await asyncio.wait([self.task])
@@ -458,7 +458,9 @@ class Node(Process):
                 return
             if known is not None and known.kept_until_s > 0:
                 self.around.seen["renewed"] += 1
-                node._begin(node.renew({header.spec.digest + header.hash_at(0): until_s or FOR_EVER_S}))
+                node._tasks.begin(
+                    "renewing", node.renew({header.spec.digest + header.hash_at(0): until_s or FOR_EVER_S})
+                )
 
     def until_s(self) -> int:
         """For ever, for a long time, or until about the end of all that goes wrong."""
