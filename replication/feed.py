@@ -204,12 +204,11 @@ class FeedWriter:
 
 class Gap(NamedTuple):
     """Of a writer's segments, next_number is missing, and one behind it is there: first_there. Or it is damaged or refused, for
-    ROTTEN_LOOKS looks, and first_there is the next number. reason: in words."""
+    ROTTEN_LOOKS looks, and first_there is the next number."""
 
     writer: str
     next_number: int
     first_there: int
-    reason: str = ""
 
 
 class Page(NamedTuple):
@@ -245,6 +244,7 @@ class FeedReader:
     def __init__(self, objects: Objects, positions: Mapping[str, int]) -> None:
         self.positions = dict(positions)
         self.gaps: dict[str, Gap] = {}
+        self.reasons: dict[str, str] = {}  # by writer, why there is a gap, or was
         self.writers = 0
         self.damaged = 0
         self.failed = 0
@@ -370,7 +370,8 @@ class FeedReader:
         self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
         if looks >= ROTTEN_LOOKS:
             number = self.positions.get(writer, 0) + 1
-            self.gaps[writer] = Gap(writer, number, number + 1, str(end))
+            self.gaps[writer] = Gap(writer, number, number + 1)
+            self.reasons[writer] = str(end)
 
     async def _get(self, writer: str, number: int) -> Segment | Exception:
         async with self._requests:
@@ -398,7 +399,8 @@ class FeedReader:
         # What is there now was put behind the missing one: if that is still not there, it is not going to be.
         if first == position + 1 or not isinstance(await self._get(writer, position + 1), ObjectMissing):
             return False
-        return Gap(writer, position + 1, first, f"segments {position + 1} to {first - 1} are gone")
+        self.reasons[writer] = f"segments {position + 1} to {first - 1} are gone"
+        return Gap(writer, position + 1, first)
 
     async def _first_behind(self, writer: str, position: int) -> int:
         """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""

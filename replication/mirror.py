@@ -148,6 +148,8 @@ class Mirror:
         """What fails of it ends this source's part only, and is told in its state."""
         try:
             await self._follow()
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:
             self._failed(reason_of(error))
             raise
@@ -226,7 +228,7 @@ def elsewhere(mirrors: Sequence[Mirror]) -> Elsewhere:
 
 def _gap(status: TailStatus) -> str:
     """Why the feed is not followed to its end, "" if it is."""
-    return f"feed/{status.gaps[0].writer}: {status.gaps[0].reason}" if status.gaps else ""
+    return status.gap_reasons[0] if status.gap_reasons else ""
 
 
 def _age_s(now_s: float, complete_s: float) -> float | None:

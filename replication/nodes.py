@@ -16,7 +16,7 @@ import msgspec
 from replication.constants import NODE_BYTES_MAX, NODE_READS_MAX, TRAFFIC_HALF_LIFE_S, TRAFFIC_TOKENS_MIN
 from replication.errors import Damaged
 from replication.problems import Problems
-from replication.ranges import WRITER, Rate, Size, Text, UnixS, WriterName
+from replication.ranges import Rate, Size, Text, UnixS, Word
 from replication.sealed import fetch, seal
 from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
@@ -24,6 +24,7 @@ from tiers.together import together
 
 NODES = "nodes/"
 _MAGIC = b"KVNODE1\n"
+_NAME = re.compile(r"[A-Za-z0-9._=+-]{1,64}")
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
 
-    writer: WriterName
+    writer: Word
     at_s: UnixS
     dram_bytes: Size
     nvme_bytes: Size
@@ -68,7 +69,7 @@ async def read_node(objects: Objects, writer: str) -> Node | None:
 async def read_nodes(objects: Objects) -> list[Node]:
     """All that ever told of themselves and can be read. Raises ObjectError where there is no list."""
     names = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
-    writers = [name for name in names if re.match(WRITER, name)]
+    writers = list(filter(_NAME.fullmatch, names))
     problems, found = Problems(objects.where), list[Node | None]()
 
     async def one(writer: str) -> Node | None:

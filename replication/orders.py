@@ -35,7 +35,7 @@ MIRROR = "mirror-"  # before the name of its source
 _ORDER_MAGIC = b"KVORDR1\n"
 _PROGRESS_MAGIC = b"KVPROG1\n"
 
-_WHO = re.compile(r"[0-9a-f]{16}|mirror-[a-z0-9][a-z0-9-]{0,62}")
+_WHO = re.compile(r"[A-Za-z0-9._=+-]{1,80}")
 
 To = Literal["dram", "nvme"]
 _Patterns = Annotated[tuple[Text, ...], Meta(max_length=ORDER_PATTERNS_MAX)]

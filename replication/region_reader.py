@@ -322,10 +322,7 @@ class RegionReader(ABC):
 
     def _told(self, feed: TailStatus) -> list[str]:
         """A line for each thing that is wrong and takes nothing else with it; a few of many."""
-        lines = [
-            f"feed/{gap.writer}: {gap.reason}; an audit goes on behind it"
-            for gap in feed.gaps[:PROBLEMS_TOLD]
-        ]
+        lines = [f"{reason}; an audit goes on behind it" for reason in feed.gap_reasons[:PROBLEMS_TOLD]]
         if feed.unsound:
             lines.append(
                 f"{feed.unsound} entries of feeds cannot be true, and are left out: {feed.unsound_reason}"

@@ -57,6 +57,7 @@ class TailStatus(msgspec.Struct, frozen=True):
     entries: int
     damaged: int
     gaps: tuple[Gap, ...]
+    gap_reasons: tuple[str, ...]  # in words, of each
     failures: int
     failure: str
     unsound: int  # entries that cannot be true, and are left out
@@ -185,6 +186,9 @@ class Tail:
             entries=self._entries,
             damaged=self._damaged_before + self._reader.damaged,
             gaps=tuple(self._reader.gaps.values()),
+            gap_reasons=tuple(
+                f"feed/{writer}: {self._reader.reasons.get(writer, '')}" for writer in self._reader.gaps
+            ),
             failures=self._failures,
             failure=self._failure or self._reader.last_failure,
             unsound=self._unsound,

@@ -22,6 +22,7 @@ from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
 from replication.errors import RegionError, RegionTooNew, ReplicationError
+from replication.problems import Problems
 from replication.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
@@ -56,6 +57,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         self._reply = reply
         self._reader: Reader | None = None
         self._status: dict[str, object] = {}
+        self._problems = Problems(name)  # with what goes on beside it
         self._thread = LoopThread(f"kvstore-{name}", reply)
         self._thread.keep(self._live)
 
@@ -81,7 +83,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(reader.run())
                 tasks.create_task(self._keep_status(reader))
-                tasks.create_task(kept_going("beside", lambda: self._beside(reader), reader.problems))
+                tasks.create_task(kept_going("beside", lambda: self._beside(reader), self._problems))
         finally:
             self._reader = None
             await reader.stop()
@@ -162,7 +164,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
 
     def _told(self) -> list[str]:
         told = self._status.get("problems", [])
-        return told if isinstance(told, list) else []
+        return [*self._problems.told(), *(told if isinstance(told, list) else [])]
 
     def close(self) -> bool:
         """Let go of the bucket; False if something hangs."""

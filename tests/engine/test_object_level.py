@@ -51,6 +51,9 @@ class Node:
     def status(self) -> dict[str, object]:
         return {}
 
+    async def stop(self) -> None:
+        assert not self.closed
+
     def close(self) -> None:
         self.closed = True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from replication.errors import RegionError
+from replication.errors import MarkerDamaged, RegionError
 from replication.region import MARKER, Region, init_region, open_region
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.virtual_loop import run
@@ -72,6 +72,12 @@ def written(content: bytes) -> Callable[[], MemoryObjects]:
         (written(b"\xff\xfe"), r"bucket: its region.json is no marker"),
         (written(b"[1]"), r"bucket: its region.json is no marker"),
         (written(b""), r"bucket: its region.json is no marker"),
+        (written(b"[" * 60_000), r"bucket: its region.json is no marker"),
+        (written(bytes(1 << 20)), r"bucket: region.json: 1048576 bytes: .*no marker"),
+        (
+            written(b'{"format": 1, "deployment": "acme", "region": "eu", "made_s": NaN}'),
+            r"bucket: its region.json is no marker",
+        ),
         (
             written(json.dumps({"format": 1, "deployment": 3, "region": "eu", "made_s": 1}).encode()),
             "no marker",
@@ -83,11 +89,12 @@ def test_a_wrong_place_is_told_in_one_line(place: Callable[[], MemoryObjects], s
     nothing is written, neither by opening nor, unless it is empty, by making."""
     objects = place()
     before = dict(objects.stored)
-    with pytest.raises(RegionError, match=said) as error:
+    with pytest.raises((RegionError, MarkerDamaged), match=said) as error:
         run(open_region(objects, "acme", "eu"))
+    assert isinstance(error.value, MarkerDamaged) == ("no marker" in said)
     assert "\n" not in str(error.value) and objects.stored == before
     if before:
-        with pytest.raises(RegionError, match=said):
+        with pytest.raises((RegionError, MarkerDamaged), match=said):
             run(init_region(objects, "acme", "eu", lambda: 1.0))
         assert objects.stored == before
 
