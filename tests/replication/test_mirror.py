@@ -15,10 +15,8 @@ import pytest
 from replication import constants as limits
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.copying import Copying
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedWriter
-from replication.jobs import Job
 from replication.mirror import Joined, Mirror
 from replication.mirror_state import MIRRORS, MirrorState, encode_state, judged, read_mirrors, read_state
 from replication.pull import Pull
@@ -136,7 +134,7 @@ class World:
 
 
 @pytest.fixture(autouse=True)
-def _in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     disks: dict[Path, MemoryRows] = {}
     monkeypatch.setattr(
         Catalogue, "open", lambda path, identity: Catalogue(disks.setdefault(path, MemoryRows()))
@@ -715,62 +713,6 @@ def test_what_is_erased_at_the_source_is_erased_at_home() -> None:
         await world.na.make(erased)
         await asyncio.sleep(SOON_S)
         assert not world.eu.has(erased)
-
-    simulate(main)
-
-
-class Panic(BaseException):
-    """As libraries of Rust raise them: no `Exception`."""
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), MemoryError(), Panic("a panic")], ids=repr)
-def test_a_bug_costs_its_pack_only(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody expects to fail, a panic of a library too, is told in the mirror's state; other packs are copied."""
-    inner = Copying._bring
-
-    async def broken(self: Copying, job: Job) -> None:
-        if job.pack_id == pack("bad")[0].pack.id:
-            self._copies -= 1
-            raise error
-        await inner(self, job)
-
-    monkeypatch.setattr(Copying, "_bring", broken)
-
-    async def main(world: World) -> None:
-        await world.na.make(pack("bad"))
-        await world.mirror()
-        await world.na.make(pack("good"))
-        await asyncio.sleep(SOON_S)
-        [state] = await read_mirrors(world.eu.objects)
-        assert (state.failed, state.problem) == (1, "")
-        assert type(error).__name__ in state.failures[0].reason
-        assert world.eu.has(pack("good")) and not world.eu.has(pack("bad"))
-
-    simulate(main)
-
-
-@pytest.mark.parametrize("error", [OverflowError("a number"), Panic("a panic")], ids=repr)
-@pytest.mark.parametrize("part", ["run", "_sweep_now_and_then", "_take_orders"])
-def test_a_part_that_ends_is_begun_again(
-    part: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever part of a mirror ends for whatever reason, it is begun again, and all is copied."""
-    inner, left = getattr(Pull, part), [2]
-
-    async def broken(self: Pull) -> None:
-        if left[0]:
-            left[0] -= 1
-            raise error
-        await inner(self)
-
-    monkeypatch.setattr(Pull, part, broken)
-
-    async def main(world: World) -> None:
-        await world.na.make(pack("a"))
-        await world.mirror()
-        await asyncio.sleep(60 + SOON_S)
-        assert left == [0] and world.eu.has(pack("a"))
-        assert not (await read_mirrors(world.eu.objects))[0].problem
 
     simulate(main)
 
