@@ -49,6 +49,7 @@ DESCRIPTORS_KEPT_PER_DEVICE = 64  # … and for the slabs of each NVMe directory
 THREADS_SPARE = 32  # that libraries start, besides those of ours
 DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
 DATA_DIR_MARK_BYTES_MAX = 64 * KIB  # kvstore.json is a few hundred bytes
+SERVING_BYTES_MAX = 64 * KIB  # serving.json is a hundred bytes
 TICK_INTERVAL_S = 1.0  # sweep of quarantined slots, watchdog, progress of the start
 CHECK_IDLE_S = 300.0  # the books are proven when nothing was asked for this long
 FLUSH_POLL_S = 0.02  # between two looks at whether everything is on NVMe, while stopping
@@ -82,6 +83,7 @@ STEP_SLOW_BLOCKS = 100  # … of work that takes ten times as long for each
 AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, before they are left alone
 
 # ---- engine (kvstore/engine/engine.py, room.py, promotion.py, demotion.py) ---------------------
+NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
 NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
 NAMESPACE_DROP_BLOCKS = 200  # of an ended namespace, dropped in one go: about a millisecond
 NAMESPACE_DROP_LOOKS = 20_000  # steps down to leaves in one go, when blocks are in use
@@ -167,6 +169,7 @@ LIVE_SESSIONS_MAX = 64
 LOOP_DELAY_INTERVAL_S = 0.1  # between two looks at how late the event loop is
 
 # ---- admission to NVMe (kvstore/health/write_budget.py) ---------------------------------------------
+ENDURANCE_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
 ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
 ENDURANCE_STRETCH_SHARE = 0.5  # of that: so much is on disk as spent before it is
 ENDURANCE_LINE_POWER = (

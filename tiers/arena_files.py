@@ -8,7 +8,8 @@ data file, and its lock is the daemon's. It appears first and goes last, so that
 without a table is not ours. Both appear under their names complete, and are never written
 through a name. An arena that cannot be adopted, because it has other settings, another
 format version, a damaged header or a data file of another length, is replaced with one
-warning: it is a cache. A file that we did not make is never touched.
+warning: it is a cache. So is whatever lies under the name of an instance and belongs to our user: an empty table, a
+link, a directory (which is kept under another name). A file that somebody else made is never touched.
 
 Clients can shrink the data file: only a memfd can be sealed against that, and a memfd dies
 with the last process that holds it, while an arena must outlive the daemon. So the daemon's
@@ -23,8 +24,10 @@ import errno
 import logging
 import mmap
 import os
+import re
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +44,7 @@ _log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<8sI4x4Q")
 _HEADER_HASH = struct.Struct("<Q")
 _MAGIC_AND_VERSION = struct.Struct("<8sI")
+_INSTANCE = re.compile(r"kvstore-[0-9a-f]{32}\.arena")
 
 
 @dataclass(slots=True)
@@ -90,6 +94,11 @@ def open_files(path: Path, layout: Layout) -> ArenaFiles:
     for _ in range(OPEN_ATTEMPTS_MAX):
         try:
             files = _adopt(path, layout) or _create(path, layout)
+        except NotOursError as error:
+            if not _is_named_as_ours(path):
+                raise
+            _put_out_of_the_way(path, error)
+            continue
         except OSError as error:
             raise OpenError(f"arena {path}: {error.strerror}") from error
         if files is not None:
@@ -111,11 +120,52 @@ def existing_layout(path: Path) -> Layout | None:
             found = read_header(table, fd)
         finally:
             os.close(fd)
+    except NotOursError as error:
+        if _is_named_as_ours(path):
+            raise OpenError(f"{error}; the next start replaces it") from error
+        raise
     except OSError as error:
         raise OpenError(f"arena {path}: {error.strerror}") from error
     if isinstance(found, str):
         raise OpenError(f"arena {path}: {found}; the next start replaces it")
     return found[0]
+
+
+def _is_named_as_ours(path: Path) -> bool:
+    """Whether nobody else has a reason to make files of these names, and those that are there are our user's."""
+    if not _INSTANCE.fullmatch(path.name):
+        return False
+    return all(status.st_uid == os.geteuid() for status in map(_status, (path, table_path(path))) if status)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _put_out_of_the_way(path: Path, why: NotOursError) -> None:
+    """A table that is none, a link, a directory: what the records were is not known any more. Raises BusyError, OpenError."""
+    _log.warning("%s: replaced, its records are lost", why)
+    try:
+        for file in (table_path(path), path):
+            status = _status(file)
+            if status is None:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    if locks.is_locked(fd, OWNER_DAEMON):
+                        raise BusyError(f"arena {path}: another daemon is using it")
+                finally:
+                    os.close(fd)
+            if stat.S_ISDIR(status.st_mode):
+                file.rename(file.with_name(f"{file.name}.unreadable-{time.time_ns()}"))
+            else:
+                file.unlink()
+    except OSError as error:
+        raise OpenError(f"arena {path}: {error.strerror}") from error
 
 
 def _adopt(path: Path, layout: Layout) -> ArenaFiles | None:

@@ -26,10 +26,13 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from tiers.constants import DEVICE_VERSION, NVME_MAGIC
 from tiers.device_table import NAME as TABLE
 from tiers.errors import BusyError, DamagedError, NotOursError, OpenError, SettingError, VersionError
 from tiers.files import replace_file
+from tiers.reading import Unreadable, as_json, read_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,10 @@ class Marker:
     instance: str
     slab_bytes: int
     slot_bytes_min: int
+
+
+class _Magic(msgspec.Struct):
+    magic: str
 
 
 class Home:
@@ -111,8 +118,10 @@ def read_marker(path: Path) -> Marker | None:
     Raises NotOursError, VersionError, DamagedError (ours, by what lies beside it), OSError.
     """
     try:
-        text = _read(path / MARKER)
-    except FileNotFoundError:
+        content = read_bytes(path / MARKER, _MARKER_BYTES_MAX, follow=False)
+    except Unreadable as error:
+        if not error.is_missing:
+            raise _damaged_or_not_ours(path, error) from error
         foreign = sorted(set(os.listdir(path)) - _HARMLESS)
         if foreign:
             raise NotOursError(
@@ -120,23 +129,27 @@ def read_marker(path: Path) -> Marker | None:
             ) from None
         return None
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        if (path / TABLE).exists():
-            raise DamagedError(f"nvme directory {path}: its {MARKER} is damaged: it starts cold") from error
-        raise NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error}") from error
+        magic = as_json(path / MARKER, content, _Magic).magic
+    except Unreadable as error:
+        raise _damaged_or_not_ours(path, error) from error
+    if magic != NVME_MAGIC:
+        raise NotOursError(f"nvme directory {path}: its {MARKER} is not ours: magic {magic!r}")
     try:
-        if found["magic"] != NVME_MAGIC:
-            raise ValueError(f"magic {found['magic']!r}")
-        names = ("slab_bytes", "slot_bytes_min")
-        marker = Marker(int(found["version"]), str(found["instance"]), *(int(found[name]) for name in names))
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error}") from error
+        marker = as_json(path / MARKER, content, Marker)
+    except Unreadable as error:
+        raise _damaged_or_not_ours(path, error) from error
     if marker.version > DEVICE_VERSION:
         raise VersionError(
             f"nvme directory {path}: format version {marker.version}; this program reads {DEVICE_VERSION}"
         )
     return marker
+
+
+def _damaged_or_not_ours(path: Path, error: Unreadable) -> OpenError:
+    """By what lies beside it."""
+    if (path / TABLE).exists():
+        return DamagedError(f"nvme directory {path}: its {MARKER} is damaged: it starts cold")
+    return NotOursError(f"nvme directory {path}: its {MARKER} is not ours: {error.why}")
 
 
 def _difference(found: Marker, wanted: Marker) -> str:
@@ -170,14 +183,6 @@ def _remove_records(path: Path) -> None:
                 for file in os.listdir(path / name):
                     os.unlink(path / name / file)
                 os.rmdir(path / name)
-
-
-def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        return os.read(fd, _MARKER_BYTES_MAX)
-    finally:
-        os.close(fd)
 
 
 def _lock(path: Path) -> int:

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.cli import NOT_FOUND, USAGE, CliError
+from tiers.reading import Unreadable, read_text
 
 # Templates that go through the parts of a message; to others an engine gives one text.
 OF_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(\.content\b|\[\s*['\"]content['\"]\s*\])")
 SHOWN_CHARS_MAX = 200
+TEMPLATE_BYTES_MAX = 4 << 20
 
 
 class Chat(NamedTuple):
@@ -107,11 +109,9 @@ def _message(message: dict[str, Any], of_parts: bool) -> dict[str, Any]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise _wrong(f"--chat-template {path}: {error.strerror}", NOT_FOUND) from error
-    except UnicodeDecodeError as error:
-        raise _wrong(f"--chat-template {path}: not UTF-8 text") from error
+        return read_text(path, TEMPLATE_BYTES_MAX)
+    except Unreadable as error:
+        raise _wrong(f"--chat-template {error}", NOT_FOUND if error.is_missing else USAGE) from error
 
 
 def _loaded(path: Path) -> Any:

@@ -32,6 +32,7 @@ from kvstore.cli.output import Figure, print_json, print_table
 from kvstore.cli.prefixes import ask, require_beginning
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.units import count, printable
+from tiers.reading import Unreadable, as_text, read_text
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -172,18 +173,14 @@ def _read(word: str) -> str:
     if word == "-" and sys.stdin is None:
         raise CliError("explain: -: stdin is closed", exit_code=USAGE)
     try:
-        if word == "-":
-            content = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
-        else:
-            with open(word[1:], "rb") as file:
-                content = file.read(PROMPT_BYTES_MAX + 1)
+        if word != "-":
+            return read_text(Path(word[1:]), PROMPT_BYTES_MAX, may_wait=True)
+        content = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
         if len(content) > PROMPT_BYTES_MAX:
-            raise CliError(f"explain: {word}: more than {PROMPT_BYTES_MAX} bytes", exit_code=USAGE)
-        return content.decode()
-    except OSError as error:
-        raise CliError(f"explain: {word[1:]}: {error.strerror}", exit_code=NOT_FOUND) from error
-    except UnicodeDecodeError as error:
-        raise CliError(f"explain: {word}: not UTF-8 text", exit_code=USAGE) from error
+            raise CliError(f"explain: -: too large: allowed are {PROMPT_BYTES_MAX} bytes", exit_code=USAGE)
+        return as_text(Path(word), content)
+    except Unreadable as error:
+        raise CliError(f"explain: {error}", exit_code=NOT_FOUND if error.is_missing else USAGE) from error
 
 
 def _numbers(text: str) -> list[int]:

@@ -18,9 +18,6 @@ import difflib
 import json
 import os
 import re
-import stat
-import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +27,7 @@ from pydantic import ValidationError
 
 from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX, NEAREST_NAME_CUTOFF
 from kvstore.daemon.config import DEFAULT_FILE, Config, keys, misfits, sections, value_of
+from tiers.reading import Unreadable, as_toml, read_text
 
 ENV_PREFIX = "KVSTORE_"
 ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting
@@ -118,41 +116,20 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def _read(path: Path, required: bool) -> str | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hang the start
-        with open(fd, "rb") as file:
-            content = (
-                file.read(CONFIG_FILE_BYTES_MAX + 1) if not stat.S_ISFIFO(os.fstat(fd).st_mode) else None
-            )
-    except FileNotFoundError:
-        if not required:
+        return read_text(path, CONFIG_FILE_BYTES_MAX)
+    except Unreadable as error:
+        if error.is_missing and not required:
             return None
-        raise ConfigError([f"{path}: no such configuration file"], missing_file=True) from None
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot read the configuration: {error.strerror}"]) from error
-    except ValueError as error:  # NUL in the path
-        raise ConfigError([f"{str(path)!r}: not a path: {error}"]) from error
-    if content is None:
-        raise ConfigError([f"{path}: cannot read the configuration: not a file"])
-    if len(content) > CONFIG_FILE_BYTES_MAX:
-        raise ConfigError(
-            [f"{path}: too large for a configuration: allowed are {CONFIG_FILE_BYTES_MAX} bytes"]
-        )
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML: not UTF-8 at byte {error.start}"]) from error
+        if error.is_missing:
+            raise ConfigError([f"{path}: no such configuration file"], missing_file=True) from error
+        raise ConfigError([f"{path}: cannot read the configuration: {error.why}"]) from error
 
 
 def _from_file(path: Path, text: str, problems: list[str]) -> dict[str, Given]:
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
-    except RecursionError as error:
-        raise ConfigError([f"{path}: not a configuration: nested too deeply"]) from error
-    except ValueError as error:  # Python's own limit
-        digits = sys.get_int_max_str_digits()
-        raise ConfigError([f"{path}: a number has too many digits: allowed are {digits}"]) from error
+        content = as_toml(path, text)
+    except Unreadable as error:
+        raise ConfigError([str(error)]) from error
     lines = key_lines(text)
     known, given = list(keys()), {}
     for key, value in _flat(content):

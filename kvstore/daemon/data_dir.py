@@ -36,6 +36,7 @@ from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
 from kvstore.protocol import places
 from tiers.files import replace_file
+from tiers.reading import Unreadable, read_json
 
 log = logging.getLogger("kvstore.daemon.data_dir")
 
@@ -162,16 +163,12 @@ def _read_mark(path: Path) -> str | None:
     """The instance id, None if the directory is not marked yet, or not any more. Raises DataDirNotOurs."""
     mark = path / MARK
     try:
-        fd = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            content = json.loads(file.read(DATA_DIR_MARK_BYTES_MAX))
+        content = read_json(mark, DATA_DIR_MARK_BYTES_MAX, dict[str, object], follow=False)
         magic, version, instance = content["magic"], content["format"], content["instance"]
         if magic == MAGIC and version == DATA_DIR_FORMAT:
-            uuid.UUID(instance)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # damaged
+            uuid.UUID(str(instance))
+    except (Unreadable, ValueError, KeyError):
+        return None  # there is none, or it is damaged
     if magic != MAGIC:
         raise DataDirNotOurs(f"data_dir {path}: {MARK} was not written by kvstore")
     if version != DATA_DIR_FORMAT:

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from kvstore.constants import SERVING_BYTES_MAX
 from kvstore.retention.clock import boot_id
 from tiers import memory_limits
 from tiers.constants import MEMORY_HEADROOM_BYTES
 from tiers.files import replace_file
+from tiers.reading import Unreadable, read_json
 
 log = logging.getLogger("kvstore.daemon.last_run")
 
@@ -69,6 +71,6 @@ class LastRun:
 
     def _read(self) -> Serving | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Serving)
-        except (OSError, msgspec.MsgspecError):  # none, or damaged: a hint was lost, no more
+            return read_json(self._path, SERVING_BYTES_MAX, Serving)
+        except Unreadable:  # none, or damaged: a hint was lost, no more
             return None

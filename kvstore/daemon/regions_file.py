@@ -13,7 +13,6 @@ file that is wrong ends in one line for each mistake, which names the file, the 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,6 +30,7 @@ from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
 from tiers.object_urls import is_host_label
 from tiers.objects import Objects
+from tiers.reading import Unreadable, as_toml, read_text
 
 REGION_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _URL = re.compile(r"(s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s?#]*")
@@ -148,14 +148,9 @@ class Deployment(Section):
 def load_regions(path: Path) -> Deployment:
     """Raises RegionsFileError with every problem found."""
     try:
-        content = path.read_bytes()
-        if len(content) > CONFIG_FILE_BYTES_MAX:
-            raise RegionsFileError(f"{path}: {len(content)} bytes: allowed are {CONFIG_FILE_BYTES_MAX}")
-        said = tomllib.loads(content.decode())
-    except OSError as error:
-        raise RegionsFileError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RegionsFileError(f"{path}: no TOML: {error}") from error
+        said = as_toml(path, read_text(path, CONFIG_FILE_BYTES_MAX))
+    except Unreadable as error:
+        raise RegionsFileError(str(error)) from error
     try:
         deployment = Deployment.model_validate(said)
     except ValidationError as error:

@@ -10,18 +10,19 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.constants import DOCTOR_ANSWER_S, DOCTOR_SPARE_FILES
+from kvstore.constants import DATA_DIR_MARK_BYTES_MAX, DOCTOR_ANSWER_S, DOCTOR_SPARE_FILES
 from kvstore.daemon.data_dir import LOCK, MARK
 from kvstore.daemon.listening import Listen, parse_listen
 from kvstore.doctor.findings import Case, Finding, Level, is_ours, nearest_there, user_name
+from tiers.reading import Unreadable, read_json
 
 
 def instance_of(data_dir: Path) -> str | None:
     """Whose data directory it is, without touching it; None where that cannot be read."""
     try:
-        content = json.loads((data_dir / MARK).read_bytes())
+        content = read_json(data_dir / MARK, DATA_DIR_MARK_BYTES_MAX, dict[str, object])
         return str(content["instance"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (Unreadable, KeyError):
         return None
 
 

@@ -60,10 +60,15 @@ class Demand:
         body = b"".join(table.tobytes() for table in tables)
         return _HEAD.pack(_MAGIC, len(self._names), xxhash.xxh3_128_digest(body)) + body
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """The size of a snapshot."""
+        return int(_HEAD.size + _PLACE_BYTES * len(self._names))
+
     def restore(self, content: bytes) -> bool:
         """Go on from a snapshot of a table of this size; False, and nothing changed, if it is none."""
         places = len(self._names)
-        if len(content) != _HEAD.size + _PLACE_BYTES * places:
+        if len(content) != self.snapshot_bytes:
             return False
         magic, held, checksum = _HEAD.unpack_from(content)
         body = content[_HEAD.size :]

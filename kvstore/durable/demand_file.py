@@ -10,6 +10,7 @@ from kvstore.constants import DEMAND_SAVE_INTERVAL_S
 from kvstore.durable.demand import Demand
 from kvstore.io_pool import Io
 from tiers.files import replace_file
+from tiers.reading import Unreadable, read_bytes
 
 log = logging.getLogger("kvstore.durable.demand_file")
 
@@ -27,12 +28,11 @@ class DemandFile:
     def open(self) -> None:
         """Go on from what an earlier daemon knew. Blocks on the disk."""
         try:
-            if not self._demand.restore(self._path.read_bytes()):
+            if not self._demand.restore(read_bytes(self._path, self._demand.snapshot_bytes)):
                 log.warning("demand begins anew: %s: not what this version writes", self._path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            log.warning("demand begins anew: %s: %s", self._path, error)
+        except Unreadable as error:
+            if not error.is_missing:
+                log.warning("demand begins anew: %s", error)
 
     def keep(self, io: Io, now_s: float) -> None:
         """Have it written when it is time."""

@@ -28,18 +28,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from kvstore.constants import DAY_S, ENDURANCE_BURST_S, ENDURANCE_LINE_POWER, ENDURANCE_STRETCH_SHARE, HOUR_S
+
+Spent = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Ledger(msgspec.Struct):
     """spent: (when at the latest, bytes). ahead_bytes: to be spent later, at most. written_bytes: spent by
     this daemon until now."""
 
-    spent: list[tuple[float, int]]
-    ahead_bytes: int
+    spent: list[tuple[float, Spent]]
+    ahead_bytes: Spent
     written_bytes: int = 0
 
 

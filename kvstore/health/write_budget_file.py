@@ -19,9 +19,11 @@ from pathlib import Path
 
 import msgspec
 
+from kvstore.constants import ENDURANCE_FILE_BYTES_MAX
 from kvstore.health.write_budget import Endurance, Ledger
 from kvstore.io_pool import Io
 from tiers.files import replace_file
+from tiers.reading import Unreadable, read_json
 
 log = logging.getLogger("kvstore.health.write_budget")
 
@@ -90,13 +92,11 @@ class EnduranceFile:
         """What was spent, and when at the latest."""
         now_s, wall_s = self._clock(), self._wall_clock()
         try:
-            ledger = msgspec.json.decode(self._path.read_bytes(), type=Ledger)
-        except FileNotFoundError:
-            return []
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning(
-                "what was written to NVMe is not known: nothing is for a day: %s: %s", self._path, error
-            )
+            ledger = read_json(self._path, ENDURANCE_FILE_BYTES_MAX, Ledger)
+        except Unreadable as error:
+            if error.is_missing:
+                return []
+            log.warning("what was written to NVMe is not known: nothing is for a day: %s", error)
             with suppress(OSError):
                 self._path.replace(self._path.with_suffix(".unreadable"))
             return [(now_s, bytes_per_day)]

@@ -31,16 +31,18 @@ from kvstore.constants import (
     NAMESPACE_DROP_BLOCKS,
     NAMESPACE_DROP_LOOKS,
     NAMESPACES_ENDED_MAX,
+    NAMESPACES_FILE_BYTES_MAX,
     NAMESPACES_MAX,
     NAMESPACES_UNUSED_MAX,
 )
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_ANY
-from tiers.base import NAMESPACE_BYTES
-from tiers.checksum import described
+from tiers.base import KEY_BYTES_MAX, NAMESPACE_BYTES
+from tiers.checksum import column_sizes, described
 from tiers.files import replace_file
 from tiers.namespace_spec import NamespaceSpec
+from tiers.reading import Unreadable, as_json, read_json
 
 log = logging.getLogger("kvstore.index.namespaces")
 
@@ -189,13 +191,21 @@ class NamespaceRegistry:
         self.forget(min(empty, key=lambda n: (n.registered, n.id)))
 
     def _read(self) -> list[NamespaceSpec]:
-        if self._path is None or not self._path.exists():
+        """What an earlier daemon saved; what is damaged in it is left out, one by one."""
+        if self._path is None:
             return []
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[NamespaceSpec])
-        except (OSError, msgspec.MsgspecError) as error:
-            log.warning("namespace names are lost, bytes are not: %s: %s", self._path, error)
+            members = read_json(self._path, NAMESPACES_FILE_BYTES_MAX, list[msgspec.Raw])
+        except Unreadable as error:
+            if not error.is_missing:
+                log.warning("namespace names are lost, bytes are not: %s", error)
             return []
+        specs = [spec for member in members if (spec := _spec(self._path, member)) is not None]
+        if len(specs) < len(members):
+            log.warning(
+                "%d namespace names are lost, bytes are not: %s", len(members) - len(specs), self._path
+            )
+        return specs
 
     @property
     def is_saved(self) -> bool:
@@ -224,6 +234,23 @@ class NamespaceRegistry:
         """`save` is over, or nobody could run it."""
         self.saving = False
         self.changed |= not has_run
+
+
+def _spec(path: Path, member: msgspec.Raw) -> NamespaceSpec | None:
+    """None for what nobody could have registered; an ended one has no sizes."""
+    try:
+        spec = as_json(path, member, NamespaceSpec)
+        if spec.record_bytes or spec.hash_bytes:
+            column_sizes(spec.columns, spec.record_bytes)
+            is_possible = (
+                0 < spec.record_bytes < 1 << 40 and 0 < spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES
+            )
+        else:
+            is_possible = True
+        is_possible &= len(spec.digest) == NAMESPACE_BYTES and 0 <= spec.block_tokens < 1 << 32
+    except (Unreadable, ValueError):
+        return None
+    return spec if is_possible else None
 
 
 def _shape(spec: NamespaceSpec) -> str:

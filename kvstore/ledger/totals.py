@@ -269,7 +269,7 @@ class Totals:
                 for (content,) in base.execute("SELECT content FROM kept WHERE name = 'prefixes'"):
                     for prefix in msgspec.json.decode(content, type=list[Prefix]):
                         self._prefixes[prefix.namespace, prefix.block_hash] = prefix
-        except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+        except (sqlite3.Error, OSError, msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
             log.warning("totals of earlier days are lost: %s: %s", path, error)
             self._rows.clear()
             self._prefixes.clear()

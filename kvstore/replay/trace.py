@@ -18,6 +18,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -152,12 +153,12 @@ def _lines(path: Path, trace: Trace) -> Iterator[Line]:
             while text := file.readline(REPLAY_LINE_BYTES_MAX):
                 number += 1
                 if text.strip():
-                    yield decoder.decode(text)
+                    yield decoder.decode(text.removeprefix(BOM_UTF8) if number == 1 else text)
     except (OSError, EOFError) as error:
         raise ReplayError(f"{path}: {error}") from error
     except zlib.error as error:
         raise ReplayError(f"{path}: damaged gzip after line {number}: {error}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         is_cut = not text.endswith(b"\n") and len(text) < REPLAY_LINE_BYTES_MAX
         if number > 1 and is_cut and not isinstance(error, msgspec.ValidationError):
             trace.cut_lines += 1

@@ -36,6 +36,7 @@ from kvstore.constants import (
 from kvstore.errors import LimitExceeded, NotFound
 from tiers.base import NAMESPACE_BYTES
 from tiers.files import replace_file
+from tiers.reading import Unreadable, read_json
 
 log = logging.getLogger("kvstore.retention.rules")
 
@@ -176,15 +177,12 @@ class RuleFile:
         if self._path is None or not self._path.exists():
             return Book()
         try:
-            with open(self._path, "rb") as file:
-                book = msgspec.json.decode(file.read(RULES_FILE_BYTES_MAX), type=Book)
+            book = read_json(self._path, RULES_FILE_BYTES_MAX, Book)
             book.require_fitting()
             return book
-        except (OSError, msgspec.MsgspecError, LimitExceeded) as error:
+        except (Unreadable, LimitExceeded) as error:
             aside = self._path.with_suffix(".unreadable")
-            log.warning(
-                "pins, TTLs and quotas are lost: %s: %s; the file is kept as %s", self._path, error, aside
-            )
+            log.warning("pins, TTLs and quotas are lost: %s; the file is kept as %s", error, aside)
             with suppress(OSError):
                 os.replace(self._path, aside)
             return Book()
