@@ -45,7 +45,7 @@ def read_bytes(path: Path, bytes_max: int, follow: bool = True, may_wait: bool =
             while len(content) <= bytes_max and (data := file.read(bytes_max + 1 - len(content))):
                 content += data
     except FileNotFoundError as error:
-        raise Unreadable(path, error.strerror, is_missing=True) from error
+        raise Unreadable(path, f"{error.strerror}", is_missing=True) from error
     except OSError as error:
         raise Unreadable(path, error.strerror or f"{error}") from error
     except ValueError as error:  # NUL in the name
