@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from vllm.v1.request import RequestStatus
 
 from connectors import constants as limits
 from connectors.vllm import worker as worker_module
@@ -130,6 +131,29 @@ def test_weights_that_go_and_come_back(
     (line,) = lines()
     assert "they are the same" in line
     assert first | second <= set(store.spaces)  # what others may use is never ended
+
+
+@pytest.mark.parametrize("busy", ["a load", "a save"])
+def test_a_reset_that_vllm_refuses(worlds: Callable[..., World], store: FakeStore, busy: str) -> None:
+    """While a load is under way, or a finished request's blocks are being saved, vLLM raises and tells no connector.
+    Nothing was reset; a few steps later it can be, and nothing of the weights before is found."""
+    if busy == "a load":
+        assert hits(worlds(weights=1), store) == 0
+    world = worlds(weights=1)
+    if busy == "a save":
+        store.may_fill.clear()
+    request = world.ask("a", TEXT, max_tokens=1)
+    while not (request.is_finished() or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS):
+        world.step()
+    version = world.connector._scheduler._spaces.version  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="Failed to reset KV cache"):
+        reset(world, reset_running_requests=True)
+    assert world.connector._scheduler._spaces.version == version  # type: ignore[union-attr]
+    store.may_fill.set()
+    world.run()
+    world.replace_weights(2)
+    assert reset(world, reset_running_requests=True)
+    assert hits(world, store) == 0
 
 
 @pytest.mark.parametrize("shape", FEW.values(), ids=FEW.keys())
