@@ -7,7 +7,8 @@
 # make trial  answers in time among bursts                     make clean  what was made here, away
 # make test-nixl  prefill and decode with NIXL between them and ours beside it (70 MB more)
 # make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
-#             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds
+#             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds;
+#             PAIRS=5 rounds of engines that must share what they store or must not
 
 VENV := .venv/bin
 WORKERS ?= 2
@@ -16,6 +17,7 @@ SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
 PARTITION_S ?= 60
+PAIRS ?= 5
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
@@ -94,6 +96,7 @@ soak: venv
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
 		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py)
+	PAIRS=$(PAIRS) $(VENV)/python -m pytest -q --timeout=0 tests/vllm/test_identity_engines.py
 	$(VENV)/python -m benchmarks.envelope
 
 clean:

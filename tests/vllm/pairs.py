@@ -28,13 +28,14 @@ TEXT: list[Tokens] = [prompt(70, 330), prompt(71, 200)]
 SEEN: list[Tokens] = [[*prompt(75, 40), models.IMAGE_TOKEN, *prompt(76, 60)]]  # a picture in its middle
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MEAN = [0.1, 0.2, 0.9]  # of colours, which are 0.5 in the processor's own settings
 
 
 @dataclass
 class Engine:
-    """An engine, and what it is asked. prepare: what happens before it starts; options, extra: of the engine, and of
-    our connector; environment: while it runs; load: another load than that of its files (`update` of the tests)."""
+    """An engine, and what it is asked. prepare: what happens before it starts. options, extra: of the engine, and of our
+    connector. images: the seed of a picture for each prompt."""
 
     options: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], object] = lambda: None
@@ -203,6 +204,25 @@ def weights_without_files(kit: Kit) -> Pair:
     return by(load_format="dummy")
 
 
+def weights_of_what_sees(kit: Kit) -> Pair:
+    """The text is computed as before; what stands in the place of a picture is not."""
+    model = kit.copy(kit.made(models.vision_model))
+
+    def change(_: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        name = "model.connector.modality_projection.proj.weight"
+        save_file({**tensors, name: -tensors[name]}, model / "model.safetensors", {"format": "pt"})
+
+    pair = of_model(model, change)
+    for engine in pair:
+        engine.prompts, engine.images = SEEN, [1]
+    return pair
+
+
+def config_elsewhere(kit: Kit) -> Pair:
+    return by(kit.base, hf_config_path=str(kit.copy(rms_norm_eps=0.1)))
+
+
 def config_file(**changes: Any) -> Maker:
     return lambda kit: of_model(kit.copy(), lambda model: edited(model, **changes))
 
@@ -343,6 +363,15 @@ def head_that_drafts(kit: Kit) -> Pair:
     return Engine(options), Engine(options, prepare=once(change))
 
 
+def model_that_drafts(kit: Kit) -> Pair:
+    drafter = kit.copy(kit.made(models.draft_model))
+    speculation = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3}
+    options = {"speculative_config": speculation}
+    return Engine(options), Engine(
+        options, prepare=once(lambda: replace_unseen(drafter / "model.safetensors"))
+    )
+
+
 def tenants(kit: Kit) -> Pair:
     return Engine(extra={"tenant": "acme"}), Engine(extra={"tenant": "other"})
 
@@ -358,6 +387,11 @@ DIFFER: dict[str, Maker] = {
     "weights by load format": weights_by_format,
     "weights of torch": weights_of_torch,
     "weights without files": weights_without_files,
+    "weights of what sees": weights_of_what_sees,
+    "config elsewhere": config_elsewhere,
+    "dtype of config.json": lambda kit: of_model(
+        kit.copy(torch_dtype="bfloat16"), lambda model: edited(model, torch_dtype="float16"), dtype="auto"
+    ),
     "config.json: rms_norm_eps": config_file(rms_norm_eps=0.1),
     "config.json: rope": config_file(rope_theta=50_000.0),
     "hf_overrides: rms_norm_eps": overrides(rms_norm_eps=0.1),
@@ -383,17 +417,20 @@ DIFFER: dict[str, Maker] = {
     "adapter's weights": adapted(other_adapter),
     "adapter's scale": adapted(lambda path: edited(path, "adapter_config.json", lora_alpha=64)),
     "head that drafts": head_that_drafts,
+    "model that drafts": model_that_drafts,
     "tenants": tenants,
     "salts": salts,
 }
 
 # Walls that somebody put up: what is behind them is the same.
-WALLS = frozenset({"tenants", "salts", "head that drafts"})
+WALLS = frozenset({"tenants", "salts", "head that drafts", "model that drafts"})
 # What is not stored at all: no engine finds anything.
 UNKNOWN = frozenset({"weights without files"})
 # Computed in 8 or 16 bits: another split of a prompt may round another token.
-ROUNDED = frozenset({"dtype", "quantisation's arguments", "KV dtype", "KV dtype of some layers"})
-NEEDS_AVX512 = frozenset({"KV dtype", "KV dtype of some layers"})
+ROUNDED = frozenset(
+    {"dtype", "dtype of config.json", "quantisation's arguments", "KV dtype", "KV dtype of some layers"}
+)
+NEEDS_AVX512 = frozenset({"quantisation's arguments", "KV dtype", "KV dtype of some layers"})
 
 
 # ---- pairs that must share -----------------------------------------------------------------------
@@ -434,38 +471,52 @@ def linked(kit: Kit) -> Pair:
     return by(kit.base, model=str(link))
 
 
-def in_the_hub(kit: Kit, name: str) -> Path:
-    """A snapshot as the hub's client lays it out: links to blobs. Returns its path."""
-    commit = "0123456789abcdef0123456789abcdef01234567"
+def in_the_hub(kit: Kit) -> tuple[str, Path]:
+    """The name of a model, and its snapshot as the hub's client lays it out: links to blobs."""
+    name = f"of-{kit.place().name}"
     root = kit.hub / f"models--tiny--{name}"
-    snapshot = root / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    (root / "blobs").mkdir()
-    (root / "refs").mkdir()
-    (root / "refs" / "main").write_text(commit, encoding="utf-8")
+    snapshot = root / "snapshots" / COMMIT
+    for folder in (snapshot, root / "blobs", root / "refs"):
+        folder.mkdir(parents=True)
+    (root / "refs" / "main").write_text(COMMIT, encoding="utf-8")
     for number, file in enumerate(sorted(kit.base.iterdir())):
         blob = root / "blobs" / f"{number:040x}"
         shutil.copy(file, blob)
         (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
-    return snapshot
+    return f"tiny/{name}", snapshot
 
 
-def revisions(name: str, first: str | None, second: str | None) -> Maker:
+def revisions(first: str | None, second: str | None) -> Maker:
     def make(kit: Kit) -> Pair:
-        in_the_hub(kit, name)
-        return by(None, {"model": f"tiny/{name}", "revision": first}, model=f"tiny/{name}", revision=second)
+        name, _ = in_the_hub(kit)
+        return by(None, {"model": name, "revision": first}, model=name, revision=second)
 
     return make
 
 
 def hub_or_path(kit: Kit) -> Pair:
-    snapshot = in_the_hub(kit, "by-path")
-    return by(None, {"model": "tiny/by-path"}, model=str(snapshot))
+    name, snapshot = in_the_hub(kit)
+    return by(None, {"model": name}, model=str(snapshot))
 
 
 def hub_or_copy(kit: Kit) -> Pair:
-    in_the_hub(kit, "copied")
-    return by(None, {"model": "tiny/copied"}, model=str(kit.copy()))
+    name, _ = in_the_hub(kit)
+    return by(None, {"model": name}, model=str(kit.copy()))
+
+
+def packed_otherwise(kit: Kit) -> Pair:
+    """The same weights in two files, with other notes in their heads."""
+    model = kit.copy()
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names, where = list(tensors), dict[str, str]()
+    for at, part in enumerate((names[::2], names[1::2])):
+        file = f"model-0000{at + 1}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, model / file, {"format": "pt", "note": str(at)})
+        where |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return by(kit.base, model=str(model))
 
 
 def other_tokenizer(kit: Kit) -> Pair:
@@ -485,8 +536,8 @@ SAME: dict[str, Maker] = {
     "renamed": renamed,
     "copied": lambda kit: by(kit.base, model=str(kit.copy())),
     "a link": linked,
-    "revision none or main": revisions("none-main", None, "main"),
-    "revision main or commit": revisions("main-commit", "main", "0123456789abcdef0123456789abcdef01234567"),
+    "revision none or main": revisions(None, "main"),
+    "revision main or commit": revisions("main", COMMIT),
     "name of the hub or path": hub_or_path,
     "name of the hub or copy": hub_or_copy,
     "files that are not loaded": with_files(
@@ -496,6 +547,9 @@ SAME: dict[str, Maker] = {
         optimizer_DOT_pt="x",
     ),
     "pytorch_model.bin beside safetensors": torch_beside,
+    "weights packed otherwise": packed_otherwise,
+    "what config.json says, said again": overrides(rms_norm_eps=1e-5),
+    "trust in code that is not there": lambda kit: by(kit.base, trust_remote_code=True),
     "eos_token_id": configured(eos_token_id=5),
     "pad_token_id": configured(pad_token_id=3),
     "use_cache": configured(use_cache=False),
