@@ -505,14 +505,14 @@ def hub_or_copy(kit: Kit) -> Pair:
 
 
 def packed_otherwise(kit: Kit) -> Pair:
-    """The same weights in two files, with other notes in their heads."""
+    """The same weights in two files."""
     model = kit.copy()
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     names, where = list(tensors), dict[str, str]()
     for at, part in enumerate((names[::2], names[1::2])):
         file = f"model-0000{at + 1}-of-00002.safetensors"
-        save_file({name: tensors[name] for name in part}, model / file, {"format": "pt", "note": str(at)})
+        save_file({name: tensors[name] for name in part}, model / file, {"format": "pt"})
         where |= dict.fromkeys(part, file)
     index = {"metadata": {"total_size": 1}, "weight_map": where}
     (model / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
