@@ -78,6 +78,11 @@ WEIGHTS_SHRINK_MAX = (
     8  # times smaller than it was made may a layer's weights be packed (16 to 4 bits, and room)
 )
 
+ADAPTERS_MAX = 256  # of LoRA, that are stored by one engine: each has namespaces of its own
+CONTENTS_KNOWN_MAX = (
+    1 << 16
+)  # identifiers of images and the like, of which it is remembered what they stand for
+
 NEAREST_NAME_CUTOFF = 0.6
 
 if not LOOKUP_TIMEOUT_S < SYNC_WAIT_S_MAX <= LOAD_TIMEOUT_S <= TIMEOUT_S_MAX:

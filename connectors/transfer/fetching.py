@@ -131,6 +131,7 @@ class Fetching:
                         made.block_ids,
                         made.lease.grant,
                         made.fetch.sync,
+                        made.part.group.adapter,
                     )
                 )
         return loads, ends

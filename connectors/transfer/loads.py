@@ -63,15 +63,17 @@ class Loads:
 
     # ---- on the engine's thread ----
 
-    def begin(self, load: Load, column: Column | None, version: int) -> LoadTask | None:
+    def begin(
+        self, load: Load, column: Column | None, version: int, *, refused: bool = False
+    ) -> LoadTask | None:
         """The load as a task for `submit` or `run`; None, and through, if this rank has no column of it, or its
-        device is in no state for it."""
+        device is in no state for it. refused: it fails."""
         with self._lock:
             loading = self._loading_of(load.request_id, version, load.sync)
             loading.open += 1
             loading.blocks.update(load.block_ids)
-        if column is None:
-            self._through(load, loading, len(load.block_ids))
+        if column is None or refused:
+            self._through(load, loading, 0 if refused else len(load.block_ids))
             return None
         try:
             return LoadTask(load, loading, column, self._movers[load.group].mark())

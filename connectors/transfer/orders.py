@@ -7,6 +7,7 @@ Part: blocks and their hashes        decided in the scheduler, asked of the daem
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import NamedTuple
 
 from kvstore.client import Grant, Namespace
@@ -19,14 +20,29 @@ class Column(NamedTuple):
     start_bytes: int
 
 
+class Adapter(NamedTuple):
+    """What requests are computed with beside the model: the number it has in the engine, and what each rank has loaded
+    under it."""
+
+    number: int
+    digests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The same in all engines."""
+        return sha256(" ".join(self.digests).encode()).hexdigest()[:32]
+
+
 @dataclass(slots=True, frozen=True)
 class Columns:
-    """How the records of one KV group are laid out: shard -> its column. lease_blocks: how many one lease may hold."""
+    """How the records of one KV group are laid out: shard -> its column. lease_blocks: how many one lease may hold.
+    adapter: that their blocks are computed with."""
 
     index: int
     space: Namespace
     of_shard: dict[int, Column]
     lease_blocks: int
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)
@@ -43,7 +59,8 @@ class Part:
 
 @dataclass(slots=True)
 class Load:
-    """Fill these blocks from the first slots of the grant, and report `number`. sync: inside the step that asks."""
+    """Fill these blocks from the first slots of the grant, and report `number`. sync: inside the step that asks.
+    adapter: that they are for."""
 
     number: int
     request_id: str
@@ -51,6 +68,7 @@ class Load:
     block_ids: list[int]
     grant: Grant
     sync: bool
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)
@@ -64,9 +82,11 @@ class LoadEnd:
 
 @dataclass(slots=True)
 class Save:
-    """Copy these blocks into the slots of the grant, fill their column, and report `number`."""
+    """Copy these blocks into the slots of the grant, fill their column, and report `number`. adapter: that they are to
+    be computed with."""
 
     number: int
     group: int
     block_ids: list[int]
     grant: Grant
+    adapter: Adapter | None = None

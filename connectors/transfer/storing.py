@@ -132,7 +132,8 @@ class Storing:
                 number = next(self._numbers)
                 self._open[number] = made
                 made.store.open.add(number)
-                saves.append(Save(number, made.part.group.index, made.block_ids, made.lease.grant))
+                group = made.part.group
+                saves.append(Save(number, group.index, made.block_ids, made.lease.grant, group.adapter))
         return saves
 
     def reported(self, number: int, shards: int, committed: int, told: bool) -> None:

@@ -78,21 +78,22 @@ def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
     """What is in a file: as it is remembered, or read now."""
     where = path.resolve()
     note = cache / "weights" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(where))}.json"
-    known = _recall(note, _facts(where), where)
+    known = _recall(note, file_facts(where), where)
     if known is not None:
         return known
     for _ in range(limits.WEIGHTS_READS_MAX):
         _let_settle(where)
-        before = _facts(where)
+        before = file_facts(where)
         parts = _read_through(where, stop)
         sample = _sample(where)
-        if _facts(where) == before:
+        if file_facts(where) == before:
             _remember(note, before, sample, parts)
             return parts
     raise WeightsUnknown(f"{path} changed while it was read")
 
 
-def _facts(path: Path) -> Facts:
+def file_facts(path: Path) -> Facts:
+    """What is the same as long as nobody changes it."""
     stat = path.stat()
     return [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 
@@ -197,6 +198,20 @@ def write_note(note: Path, document: dict[str, Any]) -> None:
         os.replace(file.name, note)
 
 
+def known_as(cache: Path, live: str, name: str) -> str:
+    """What weights are called that ranks compute with, as a digest of theirs says: `name`, unless a note has another one.
+    The first engine of this cache directory that has them writes it, whether it was started with them or got them later."""
+    note = cache / "weights" / f"live-{live}.json"
+    try:
+        said = json.loads(note.read_bytes())["name"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        said = None
+    if isinstance(said, str) and said:
+        return said
+    write_note(note, {"name": name})
+    return name
+
+
 class DigestInBackground:
     """Starts reading at once; `result` is None until all files are read, and stays None when that fails."""
 
@@ -211,6 +226,11 @@ class DigestInBackground:
         """The result, waiting for it at most so long."""
         self._thread.join(seconds)
         return self.result
+
+    @property
+    def running(self) -> bool:
+        """Whether there may still be a result."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop reading; idempotent."""

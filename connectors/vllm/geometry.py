@@ -22,7 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+
+class Hashes(Protocol):
+    """One hash after the other, as many as there are full blocks."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> Sequence[bytes]: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +77,7 @@ class Plan:
     def windowed(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.window is not None)
 
-    def hashes(self, group: Group, block_hashes: Sequence[bytes], start: int, stop: int) -> list[bytes]:
+    def hashes(self, group: Group, block_hashes: Hashes, start: int, stop: int) -> list[bytes]:
         """Hashes of the group's blocks [start, stop): the hash at the end of each block."""
         step = group.block_tokens // self.hash_tokens
         return list(block_hashes[start * step + step - 1 : stop * step : step])

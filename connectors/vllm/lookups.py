@@ -16,7 +16,6 @@ from connectors import constants as limits
 from connectors.transfer.link import Line
 from connectors.transfer.prefill import PrefillSpeed
 from connectors.vllm.geometry import Group, Plan
-from connectors.vllm.spaces import Spaces
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Hit, Tracked
 from connectors.vllm.transfer_params import another_brings_it, promised_tokens
@@ -26,10 +25,8 @@ from kvstore.client import IN_ANY, WRITING
 class Lookups:
     """computes_last: whether a hit must leave one token to compute."""
 
-    def __init__(
-        self, line: Line, spaces: Spaces, tally: Tally, prefill: PrefillSpeed, computes_last: bool
-    ) -> None:
-        self._line, self._spaces, self._tally, self._prefill = line, spaces, tally, prefill
+    def __init__(self, line: Line, tally: Tally, prefill: PrefillSpeed, computes_last: bool) -> None:
+        self._line, self._tally, self._prefill = line, tally, prefill
         self._computes_last = computes_last
         self._tickets = itertools.count(int.from_bytes(os.urandom(5), "little") << 20)  # no other engine's
 
@@ -54,9 +51,9 @@ class Lookups:
         }
         usable = request.num_tokens - (self._computes_last or plan.computes_last)
         try:
-            held, reach = self._held_tokens(plan, request.block_hashes, usable, asking)
+            held, reach = self._held_tokens(plan, tracked, usable, asking)
         except Exception:
-            self._owe(plan, tracked, request.block_hashes, local_tokens)
+            self._owe(plan, tracked, local_tokens)
             raise
         for position, group in enumerate(plan.groups):
             tracked.offered[position] = group.blocks_in(held)
@@ -85,35 +82,35 @@ class Lookups:
             self._tally.add(outcome)
             tracked.counted = True
 
-    def _owe(self, plan: Plan, tracked: Tracked, block_hashes: Sequence[bytes], local_tokens: int) -> None:
+    def _owe(self, plan: Plan, tracked: Tracked, local_tokens: int) -> None:
         """A lookup was not answered in time, and may count in the daemon's accounts as if it had been."""
         ticket, tracked.ticket = tracked.ticket, 0
         if not plan.full:
             return
         group = plan.full[0]
         first = local_tokens // group.block_tokens
-        hashes = plan.hashes(group, block_hashes, first, first + 1)
+        hashes = plan.hashes(group, tracked.names, first, first + 1)
         if hashes:
-            space = self._spaces.columns[group.index].space
+            space = tracked.columns[group.index].space
             self._line.debts.owe(ticket, local_tokens, space, hashes[0])
 
     def _held_tokens(
-        self, plan: Plan, block_hashes: Sequence[bytes], usable: int, asking: dict[str, Any]
+        self, plan: Plan, tracked: Tracked, usable: int, asking: dict[str, Any]
     ) -> tuple[int, int]:
         """How many tokens can be loaded, and how many when what is being written is there."""
-        held = reach = found = min(usable, len(block_hashes) * plan.hash_tokens)
+        held = reach = found = min(usable, len(tracked.names) * plan.hash_tokens)
         if plan.full:
-            held, reach = self._full_tokens(plan, block_hashes, found, asking)
+            held, reach = self._full_tokens(plan, tracked, found, asking)
             found = held
         held, reach = (tokens - tokens % plan.align_tokens for tokens in (held, reach))
         if reach and plan.windowed:
-            held, reach = self._windowed_tokens(plan, block_hashes, held, reach)
+            held, reach = self._windowed_tokens(plan, tracked, held, reach)
         if held < found and plan.full:
             self._line.client.settle(asking["ticket"], held)
         return held, reach
 
     def _full_tokens(
-        self, plan: Plan, block_hashes: Sequence[bytes], tokens: int, asking: dict[str, Any]
+        self, plan: Plan, tracked: Tracked, tokens: int, asking: dict[str, Any]
     ) -> tuple[int, int]:
         """Groups of equal block size are asked about in one call: all of them must hold a block."""
         more = False  # the first lookup of a request opens its account, the others can only lower it
@@ -121,8 +118,8 @@ class Lookups:
         for block_tokens in sorted({group.block_tokens for group in plan.full}):
             groups = [group for group in plan.full if group.block_tokens == block_tokens]
             count = min(reach // block_tokens, limits.LOOKUP_HASHES_MAX)
-            hashes = plan.hashes(groups[0], block_hashes, 0, count)
-            spaces = [self._spaces.columns[group.index].space for group in groups]
+            hashes = plan.hashes(groups[0], tracked.names, 0, count)
+            spaces = [tracked.columns[group.index].space for group in groups]
             for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
                 if not hashes:
                     return 0, 0
@@ -134,17 +131,13 @@ class Lookups:
             reach = min(reach, len(hashes) * block_tokens)
         return min(held, reach), reach
 
-    def _windowed_tokens(
-        self, plan: Plan, block_hashes: Sequence[bytes], held: int, reach: int
-    ) -> tuple[int, int]:
+    def _windowed_tokens(self, plan: Plan, tracked: Tracked, held: int, reach: int) -> tuple[int, int]:
         """The longest hits whose last window every windowed group holds, or will; never less than the window."""
         places: list[tuple[Group, bytes]] = []
         for group in plan.windowed:
             count = min(group.blocks_in(reach), limits.LOOKUP_HASHES_MAX)
-            hashes = plan.hashes(group, block_hashes, 0, count)
-            places.append(
-                (group, self._line.client.residency(self._spaces.columns[group.index].space, hashes))
-            )
+            hashes = plan.hashes(group, tracked.names, 0, count)
+            places.append((group, self._line.client.residency(tracked.columns[group.index].space, hashes)))
             reach = min(reach, count * group.block_tokens)
         held = _longest(plan, places, min(held, reach), IN_ANY)
         return held, max(held, _longest(plan, places, reach, IN_ANY | WRITING))

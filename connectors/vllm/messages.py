@@ -24,6 +24,7 @@ class Orders(KVConnectorMetadata):
     blocks are about to be overwritten. draining: finished requests whose blocks no save reads any more.
     version: resets of the cache until now: loads from before the last one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours or
     another, loads inside it; otherwise 0. introduce: every rank is to report its Rank, with the weights of now.
+    adapters_asked: the number of a question which adapters it has loaded, or 0.
     """
 
     loads: list[Load] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Orders(KVConnectorMetadata):
     idle: bool = False
     sync_step: int = 0
     introduce: bool = False
+    adapters_asked: int = 0
 
 
 @dataclass(slots=True)
@@ -81,13 +83,15 @@ class Rank:
 class Report(KVConnectorWorkerMetadata):
     """saves: (number of shards that are through with it, blocks committed, whether the daemon knows of all). loads: (number of ranks that are through with it, leading blocks that are there
     and true on all of them). failed: requests whose load failed on some rank. sync_step: of the orders that
-    this report answers. ranks: one for each rank that was asked to introduce itself."""
+    this report answers. ranks: one for each rank that was asked to introduce itself. adapters: what ranks have loaded,
+    where that changed or was asked for: by rank, the last question and digests by number."""
 
     saves: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
     loads: dict[int, tuple[int, int]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     sync_step: int = 0
     ranks: list[Rank] = field(default_factory=list)
+    adapters: dict[int, tuple[int, dict[int, str]]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         if isinstance(other, Report):
@@ -100,7 +104,8 @@ class Report(KVConnectorWorkerMetadata):
             self.failed |= other.failed
             self.sync_step = max(self.sync_step, other.sync_step)
             self.ranks += other.ranks
+            self.adapters |= other.adapters
         return self
 
     def is_empty(self) -> bool:
-        return not (self.saves or self.loads or self.failed or self.sync_step or self.ranks)
+        return not (self.saves or self.loads or self.failed or self.sync_step or self.ranks or self.adapters)

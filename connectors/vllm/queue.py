@@ -7,12 +7,12 @@ taken in ─▶ vLLM asks for matched tokens in the same step: it starts, nothin
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.fetching import Fetching
 from connectors.transfer.orders import Part
 from connectors.vllm.spaces import Spaces
+from connectors.vllm.tracked import Tracked
 
 
 class Queue:
@@ -20,11 +20,11 @@ class Queue:
 
     def __init__(self, spaces: Spaces, fetching: Fetching) -> None:
         self._spaces, self._fetching = spaces, fetching
-        self._waiting: dict[str, Any] = {}
+        self._waiting: dict[str, Tracked] = {}
         self._promoted: set[str] = set()
 
-    def add(self, request: Any) -> None:
-        self._waiting[request.request_id] = request
+    def add(self, tracked: Tracked) -> None:
+        self._waiting[tracked.request.request_id] = tracked
 
     def remove(self, request_id: str) -> None:
         """It was asked about, or is gone."""
@@ -36,13 +36,13 @@ class Queue:
         plan, columns = self._spaces.plan, self._spaces.columns
         if plan is None or not columns:
             return
-        for request_id, request in itertools.islice(self._waiting.items(), limits.QUEUED_PROMOTIONS_MAX):
+        for request_id, tracked in itertools.islice(self._waiting.items(), limits.QUEUED_PROMOTIONS_MAX):
             if request_id in self._promoted:
                 continue
             self._promoted.add(request_id)
             parts = []
             for group in plan.full:
-                count = min(group.blocks_in(request.num_tokens), limits.LOOKUP_HASHES_MAX)
-                hashes = plan.hashes(group, request.block_hashes, 0, count)
+                count = min(group.blocks_in(tracked.request.num_tokens), limits.LOOKUP_HASHES_MAX)
+                hashes = plan.hashes(group, tracked.names, 0, count)
                 parts.append(Part(columns[group.index], [], hashes))
             self._fetching.promote(parts)

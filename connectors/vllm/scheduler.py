@@ -55,10 +55,12 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from connectors import constants as limits
 from connectors.transfer.fetching import Fetching
 from connectors.transfer.link import Line
-from connectors.transfer.orders import Part
+from connectors.transfer.orders import Columns, Part
 from connectors.transfer.prefill import PrefillSpeed
 from connectors.transfer.settings import Settings
 from connectors.transfer.storing import Store, Storing
+from connectors.vllm.adapters import Adapters
+from connectors.vllm.contents import Contents, Names
 from connectors.vllm.geometry import Group, Plan
 from connectors.vllm.guard import Guard
 from connectors.vllm.lookups import Lookups
@@ -85,9 +87,11 @@ class SchedulerHalf:
         self._loads, self._saves = role.is_kv_consumer, role.is_kv_producer
         self._line = self._open_line(settings.lookup_timeout_s, "scheduler")
         self._spaces = Spaces(settings, vllm_config, kv_cache_config, self._line, guard)
+        self._contents = Contents(vllm_config, guard.say_once)
+        self._adapters = Adapters(vllm_config, self._spaces.cache_dir, guard.say_once)
         self._sync = settings.load == "sync" and self._may_load_synchronously()
         self._prefill = PrefillSpeed()
-        self._lookups = Lookups(self._line, self._spaces, tally, self._prefill, self._sync)
+        self._lookups = Lookups(self._line, tally, self._prefill, self._sync)
         self._patience = Patience(settings.still_writing_wait_s, self._prefill, tally)
         self._pool: Any = None
         self._requests: dict[str, Tracked] = {}
@@ -151,7 +155,7 @@ class SchedulerHalf:
         fail the loads that they have under way as soon as they hear of the reset."""
         self._spaces.new_epoch(self._next_store, self._storing.stores)
         for tracked in self._requests.values():
-            tracked.tainted, tracked.hit = True, None
+            tracked.tainted, tracked.hit = tracked.started, None
         self._drop_unsent()
         self._fetching.drop_all()
         self._stale_local = self._pool is None or bool(
@@ -162,26 +166,43 @@ class SchedulerHalf:
             self.guard.say_once(
                 "the connector's cache was reset and vLLM's own was not: what requests find there is not stored"
             )
+        else:
+            self._adapters.reset()
 
     # ---- looking up ----------------------------------------------------------------------
 
     def queued(self, request: Any) -> None:
         """vLLM has taken in a request."""
-        if self._loads and not request.skip_reading_prefix_cache:
-            self._queue.add(request)
+        if self._spaces.plan is None:
+            return
+        if request.lora_request is not None:
+            self._adapters.meet(request.lora_request)
+        tracked = self._track(request)
+        unknown = tracked.names.unknown  # asked of all requests: so it is noted what identifiers stand for
+        if self._loads and not (unknown or request.lora_request or request.skip_reading_prefix_cache):
+            self._queue.add(tracked)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after `local_tokens` can be loaded, and whether between steps. None: ask again."""
         self._queue.remove(request.request_id)
+        self._track(request).started = True
         self._note_start(request, local_tokens)
         if self._spaces.awaits_ranks():
             return None, False  # also where nothing is loaded: what is computed meanwhile would not be saved
         if not self._loads or request.skip_reading_prefix_cache:
             return 0, False
         plan, tracked = self._spaces.plan, self._track(request)
-        if plan is None or not self._spaces.ready() or tracked.failed or tracked.tainted:
+        if plan is None or not self._spaces.ready() or tracked.failed or tracked.withheld:
             self._lookups.count(tracked, "declined")
             return 0, False
+        is_known, columns = self._columns_to_load(request)
+        if not is_known:
+            return None, False
+        if not columns:
+            self._lookups.count(tracked, "declined")
+            return 0, False
+        if columns is not tracked.columns:
+            tracked.columns, tracked.hit = columns, None
         hit = tracked.hit
         if (
             hit is None
@@ -193,6 +214,30 @@ class SchedulerHalf:
             return None, False
         return hit.tokens, self._sync is False and hit.tokens > 0
 
+    def _columns_to_load(self, request: Any) -> tuple[bool, dict[int, Columns]]:
+        """Whether it is known what a request will be computed with, and its namespaces; none where it is not to be
+        looked up."""
+        if request.lora_request is None:
+            return True, self._spaces.columns
+        is_known, adapter = self._adapters.to_load(request.lora_request, self._spaces.base)
+        return is_known, {} if adapter is None else self._spaces.of_adapter(adapter)
+
+    def _may_save(self, tracked: Tracked) -> bool:
+        """Whether what is computed of a request has namespaces, which it has then: those in which it was looked up, unless
+        it turns out to be computed with something else."""
+        if tracked.withheld or not self._spaces.ready():
+            return False
+        lora, columns = tracked.request.lora_request, self._spaces.columns
+        if lora is not None:
+            adapter = self._adapters.to_save(lora)
+            columns = {} if adapter is None else self._spaces.of_adapter(adapter)
+        if columns and tracked.columns and columns is not tracked.columns:
+            tracked.tainted = True
+            return False
+        if columns:
+            tracked.columns = columns
+        return bool(columns)
+
     def _note_start(self, request: Any, local_tokens: int) -> None:
         """vLLM asks when a request starts, or starts again: its KV is what it finds in vLLM's own cache."""
         plan, tracked = self._spaces.plan, self._requests.get(request.request_id)
@@ -200,7 +245,7 @@ class SchedulerHalf:
         if self._stale_local and (local_tokens or finer):
             self._track(request).tainted = True
         elif tracked is not None and tracked.tainted and not local_tokens:
-            tracked.tainted = False
+            tracked.tainted, tracked.columns = False, {}
             self._wrong.discard(request.request_id)
             tracked.offered = [0] * len(tracked.offered)
             for store in self._storing.stores.values():  # it may get the same blocks, for other bytes
@@ -211,7 +256,9 @@ class SchedulerHalf:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             groups = len(self._spaces.plan.groups) if self._spaces.plan is not None else 0
-            tracked = self._requests[request.request_id] = Tracked(request, [0] * groups)
+            hash_tokens = self._spaces.plan.hash_tokens if self._spaces.plan is not None else 1
+            names = Names(request, hash_tokens, self._contents)
+            tracked = self._requests[request.request_id] = Tracked(request, names, [0] * groups)
         return tracked
 
     # ---- loading -------------------------------------------------------------------------
@@ -232,7 +279,7 @@ class SchedulerHalf:
         end = local + external_tokens
         tables = blocks.get_block_ids()
         parts = [
-            self._load_part(self._spaces.plan, g, request, tables[g.index], local, end)
+            self._load_part(self._spaces.plan, g, tracked, tables[g.index], local, end)
             for g in self._spaces.plan.groups
         ]
         wait_s = min(self._settings.load_timeout_s, limits.SYNC_WAIT_S_MAX if self._sync else float("inf"))
@@ -255,15 +302,15 @@ class SchedulerHalf:
             self._track(request).loading = not self._sync
 
     def _load_part(
-        self, plan: Plan, group: Group, request: Any, table: Sequence[int], local: int, end: int
+        self, plan: Plan, group: Group, tracked: Tracked, table: Sequence[int], local: int, end: int
     ) -> Part:
         first = max(group.blocks_in(local), group.first_needed(end))
         last = group.blocks_in(end)
-        hashes = plan.hashes(group, request.block_hashes, first, last)
-        above = plan.hashes(group, request.block_hashes, first - 1, first) if first else [b""]
+        hashes = plan.hashes(group, tracked.names, first, last)
+        above = plan.hashes(group, tracked.names, first - 1, first) if first else [b""]
         kept = [row for row in zip(table[first:last], hashes, [*above, *hashes], strict=False) if row[0] != 0]
         parent = kept[0][2] if kept else b""  # a table has 0, the null block, where nothing is needed
-        columns = self._spaces.columns[group.index]
+        columns = tracked.columns[group.index]
         return Part(columns, [block for block, *_ in kept], [digest for _, digest, _ in kept], parent, first)
 
     def hit_sources(self, request: Any, external_tokens: int) -> dict[CacheHitSource, int]:
@@ -292,6 +339,7 @@ class SchedulerHalf:
         self._tally.tell("ready", is_ready)
         if is_ready:
             self._spaces.say_connected()
+        orders.adapters_asked = self._adapters.asks
         orders.version, orders.idle = self._spaces.version, not scheduler_output.total_num_scheduled_tokens
         orders.loads, orders.load_ends = self._fetching.take_orders()
         orders.saves = self._storing.take_orders()
@@ -341,7 +389,7 @@ class SchedulerHalf:
             return
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
-            if tracked is None or tracked.tainted:
+            if tracked is None:
                 continue
             tokens = tracked.request.num_computed_tokens + scheduled
             if all(
@@ -350,7 +398,7 @@ class SchedulerHalf:
             ):
                 continue  # most steps of most requests fill no block
             tables = state.get_block_ids(request_id)
-            if tables is None:
+            if tables is None or not self._may_save(tracked):
                 continue
             handed = state.boundary_state_offloads.get(request_id, ())
             self._save(tracked, tables, tokens, tokens > tracked.request.num_prompt_tokens, handed)
@@ -365,7 +413,7 @@ class SchedulerHalf:
     ) -> None:
         """Save whole blocks among the first `tokens` that were not offered yet. handed: blocks that hold a state,
         each with its group and the tokens it stands for."""
-        plan, request = self._spaces.plan, tracked.request
+        plan, request, names = self._spaces.plan, tracked.request, tracked.names
         if plan is None:
             return
         known = min(tokens, _publishable(request) * plan.hash_tokens)
@@ -381,13 +429,9 @@ class SchedulerHalf:
             tracked.offered[at] = last
             filled = _filled(group, tables[group.index], range(first, last), handed)
             for run in _runs(filled):
-                hashes = plan.hashes(group, request.block_hashes, run.start, run.stop)
-                parent = (
-                    plan.hashes(group, request.block_hashes, run.start - 1, run.start) if run.start else [b""]
-                )
-                parts.append(
-                    Part(self._spaces.columns[group.index], [filled[p] for p in run], hashes, parent[0])
-                )
+                hashes = plan.hashes(group, names, run.start, run.stop)
+                parent = plan.hashes(group, names, run.start - 1, run.start) if run.start else [b""]
+                parts.append(Part(tracked.columns[group.index], [filled[p] for p in run], hashes, parent[0]))
                 if group.window is not None and self._pool is not None:
                     held += [self._pool.blocks[filled[p]] for p in run]
                 else:
@@ -449,6 +493,7 @@ class SchedulerHalf:
                 self._storing.reported(number, shards, committed, told)
             for number, (ranks, valid) in report.loads.items():
                 self._fetching.reported(number, ranks, valid)
+            self._adapters.reported(report.adapters)
             if not self._spaces.knows_ranks:
                 self._spaces.know_ranks(report.ranks)
             for request_id in report.failed:
@@ -523,7 +568,7 @@ class SchedulerHalf:
             return False
         if self._proven_step < self._sync_step:
             self._ended.append(tables)
-        if not tracked.tainted and not tracked.loading and self._spaces.ready() and not _aborted(request):
+        if not tracked.loading and not _aborted(request) and self._may_save(tracked):
             self._save(tracked, tables, max(request.num_prompt_tokens, request.num_tokens - 1), False)
         waited_for = self._drained_by(request.request_id)
         if not waited_for or tracked.loading:
@@ -538,7 +583,7 @@ class SchedulerHalf:
         plan, tracked = self._spaces.plan, self._requests.get(request.request_id)
         if plan is None or tracked is None or not wants_promise(request.kv_transfer_params):
             return None
-        if not self._saves or tracked.tainted or not self._spaces.ready() or _aborted(request):
+        if not self._saves or _aborted(request) or not self._may_save(tracked):
             return None
         offered = zip(plan.groups, tracked.offered, strict=True)
         tokens = min(blocks * group.block_tokens for group, blocks in offered)
@@ -560,6 +605,7 @@ class SchedulerHalf:
     def close(self) -> None:
         """Stop the threads and hang up."""
         self._spaces.close()
+        self._adapters.close()
         for _ in self._threads:
             self._fetching.stop()
         self._storing.stop()

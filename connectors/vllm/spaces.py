@@ -9,7 +9,8 @@ request afterwards is computed with: when it asks, the ranks digest their weight
 looked up or saved.
 
     the weights are those of the start   the first namespaces: the store is as warm as before
-    they are others                      namespaces named by the joined digest: shared by all engines that have them
+    they are others                      namespaces named by the joined digest: shared by all engines that have them,
+                                         also by those that are started from files of them, where a note says so
     they cannot be seen                  namespaces of an `epoch` drawn at random: ours alone, so that we end them
                                          at the next reset, once nothing is saved to them any more
 """
@@ -27,9 +28,9 @@ from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.link import Line
-from connectors.transfer.orders import Column, Columns
+from connectors.transfer.orders import Adapter, Column, Columns
 from connectors.transfer.settings import Settings
-from connectors.transfer.weights import DigestInBackground, default_cache_dir, weights_digest
+from connectors.transfer.weights import DigestInBackground, default_cache_dir, known_as, weights_digest
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard, logger
 from connectors.vllm.messages import Rank, Weights, this_node
@@ -41,7 +42,7 @@ from kvstore.client import ClientError, Namespace
 class Spaces:
     """plan: of the model's groups; None once it is known that they are not stored. columns: by group, empty while
     the namespaces are not known. shards: what each has of a record, by group; the same in all namespaces, and known
-    from the first ones on: saves may be ordered for those of before a reset. version: resets of the cache until now."""
+    from the first ones on: saves may be ordered for those of before a reset. base: names those without an adapter. version: resets of the cache until now."""
 
     def __init__(
         self, settings: Settings, vllm_config: Any, kv_cache_config: Any, line: Line, guard: Guard
@@ -55,6 +56,10 @@ class Spaces:
             guard.say_once(f"this model's KV is not stored: {reason}")
         self.columns: dict[int, Columns] = {}
         self.shards: dict[int, dict[int, Column]] = {}
+        self.base = b""
+        self._identity: dict[str, str] = {}
+        self._hash_bytes = 0
+        self._of_adapters: dict[Adapter, dict[int, Columns]] = {}
         self.version = 0
         self._model = model_fields(vllm_config)
         self._no_files = ""  # why files do not name the weights
@@ -134,11 +139,14 @@ class Spaces:
         """What names the weights of now; None while it is not known."""
         live = self._live
         if live.now and live.now != live.first:
-            return f"live {live.now}"
+            return known_as(self.cache_dir, live.now, f"live {live.now}")
         if not self._no_files:
-            return self._weights.result
+            named = self._weights.result
+            if named is None or not live.first or self._settings.model_digest:
+                return named
+            return known_as(self.cache_dir, live.first, named)
         if live.first:
-            return f"live {live.first}"
+            return known_as(self.cache_dir, live.first, f"live {live.first}")
         self._guard.say_once(
             f"the weights cannot be told from others, so nothing is stored or loaded ({self._no_files}; {live.unseen});"
             " set model_digest"
@@ -169,20 +177,33 @@ class Spaces:
             )
         identity = identity_fields(self._config, self._settings.tenant, weights, bytes(seed), self._epoch)
         identity |= self._model
+        self._identity, self._hash_bytes = identity, len(seed)
         try:
-            self.columns = self._make_columns(self.plan, identity, len(seed))
+            self.columns = self._make_columns(self.plan)
         except ClientError as reason:
             self.plan = None
             self._guard.say_once(f"this model's KV is not stored: {reason}")
             return False
         self.shards = {index: columns.of_shard for index, columns in self.columns.items()}
+        self.base = b"".join(columns.space.digest for columns in self.columns.values())
         self._say_change()
         return True
 
-    def _make_columns(self, plan: Plan, identity: dict[str, str], hash_bytes: int) -> dict[int, Columns]:
+    def of_adapter(self, adapter: Adapter) -> dict[int, Columns]:
+        """The namespaces of what is computed with it; empty where there are too many. Only when `ready`."""
+        known = self._of_adapters.get(adapter)
+        if known is None and self.plan is not None:
+            if len(self._of_adapters) >= limits.ADAPTERS_MAX:
+                self._guard.say_once(f"of adapters, the first {limits.ADAPTERS_MAX} are stored")
+                return {}
+            known = self._of_adapters[adapter] = self._make_columns(self.plan, adapter)
+        return known or {}
+
+    def _make_columns(self, plan: Plan, adapter: Adapter | None = None) -> dict[int, Columns]:
         """One namespace for each group: its records have a column for each shard, in the order of shards. Raises
         Refused where there are more columns than a record may have."""
         made: dict[int, Columns] = {}
+        identity = self._identity if adapter is None else {**self._identity, "adapter": adapter.name}
         for group in plan.groups:
             facts = {
                 rank.shard: rank.groups[group.index] for rank in self._ranks if group.index in rank.groups
@@ -191,12 +212,12 @@ class Spaces:
             sizes = [shard.record_bytes for shard in facts.values()]
             digest, fields = space_spec({**identity, **joined_facts(facts)}, sizes, group.block_tokens)
             space = self._line.client.namespace(
-                digest, sum(sizes), hash_bytes, group.block_tokens, fields, columns=sizes
+                digest, sum(sizes), self._hash_bytes, group.block_tokens, fields, columns=sizes
             )
             starts = enumerate(itertools.accumulate(sizes, initial=0))
             of_shard = {shard: Column(*start) for shard, start in zip(facts, starts, strict=False)}
             lease_blocks = max(1, min(limits.LEASE_BLOCKS_MAX, limits.LEASE_BYTES_MAX // max(sizes)))
-            made[group.index] = Columns(group.index, space, of_shard, lease_blocks)
+            made[group.index] = Columns(group.index, space, of_shard, lease_blocks, adapter)
         return made
 
     # ---- other weights -------------------------------------------------------------------
@@ -208,10 +229,11 @@ class Spaces:
         Only a namespace of an epoch of our own is ended; the others are those of all engines with these weights.
         """
         if self._epoch and self.columns:
-            self._old.append((next_store, [group.space for group in self.columns.values()]))
+            of_all = [self.columns, *self._of_adapters.values()]
+            self._old.append((next_store, [group.space for groups in of_all for group in groups.values()]))
             self.end_old(under_way)
         self.version += 1
-        self.columns = {}
+        self.columns, self._of_adapters = {}, {}
         self._asked, self._ranks_due_s = False, 0.0
         if self._ranks and not self._live.first:  # could not be seen at the start: not looked at again
             self._epoch = os.urandom(8).hex()

@@ -7,6 +7,9 @@ from typing import Any
 
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from connectors.transfer.orders import Columns
+from connectors.vllm.contents import Names
+
 
 @dataclass(slots=True)
 class Hit:
@@ -36,20 +39,29 @@ class Wait:
 
 @dataclass(slots=True)
 class Tracked:
-    """One request. offered: by group, blocks before it were offered or are held. blocks of the
-    request are not saved while it is `tainted`, never loaded again once a load `failed`. ticket: what
+    """One request. names: of its blocks. offered: by group, blocks before it were offered or are held. blocks of the
+    request are not saved while it is `tainted`, never loaded again once a load `failed`. columns: by group,
+    the namespaces that it is looked up in and saved to. started: the engine has asked about it. ticket: what
     the daemon's accounts know the lookup by, until its answer is used. looked_up: the ticket of its latest
     lookup; again: which is not the first that is known of the request. counted: in our statistics. wait: of its latest start."""
 
     request: Any
+    names: Names
     offered: list[int]
+    columns: dict[int, Columns] = field(default_factory=dict)
     hit: Hit | None = None
     wait: Wait | None = None
     sources: dict[CacheHitSource, int] = field(default_factory=dict)
     loading: bool = False
+    started: bool = False
     failed: bool = False
     tainted: bool = False
     ticket: int = 0
     looked_up: int = 0
     again: bool = False
     counted: bool = False
+
+    @property
+    def withheld(self) -> bool:
+        """Whether nothing of it may be saved."""
+        return self.tainted or bool(self.names.unknown)

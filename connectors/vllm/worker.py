@@ -37,6 +37,7 @@ from connectors.transfer.saves import Saves
 from connectors.transfer.settings import Settings
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
+from connectors.vllm.live_adapters import LiveAdapters
 from connectors.vllm.live_weights import Unseen, live_digest, models_of
 from connectors.vllm.messages import Orders, Rank, Report, Weights
 from connectors.vllm.model_files import elsewhere, foreign_code
@@ -60,6 +61,9 @@ class WorkerHalf:
         self._rank = Rank(self._shard, trouble="no KV tensors were registered")
         self._layers: list[str] = []  # that have KV
         self._version = 0
+        self._adapters = LiveAdapters((), 0)
+        self._adapters_asked = 0
+        self._adapters_said: tuple[int, dict[int, str]] = (0, {})
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
         label = f"vllm worker {self._pp_rank}.{self._shard}"
@@ -108,6 +112,7 @@ class WorkerHalf:
         except Unseen as reason:
             self._rank.elsewhere = str(reason)
             return
+        self._adapters = LiveAdapters(models, self._rank.number)
         self._rank.elsewhere = elsewhere(models)
         try:
             code = foreign_code(models)
@@ -170,12 +175,15 @@ class WorkerHalf:
     def before_step(self, orders: Orders) -> None:
         """Make sure that no save still reads a block this step may overwrite."""
         self._version = orders.version
+        self._adapters_asked = max(self._adapters_asked, orders.adapters_asked)
         self._saves.cancel(orders.cancel)
 
     def start_loads(self, orders: Orders) -> None:
         at_once = limits.IDLE_LOAD_BYTES_MAX if orders.idle else 0
         for load in orders.loads:
-            task = self._loads.begin(load, self._column_of(orders, load.group), self._version)
+            refused = not self._adapters.agrees(load.adapter)
+            column = self._column_of(orders, load.group)
+            task = self._loads.begin(load, column, self._version, refused=refused)
             if task is None:
                 continue
             size_bytes = len(load.block_ids) * self._movers[load.group].record_bytes
@@ -195,6 +203,7 @@ class WorkerHalf:
                 continue
             task = self._saves.begin(save, column)
             if task is not None:
+                task.cancelled = not self._adapters.agrees(save.adapter)
                 is_sync = self._settings.save == "sync"
                 self._saves.run(self._line, [task]) if is_sync else self._saves.submit(task)
 
@@ -231,7 +240,16 @@ class WorkerHalf:
         saves = {number: (1, *report) for number, report in self._saves.take_reports().items()}
         loads = {number: (1, valid) for number, valid in self._loads.take_reports().items()}
         failed, self._failed = self._failed, set()
-        return Report(saves, loads, failed)
+        return Report(saves, loads, failed, adapters=self._take_adapters())
+
+    def _take_adapters(self) -> dict[int, tuple[int, dict[int, str]]]:
+        """What is loaded, where that is news or was asked for."""
+        now = self._adapters.digests()
+        said = self._adapters_asked, now
+        if said == self._adapters_said:
+            return {}
+        self._adapters_said = said
+        return {self._rank.number: said}
 
     def close(self) -> None:
         """Stop the threads, without waiting for a daemon that hangs, and hang up."""

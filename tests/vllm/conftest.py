@@ -60,10 +60,13 @@ def hosts(model: Path, tmp_path: Path) -> Iterator[Callable[..., EngineHost]]:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
-    """A store in this process, in the place of a daemon, for every connector made in the test."""
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeStore:
+    """A store in this process, in the place of a daemon, for every connector made in the test; what they remember is
+    the test's own."""
     from connectors.transfer import link
+    from connectors.vllm import spaces
 
+    monkeypatch.setattr(spaces, "default_cache_dir", lambda: tmp_path / "remembered")
     made = FakeStore()
     monkeypatch.setattr(link, "open_client", made.open)
     return made

@@ -25,7 +25,7 @@ from tests.vllm.engines import Adapter
 
 BLOCK = 32
 TEXT: list[Tokens] = [prompt(70, 330), prompt(71, 200)]
-SEEN: list[Tokens] = [[*prompt(75, 40), models.IMAGE_TOKEN, *prompt(76, 60)]]  # a picture in its middle
+SEEN: list[Tokens] = [[*prompt(75, 20), models.IMAGE_TOKEN, *prompt(76, 60)]]  # a picture in its middle
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -22,7 +22,7 @@ from vllm.config.load import LoadConfig
 
 from connectors import constants as limits
 from connectors.transfer import weights
-from connectors.transfer.weights import DigestInBackground, WeightsUnknown, weights_digest
+from connectors.transfer.weights import DigestInBackground, WeightsUnknown, known_as, weights_digest
 from connectors.vllm.model_files import elsewhere, foreign_code, weight_files
 
 pytestmark = pytest.mark.vllm
@@ -343,30 +343,30 @@ def test_numbers_of_a_file_are_not_all_that_is_believed(
     """A file of which every number is the same (another mount under the path, a clock set back) is found out by its
     sample: here one that is covered whole. Any difference anywhere, and none."""
     directory = write(tmp_path_factory.mktemp("forged") / "m", tensors())
-    path, true_facts = directory / "model.safetensors", weights._facts
+    path, true_facts = directory / "model.safetensors", weights.file_facts
     try:
-        weights._facts = lambda path: [str(path)]
+        weights.file_facts = lambda path: [str(path)]
         first = digest(directory)
         content = bytearray(path.read_bytes())
         content[int(place * (len(content) - 1))] ^= forged
         path.write_bytes(bytes(content))
         assert (digest(directory) == first) is not forged
     finally:
-        weights._facts = true_facts
+        weights.file_facts = true_facts
 
 
 def test_another_checkpoint_with_the_same_numbers_is_found_out(tmp_path: Path) -> None:
     """Where the sample is a small part of the file: a fine-tune of all tensors changes pages all over it."""
     held = {"w": np.zeros((2048, 1024), np.float32)}
     directory = write(tmp_path / "m", held)
-    true_facts = weights._facts
+    true_facts = weights.file_facts
     try:
-        weights._facts = lambda path: [str(path)]
+        weights.file_facts = lambda path: [str(path)]
         first = digest(directory)
         write(directory, {"w": held["w"] + 1e-6})
         assert digest(directory) != first
     finally:
-        weights._facts = true_facts
+        weights.file_facts = true_facts
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_digest(
@@ -414,6 +414,17 @@ def test_a_damaged_note_costs_a_reading(text: str, tmp_path: Path) -> None:
     for note in (tmp_path / "cache-m").rglob("*.json"):
         note.write_text(text)
     assert digest(directory) == first
+
+
+def test_weights_keep_the_name_that_they_got_first(tmp_path: Path) -> None:
+    """Started with them or given them later: engines of one cache directory call them the same. A damaged note is written
+    again."""
+    assert known_as(tmp_path, "a", "files") == known_as(tmp_path, "a", "live a") == "files"
+    assert known_as(tmp_path, "b", "live b") == known_as(tmp_path, "b", "other files") == "live b"
+    for number, text in enumerate(("{", "[]", '{"name": 1}', '{"name": ""}', "[" * 9000)):
+        (tmp_path / "weights" / "live-a.json").write_text(text)
+        for name in (f"name {number}", "another"):
+            assert known_as(tmp_path, "a", name) == f"name {number}"
 
 
 def test_the_background_digest_can_be_stopped(tmp_path: Path) -> None:

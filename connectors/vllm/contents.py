@@ -1,0 +1,177 @@
+"""Names of a request's blocks: vLLM's hash, and the content of what else a block is computed from.
+
+vLLM's block hash names tokens by content, and some things only by what they are called:
+
+    tokens, cache salt       by content                        ─▶ its hash is the name
+    embeddings of a prompt   bytes by content, not their type  ─▶ its hash, and the type
+    images, audio, video     by an identifier                  ─▶ its hash, and a digest of what goes into the model
+    adapters of LoRA         by name and path                  ─▶ a namespace for each content (`adapters.py`)
+
+An identifier may be a hash of what the user sent, a name that the user gives, one that a picture carries in its
+metadata, or a number of this process. It says nothing of the processor that makes tensors from it either. So what is
+digested is what the processor made: all that the model is given in place of these tokens. The name of a block
+holds all of that from the first to the last one that begins before its end. Blocks before the first keep vLLM's hash.
+
+Not named, and so neither looked up nor saved, are requests
+* with an item whose tensors are not here (in shared memory, kept in another process),
+* with an identifier that stood for something else before: vLLM's own caches go by it, so what was computed may be of
+  the other one,
+* that vLLM numbers instead of naming: no other request is ever called so,
+* whose prompt mixes tokens and embeddings: a hash does not say which is which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from connectors import constants as limits
+
+_NUMBERED = re.compile(r"renderer\d+-mm-\d+-.*")
+
+
+class Unnamed(Exception):
+    """Blocks of this request cannot be told from those of others; the message says why."""
+
+
+class Mark(NamedTuple):
+    """first: token from which on a request's blocks depend on it. digest: of it and of all before it."""
+
+    first: int
+    digest: bytes
+
+
+class Names:
+    """The names of a request's blocks, as a sequence beside its `block_hashes`, which it follows as they grow.
+    unknown: why they are no names, or empty."""
+
+    def __init__(self, request: Any, hash_tokens: int, contents: Contents) -> None:
+        self._request, self._hash_tokens, self._contents = request, hash_tokens, contents
+        self._marks: list[Mark] = []
+        self._unknown = ""
+        self._items = -1
+
+    @property
+    def unknown(self) -> str:
+        self._refresh()
+        return self._unknown
+
+    def __len__(self) -> int:
+        return len(self._request.block_hashes)
+
+    def __getitem__(self, where: slice) -> list[bytes]:
+        self._refresh()
+        hashes = self._request.block_hashes
+        if not self._marks:
+            return list(hashes[where])
+        return [self._named(place, hashes[place]) for place in range(len(hashes))[where]]
+
+    def _named(self, place: int, block_hash: bytes) -> bytes:
+        end = (place + 1) * self._hash_tokens
+        before = bisect_left(self._marks, end, key=lambda mark: mark.first)
+        if not before:
+            return bytes(block_hash)
+        key = self._marks[before - 1].digest
+        return hashlib.blake2b(block_hash, key=key, digest_size=len(block_hash)).digest()
+
+    def _refresh(self) -> None:
+        """A session gets further items while it lasts."""
+        items = len(self._request.mm_features)
+        if items == self._items:
+            return
+        self._items = items
+        try:
+            self._marks, self._unknown = self._contents.marks_of(self._request), ""
+        except Unnamed as reason:
+            self._unknown = str(reason)
+
+
+class Contents:
+    """What identifiers stand for in this engine. say: for one line in the log about each kind of request."""
+
+    def __init__(self, vllm_config: Any, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._known: OrderedDict[str, str] = OrderedDict()  # identifier -> digest, "" where it had several
+        multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+        self._is_numbered = (
+            multimodal is not None
+            and not multimodal.mm_processor_cache_gb
+            and not vllm_config.cache_config.enable_prefix_caching
+        )
+        self._is_shared = getattr(multimodal, "mm_processor_cache_type", "") == "shm"
+
+    def marks_of(self, request: Any) -> list[Mark]:
+        """In the order of their tokens. Raises Unnamed, and says so once for each kind."""
+        try:
+            return self._marks_of(request)
+        except Exception as error:
+            reason = str(error) if isinstance(error, Unnamed) else f"{type(error).__name__}: {error}"
+            self._say(f"such requests are neither looked up nor saved: {reason}")
+            raise Unnamed(reason) from error
+
+    def _marks_of(self, request: Any) -> list[Mark]:
+        marks: list[Mark] = []
+        if request.prompt_embeds is not None:
+            if getattr(request, "prompt_is_token_ids", None) is not None:
+                raise Unnamed("a prompt of tokens and embeddings, mixed")
+            kind = str(request.prompt_embeds.dtype)
+            marks.append(Mark(0, hashlib.sha256(kind.encode()).digest()))
+        for feature in sorted(request.mm_features, key=lambda feature: feature.mm_position.offset):
+            place = feature.mm_position
+            what = self._digest_of(feature)
+            before = marks[-1].digest if marks else b""
+            mask = _digest({"embeds": place.is_embed})
+            text = f"{place.offset} {place.length} {mask} {what}"
+            marks.append(Mark(place.offset, hashlib.sha256(before + text.encode()).digest()))
+        return marks
+
+    def _digest_of(self, feature: Any) -> str:
+        """Of the tensors that the model is given for it."""
+        if self._is_numbered or _NUMBERED.fullmatch(feature.identifier):
+            raise Unnamed(
+                f"vLLM numbers {feature.modality} inputs, with prefix caching and its cache of processed inputs off"
+            )
+        tensors = {key: element.data for key, element in sorted((feature.data or {}).items())}
+        if self._is_shared or not _has_tensors(tensors):
+            raise Unnamed(f"the content of {feature.modality} inputs is not to be seen")
+        digest = _digest({"modality": feature.modality, "data": tensors})
+        known = self._known.setdefault(feature.identifier, digest)
+        self._known.move_to_end(feature.identifier)
+        while len(self._known) > limits.CONTENTS_KNOWN_MAX:
+            self._known.popitem(last=False)
+        if known != digest:
+            self._known[feature.identifier] = ""
+            raise Unnamed(f"one identifier stands for several {feature.modality} inputs")
+        return digest
+
+
+def _digest(items: dict[str, Any]) -> str:
+    """Of nested plain values and tensors, by vLLM's own hasher of such."""
+    from vllm.multimodal.hasher import MultiModalHasher
+
+    return str(MultiModalHasher.hash_kwargs(_ALGORITHM, **items))
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether there are tensors in it, and nothing else that is not plain. Raises Unnamed for anything else: what is not
+    known to be its own content may be a place in memory, or a mark that the content is kept elsewhere."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(_has_tensors, value)) > 0  # looks at all of them
+    if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        return True
+    if isinstance(value, str | bytes | int | float):
+        return False
+    raise Unnamed(f"{type(value).__name__} among the inputs of the model")
+
+
+_ALGORITHM: Any = "blake3" if find_spec("blake3") else "sha256"  # vLLM's default, and five times as fast
