@@ -95,7 +95,15 @@ NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 256, 64  # of one in an answer, witho
 SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
 TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
 EVICTED_IN_VAIN_MAX = 1024  # blocks that leave for one request beyond those that made room for it
-LOAD_BATCH_RECORDS = 8  # records one I/O thread reads in a row
+LOAD_BATCH_RECORDS = 32  # records that one job reads, so that its end takes less than a millisecond …
+LOAD_BATCH_BYTES = 8 * MIB  # … and of bytes so many …
+LOAD_BATCH_SHARE = 0.25  # … or this much of what may be under way …
+FLIGHT_S = 1.0  # … which is what comes in so long, and in the time of the quickest job, …
+FLIGHT_STALL_SHARE = 0.25  # … neither of which counts for more than this share of the stall …
+WINDOW_GROWTH_MAX = 8.0  # times of what came back: so fast it grows while jobs are much quicker
+QUICKEST_SHARE = 0.01  # of a slower job in what the quickest one takes: an old one does not count for ever
+LOADS_UNDER_WAY_BYTES_MAX = 1 * GIB  # … and never more than this
+PREFETCH_SHARE = 0.75  # of that may be what nobody waits for yet
 LOADS_WAITING_MAX = 65536  # blocks queued for loading; beyond it an acquire answers a miss
 DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
@@ -128,10 +136,14 @@ SPEED_SHARE = 0.5  # … the change (in its logarithm) is believed at once …
 SPEED_SHARE_PROBE = 0.8  # … and so much where it was measured on purpose
 SPEED_SIMILAR = 1e-3  # stretches whose sizes differ less than this do not tell latency from flow
 SPEED_FLOW_LEAST = 0.05  # of the time per byte of a typical stretch: bytes never flow for nothing
-SPEED_STRETCH_JOBS_MAX = 16  # jobs after which a busy stretch counts, even if it goes on
+SPEED_STRETCH_JOBS_MAX = 16  # jobs after which a busy stretch counts, even if it goes on …
+SPEED_STRETCH_S_MIN = 0.05  # … after so long: what came in one go came in all of the time before
 PREFILL_SHARE = 0.3  # of one more statement of an engine in what is known of its prefill rate
 PREFILL_RATES_MAX = NAMESPACES_MAX  # namespaces whose rate is remembered
-STALL_S, STALL_S_MIN, STALL_S_MAX = 1.0, 0.01, 600.0  # one read or write of a tier hangs
+STALL_S, STALL_S_MIN, STALL_S_MAX = 1.0, 0.01, 600.0  # one read or write of a tier hangs, that …
+NVME_LEAST_BYTES_PER_S = 32e6  # … had besides the time for its bytes, at this speed, of a disk …
+BUCKET_LEAST_BYTES_PER_S = 4e6  # … or a bucket
+LATE_SHARE = 0.5  # of the stall: nothing is begun behind what takes so long
 PREFILL_TOKENS_PER_S_MIN, PREFILL_TOKENS_PER_S_MAX = 1.0, 1e9  # slower than that is a mistake
 BREAKER_FAILURES_MAX = 3  # in a row: then it trips
 BREAKER_PAUSE_S_MIN = 1.0  # before the first probe; doubles with each trip or failed probe …
@@ -250,6 +262,11 @@ require(
 require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
 require(EXPIRY_SLICE_S < EXPIRY_PAUSE_S < TICK_INTERVAL_S, "dropping leaves most of the time to others")
 require(LOAD_BATCH_RECORDS <= LOADS_WAITING_MAX, "a batch of loads fits into the queue")
+require(
+    2 * FLIGHT_STALL_SHARE <= LATE_SHARE < 1,
+    "what is under way is over before anything is late, let alone hangs",
+)
+require(0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that somebody waits for")
 require(LOADS_WAITING_MAX < IO_URGENT_MAX, "every load finds a place in the pool's queue")
 require(IO_THREADS_MAX + VERIFY_JOBS_MAX < IO_ORDINARY_MAX, "every store finds a place in the pool's queue")
 require(LOADS_WAITING_MAX <= LOAD_WAITERS_MAX, "every load may be waited for")
@@ -418,7 +435,7 @@ BUCKET_STALL_S = 5.0  # one request of a bucket hangs
 REGIONS_MAX, COPY_RULES_MAX = 64, 1000  # of one deployment
 COPY_BYTES_PER_S_MIN = 64 * KIB
 DEMAND_SAVE_INTERVAL_S = 300.0  # what a kill may lose of them
-OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 16  # loads from the bucket under way, and records of each
+OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
 JOIN_PAUSE_S = 5.0  # between two tries to join the region
 JOIN_WAIT_S = 3.0  # of a start, for a bucket that refuses: one that does not answer does not delay it longer
 REGION_CLOSE_S = 2.0  # at a stop, for requests under way

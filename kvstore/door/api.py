@@ -17,6 +17,7 @@ of ours becomes an answer here, and only here; it is logged and counted.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -524,9 +525,12 @@ class Caller:
                 self._answer(acquired)
 
         hashes = request.hashes[: allowed * namespace.hash_bytes]
+        patience_s = (
+            request.wait_ms / 1000 if request.wait_ms else math.inf
+        )  # the latter: what is begun now goes on
         try:
             lease = self._engine.acquire(
-                session, request.namespace, hashes, ready, request.parent, request.ticket
+                session, request.namespace, hashes, ready, request.parent, request.ticket, patience_s
             )
         except Exception:
             if later.answer is None:

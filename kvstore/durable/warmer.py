@@ -174,7 +174,7 @@ class Warmer:
         run.under_way += 1
         self._records += 1
         self._bytes += namespace.record_bytes
-        waiter = Prefetch(lambda arrived: self._arrived(run, arrived), displaces=run.to == "nvme")
+        waiter = Prefetch(lambda arrived: self._arrived(run, arrived), run.to == "nvme", asker=run)
         if block is not None and where:
             self._loader.want(block, waiter)
         else:

@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ from kvstore.ledger.totals import Prefix, Totals
 from kvstore.movement.adoption import Adoption
 from kvstore.movement.loading import Loader
 from kvstore.movement.shared import SharedLevel
-from kvstore.movement.sources import DeviceSource, SharedSource
+from kvstore.movement.sources import DeviceSource, Reach, SharedSource
 from kvstore.movement.stored_times import stored_times
 from kvstore.movement.verification import Verifier
 from kvstore.movement.watch import Watch
@@ -144,7 +145,7 @@ class Engine(Parts):
             totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not devices and not shared
         )
         self.verifier = Verifier(self.blocks, io, verify_share)
-        sources = [DeviceSource(member, arena, jobs_max) for member in self.nvme.members]
+        sources = [DeviceSource(member, arena, jobs_max, clock) for member in self.nvme.members]
         far = [SharedSource(level, arena, clock, self._sources_changed) for level in shared]
         self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
         self.eviction.takeovers.freed = self.loader.feed
@@ -324,8 +325,10 @@ class Engine(Parts):
         on_ready: Callable[[Acquired], None],
         parent: bytes = b"",
         ticket: int = 0,
+        patience_s: float = math.inf,
     ) -> ReadLease:
         """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once. parent: see `reserve`.
+        What cannot be there before `patience_s` is over is not loaded.
 
         It may be called before this returns, and before policies are told: whoever waits for the
         answer need not wait for them. `expire` on the lease makes it answer at once with what is ready.
@@ -357,11 +360,14 @@ class Engine(Parts):
             else:
                 slow.append((position, block))
         blocks.pin(*ready)
+        reach = Reach(patience_s)
         for position, block in slow:
+            if not self.loader.comes(block, reach):
+                break  # nor is what is behind it of any use
             lease.outstanding += 1
             self.loader.want(block, LeaseWaiter(lease, position, blocks.pin))
         if self.loader.shared and len(run) < len(asked) and not over:
-            self._fetch(lease, hashes, found, parent)
+            self._fetch(lease, hashes, found, parent, reach)
         self.loader.pump()
         lease.outstanding -= 1
         if lease.outstanding == 0:
@@ -373,7 +379,9 @@ class Engine(Parts):
             self.verifier.handed_out(ready)
         return lease
 
-    def _fetch(self, lease: ReadLease, hashes: bytes, found: list[Block | None], parent: bytes) -> None:
+    def _fetch(
+        self, lease: ReadLease, hashes: bytes, found: list[Block | None], parent: bytes, reach: Reach
+    ) -> None:
         """Ask shared levels for what no owned level has, behind the owned part of this run."""
         namespace, size = lease.namespace, lease.namespace.hash_bytes
         start = next(at for at, block in enumerate(found) if block is None or not block.where & IN_ANY)
@@ -383,6 +391,8 @@ class Engine(Parts):
                 block = found[position]
                 if block is not None and block.where & IN_ANY:
                     continue  # held behind a gap
+                if not reach.has(source, namespace.record_bytes):
+                    return
                 above = hashes[(position - 1) * size : position * size] if position else parent
                 block_hash = hashes[position * size : (position + 1) * size]
                 lease.outstanding += 1

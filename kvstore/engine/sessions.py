@@ -102,6 +102,10 @@ class LeaseWaiter(NamedTuple):
             self.pin(block)
         self.lease.settle(self.position, block)
 
+    @property
+    def asker(self) -> object:
+        return self.lease
+
     def is_waiting(self) -> bool:
         return not self.lease.finished
 

@@ -6,6 +6,10 @@
          │ the probe came back                 pause over│     │ a longer pause
          └──────────────────────────────── PROBING ◀─────┘─────┘
 
+A job hangs when nothing came back for `stall_s`, and as long besides as the bytes of the largest one under way take at the least
+speed that is acceptable. The time runs from when a thread, or a request, really begins a job. One that hangs while others come
+back is *late* after half a stall: whoever begins jobs begins none behind it, so that nothing comes back any more.
+
 There is one for the loads of a tier and one for its stores: a disk that cannot be written
 is still read. While it is not closed nobody but a probe uses the tier in that direction;
 what waits is told so at the trip. A trip costs those who wait one `stall_s` at most, and
@@ -31,6 +35,8 @@ from kvstore.constants import (
     BREAKER_PAUSE_JITTER,
     BREAKER_PAUSE_S_MAX,
     BREAKER_PAUSE_S_MIN,
+    LATE_SHARE,
+    NVME_LEAST_BYTES_PER_S,
 )
 from kvstore.ledger.latencies import Histogram
 
@@ -49,7 +55,7 @@ class Job:
 
 
 class Breaker:
-    """`changed` is called after every change of state. stall_s: how long a job may take."""
+    """`changed` is called after every change of state. stall_s: how long a job without bytes may take."""
 
     def __init__(
         self,
@@ -58,6 +64,7 @@ class Breaker:
         clock: Callable[[], float],
         changed: Callable[[], None],
         chance: random.Random | None = None,
+        least_bytes_per_s: float = NVME_LEAST_BYTES_PER_S,
     ) -> None:
         self.name = name
         self.state = CLOSED
@@ -65,10 +72,12 @@ class Breaker:
         self.reason = ""  # of the last trip
         self.times = Histogram()  # of every job that came back, from when it was submitted
         self._stall_s = stall_s
+        self._least_bytes_per_s = least_bytes_per_s
         self._clock = clock
         self._changed = changed
         self._chance = chance or random.Random()
         self._jobs: dict[Job, None] = {}
+        self._came_back_s = clock()  # the last one that did
         self._probe: Job | None = None
         self._failures = 0  # in a row
         self._pauses = 0  # since the last calm time
@@ -102,7 +111,9 @@ class Breaker:
     def end(self, job: Job, is_well: bool) -> bool:
         """It came back. is_well: the tier did what it was asked. True if it came back in time."""
         del self._jobs[job]
-        self.times.add(self._clock() - job.begun_s)
+        now_s = self._clock()
+        self.times.add(now_s - job.begun_s)
+        self._came_back_s = now_s
         in_time = self.state == CLOSED or job is self._probe
         if job is self._probe:
             self._probe = None
@@ -120,14 +131,22 @@ class Breaker:
         """Trip if a job hangs."""
         if not self._jobs or self.state == OPEN:
             return
-        age_s = self.oldest_s()
-        if age_s < self._stall_s:
+        age_s = min(self.oldest_s(), self._clock() - self._came_back_s)
+        if age_s < self._stall_s + max(job.size_bytes for job in self._jobs) / self._least_bytes_per_s:
             return
         if self.state == PROBING:
             self._probe = None  # its end says nothing any more
             self._open(f"a probe did not come back for {age_s:.1f} s")
         else:
             self._trip(f"a job did not come back for {age_s:.1f} s")
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the job that was begun first takes long: it may hang, or is overtaken by others."""
+        first = next(iter(self._jobs), None)
+        if first is None or first.started_s is None:
+            return False
+        return self._clock() - first.started_s > LATE_SHARE * self._stall_s
 
     def oldest_s(self) -> float:
         """How long the oldest job has been with its thread."""

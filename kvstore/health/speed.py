@@ -17,6 +17,7 @@ A job that is late makes those behind it wait at least as long again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from kvstore.constants import (
@@ -26,6 +27,7 @@ from kvstore.constants import (
     SPEED_SHARE_PROBE,
     SPEED_SIMILAR,
     SPEED_STRETCH_JOBS_MAX,
+    SPEED_STRETCH_S_MIN,
     SPEED_SUDDEN,
 )
 from kvstore.health.breaker import Job
@@ -67,10 +69,10 @@ class TierSpeed:
         del self._jobs[job]
         self._stretch_bytes += size_bytes
         self._stretch_jobs += 1
-        if self._jobs and self._stretch_jobs < SPEED_STRETCH_JOBS_MAX:
-            return
         now_s = self._clock()
         taken_s = now_s - self._begun_s
+        if self._jobs and (self._stretch_jobs < SPEED_STRETCH_JOBS_MAX or taken_s < SPEED_STRETCH_S_MIN):
+            return
         if taken_s > 0 and self._stretch_bytes:
             self._note(taken_s, SPEED_SHARE_PROBE if probe else SPEED_SHARE)
         self._new_stretch(now_s, from_idle=False)
@@ -79,17 +81,24 @@ class TierSpeed:
         """What is under way says nothing about the speed: a job hangs, or failed."""
         self._jobs.clear()
 
-    def ahead_s(self) -> float:
-        """How long a load that is asked for now takes until its bytes flow: queue and latency."""
-        return max(self.flow_s(self.waiting_bytes), self._late_s()) + self.latency_s
+    def ahead_s(self, behind_bytes: int = 0) -> float:
+        """How long a load that is asked for now takes until its bytes flow: queue and latency. behind_bytes: of the
+        queue, what comes later."""
+        return max(self.flow_s(self.waiting_bytes - behind_bytes), self._late_s()) + self.latency_s
 
     def flow_s(self, size_bytes: int) -> float:
         """How long so many bytes flow; 0 while nothing is known."""
         return size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
-    def load_s(self, size_bytes: int) -> float:
+    def load_s(self, size_bytes: int, behind_bytes: int = 0) -> float:
         """Predicted time from now until so many bytes are there."""
-        return self.ahead_s() + self.flow_s(size_bytes)
+        return self.ahead_s(behind_bytes) + self.flow_s(size_bytes)
+
+    def reach_bytes(self, within_s: float, behind_bytes: int = 0) -> float:
+        """How many bytes that are asked for now are there within so long; any number while nothing is known."""
+        if not self.bytes_per_s:
+            return math.inf
+        return max(0.0, within_s - self.ahead_s(behind_bytes)) * self.bytes_per_s
 
     def _late_s(self) -> float:
         """How much longer than predicted the oldest job has taken."""

@@ -3,6 +3,9 @@
     acquire ─▶ want ─▶ queue of its source ─▶ room in DRAM ─▶ read and verified ─▶ waiters are called
     lookup ──▶ prefetch ─▶ behind what is urgent
 
+Who asked for blocks take turns (`LoadQueue`), and what is begun is bounded by bytes and by the speed of the source
+(`kvstore.movement.sources`).
+
 The bytes go from the source straight into an arena slot. The slot is taken when a read is
 submitted, and not when a block is queued: what waits evicts nothing. One load serves all who
 wait for the block.
@@ -28,7 +31,7 @@ from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.sums import PROMOTED
-from kvstore.movement.sources import DeviceSource, Read, SharedSource, Slotted, Source
+from kvstore.movement.sources import DeviceSource, Reach, Read, SharedSource, Slotted, Source
 from kvstore.movement.verification import Verifier
 from kvstore.movement.waiting import PREFETCH, Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
@@ -99,6 +102,12 @@ class Loader:
         """Whether a client may read the block from its arena slot now."""
         return bool(block.where & IN_DRAM) and block not in self._residency.unverified
 
+    def comes(self, block: Block, reach: Reach) -> bool:
+        """Whether a block that an owned level has will be in DRAM in time."""
+        if block.where & IN_DRAM or not block.where & IN_NVME or block in self.waiting:
+            return True
+        return reach.has(self.devices[block.device], block.namespace.record_bytes)
+
     def want(self, block: Block, waiter: Waiter) -> None:
         """Call `waiter` when the block is in DRAM and true, which may be before this returns."""
         if self.is_ready(block):
@@ -145,10 +154,10 @@ class Loader:
                 if not isinstance(source, SharedSource):
                     self._residency.pin(block)
                 source.speed.wait(block.namespace.record_bytes)
-                (source.ahead if isinstance(waiter, Prefetch) else source.urgent)[block] = None
-            elif not isinstance(waiter, Prefetch) and block in source.ahead:
-                del source.ahead[block]
-                source.urgent[block] = None
+                (source.ahead if isinstance(waiter, Prefetch) else source.urgent).add(block, waiter.asker)
+            elif not isinstance(waiter, Prefetch) and (block in source.ahead or block in source.urgent):
+                source.ahead.discard(block)
+                source.urgent.add(block, waiter.asker)
 
     def pump(self) -> None:
         """Begin as many reads as may be under way."""
@@ -168,12 +177,13 @@ class Loader:
                     starved.popleft()
                     self._finish(source, block, None)
                     continue
-                if len(source.slotted) >= source.jobs_max * source.batch_records:
+                if source.slotted and source.slotted_bytes >= source.window.size_bytes:
                     break
                 slot = self._slot(source, block)
                 if slot is None:
                     break
                 source.slotted.append((starved.popleft(), slot))
+                source.slotted_bytes += block.namespace.record_bytes
             if not starved and self._starved.get(line) is starved:
                 del self._starved[line]
         self.pump()
@@ -183,24 +193,35 @@ class Loader:
     def _next_batch(self, source: Source) -> list[Slotted]:
         """Blocks out of its queue that have room in DRAM now. What finds none waits in its line, or is over."""
         batch: list[Slotted] = []
-        queued = len(source.urgent) + len(source.ahead) + len(source.slotted)
-        count = min(source.batch_records, -(-queued // (source.jobs_max - source.jobs)))
-        while len(batch) < count and (source.slotted or source.urgent or source.ahead):
+        left_bytes = source.batch_bytes
+        queue = source.urgent if source.slotted or source.urgent else source.ahead
+        while len(batch) < source.batch_records:
+            block = source.slotted[0][0] if source.slotted else queue.first()
+            if block is None or (batch and block.namespace.record_bytes > left_bytes):
+                break
             if source.slotted:
                 batch.append(source.slotted.popleft())
-                continue
-            queue = source.urgent or source.ahead
-            block = next(iter(queue))
-            del queue[block]
-            if not self.waiting.is_wanted(block) or not self._is_there(source, block):
-                self._finish(source, block, None)
-            elif (slot := self._slot_in_turn(source, block)) is not None:
-                batch.append((block, slot))
-            elif self.waiting.waits_for_room(block):
-                self._starved.setdefault(self._eviction.line(block.namespace), deque()).append(block)
+                source.slotted_bytes -= block.namespace.record_bytes
             else:
-                self._finish(source, block, None)
+                queue.take()
+                if not self._joins(source, block, batch):
+                    continue
+            left_bytes -= block.namespace.record_bytes
+        queue.end_turn()
         return batch
+
+    def _joins(self, source: Source, block: Block, batch: list[Slotted]) -> bool:
+        """Put a block that is not queued any more into a batch, if it has room. Else it waits in its line, or is over."""
+        if not self.waiting.is_wanted(block) or not self._is_there(source, block):
+            self._finish(source, block, None)
+        elif (slot := self._slot_in_turn(source, block)) is not None:
+            batch.append((block, slot))
+            return True
+        elif self.waiting.waits_for_room(block):
+            self._starved.setdefault(self._eviction.line(block.namespace), deque()).append(block)
+        else:
+            self._finish(source, block, None)
+        return False
 
     def _is_there(self, source: Source, block: Block) -> bool:
         """Whether its source has it still: a probe may have found it damaged meanwhile."""
@@ -236,6 +257,7 @@ class Loader:
         job = source.loads.begin(sum(block.namespace.record_bytes for block, _ in batch))
         source.speed.begin(job)
         source.jobs += 1
+        source.window.begin(job)
         source.began(batch[0][0])
         source.read(batch, job, lambda results: self._loaded(source, batch, job, results))
 
@@ -255,6 +277,7 @@ class Loader:
                 self._residency.give_up(block.namespace, [slot])
                 self.missed(source, block, result)
                 self._finish(source, block, None)
+        source.window.end(job, loaded_bytes)
         if loaded_bytes:
             source.speed.end(job, loaded_bytes)
         else:
@@ -322,6 +345,7 @@ class Loader:
             self._residency.give_up(block.namespace, [slot])
             given_up.append(block)
         source.slotted.clear()
+        source.slotted_bytes = 0
         for line, starved in list(self._starved.items()):
             given_up += [block for block in starved if self._source[block] is source]
             self._starved[line] = left = deque(b for b in starved if self._source[b] is not source)
@@ -376,6 +400,10 @@ class _AfterProof:
 
     def is_waiting(self) -> bool:
         return self._waiter.is_waiting()
+
+    @property
+    def asker(self) -> object:
+        return self._waiter.asker
 
     def waits_for_room(self) -> bool:
         return self._waiter.waits_for_room()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.constants import STALL_S
+from kvstore.constants import BUCKET_LEAST_BYTES_PER_S, STALL_S
 from kvstore.index.block import Namespace
 from tiers.base import Get, Record
 
@@ -34,11 +34,13 @@ Chained = Callable[[Mapping[bytes, Sequence[bytes]]], None]
 
 @dataclass(frozen=True)
 class SharedLimits:
-    """What a shared level can take: requests under way, and records in one request."""
+    """What a shared level can take: requests under way, and records in one request, however small they are. A request
+    hangs that takes longer than stall_s and its bytes at the least speed."""
 
     jobs_max: int = 64
     batch_records: int = 16
-    stall_s: float = STALL_S  # a request that takes longer hangs
+    stall_s: float = STALL_S
+    least_bytes_per_s: float = BUCKET_LEAST_BYTES_PER_S
 
 
 class SharedLevel(ABC):

@@ -1,7 +1,13 @@
 """Sources: what blocks are loaded from. A device of NVMe and a shared level look alike from here.
 
-Loader ─▶ source.queue ─▶ source.read(batch) ─▶ thread of a device, or requests to a bucket
-                                     done ◀── [(Get, checksum), …] on the engine's thread
+Loader ─▶ urgent ─┬▶ source.read(batch) ─▶ thread of a device, or requests to a bucket
+          ahead ──┘  ▲          done ◀── [(Get, checksum), …] on the engine's thread
+                     ╰── the window: so many bytes may be under way
+
+The window (`kvstore.health.window`) is what the source brings in about a second, and a batch is a part of it, but never less
+than one record. So what is under way is over in a second or so, whatever the size of records; the rest waits here, where no
+clock runs, in turns. While a read takes very long nothing is begun behind it: whatever the order in which a source answers, a
+large record is not overtaken for ever by small ones. Prefetches leave a part of the window to what engines wait for.
 """
 
 from __future__ import annotations
@@ -11,13 +17,21 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from kvstore.constants import LOAD_BATCH_RECORDS, PROBE_TARGETS_MAX
+from kvstore.constants import (
+    LOAD_BATCH_BYTES,
+    LOAD_BATCH_RECORDS,
+    LOAD_BATCH_SHARE,
+    PREFETCH_SHARE,
+    PROBE_TARGETS_MAX,
+)
 from kvstore.health.breaker import Breaker, Job
 from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
+from kvstore.health.window import Window
 from kvstore.index.block import Block
 from kvstore.index.slots import Places
 from kvstore.ledger.counters import Counters
+from kvstore.movement.load_queue import LoadQueue
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
 from kvstore.residency.levels import Member
 from tiers.base import NAMESPACE_BYTES, Get
@@ -34,22 +48,53 @@ class Source(ABC):
     batch_records: int
     loads: Breaker
     speed: TierSpeed
+    window: Window
 
     def __init__(self) -> None:
         self.jobs = 0
-        self.urgent: dict[Block, None] = {}  # somebody waits for them
-        self.ahead: dict[Block, None] = {}  # prefetched, when nothing is urgent
+        self.urgent = LoadQueue()  # somebody waits for them
+        self.ahead = LoadQueue()  # prefetched, when nothing is urgent
         self.slotted: deque[Slotted] = deque()  # waited for room, and have it now
+        self.slotted_bytes = 0
+
+    # -- how much may be under way --
 
     @property
     def idle(self) -> bool:
         """Whether one more job may be begun, and something waits for it."""
-        waits = self.slotted or self.urgent or self.ahead
-        return bool(waits) and self.jobs < self.jobs_max and self.loads.closed
+        if not (self.slotted or self.urgent or self.ahead) or not self.loads.closed:
+            return False
+        if self.slotted or self.urgent:
+            has_room = self.jobs < self.jobs_max and self.window.has_room()
+        else:  # with the batch that would be begun now
+            share = PREFETCH_SHARE
+            has_room = self.jobs < share * self.jobs_max and self.window.has_room(share - LOAD_BATCH_SHARE)
+        return has_room and not self.loads.is_late
+
+    @property
+    def batch_bytes(self) -> float:
+        """Of the next job, if that is not a single record: what waits is spread over the jobs that may be begun."""
+        waits_bytes = self.urgent.size_bytes + self.ahead.size_bytes + self.slotted_bytes
+        spread_bytes = waits_bytes / max(1, self.jobs_max - self.jobs)
+        return min(LOAD_BATCH_BYTES, spread_bytes, LOAD_BATCH_SHARE * self.window.size_bytes)
+
+    # -- how long it takes --
 
     def load_s(self, records: int, size_bytes: int) -> float:
         """Predicted seconds from now until so much is there: what waits, latency and bytes."""
-        return self.speed.load_s(size_bytes)
+        return self.speed.load_s(size_bytes, self._behind_bytes(size_bytes))
+
+    def _behind_bytes(self, size_bytes: int) -> int:
+        """Of all that waits: what comes later than so much that is asked for now, as others take turns with it."""
+        others_bytes = self.urgent.size_bytes
+        before_bytes = min(others_bytes, self.urgent.lines * size_bytes)
+        return self.ahead.size_bytes + others_bytes - before_bytes
+
+    def reach_bytes(self, within_s: float) -> float:
+        """How much that is asked for now comes within so many seconds, as far as anybody knows."""
+        queued_bytes = self.urgent.size_bytes
+        reach_bytes = self.speed.reach_bytes(within_s, self.ahead.size_bytes + queued_bytes)
+        return max(reach_bytes / (1 + self.urgent.lines), reach_bytes - queued_bytes)
 
     def began(self, block: Block) -> None:  # noqa: B027 only who is probed remembers it
         """A load that a request asked for begins with this block."""
@@ -76,14 +121,31 @@ class Source(ABC):
         """Fill these slots; `done` is called once on the engine's thread, with one answer each."""
 
 
+class Reach:
+    """What comes from where before somebody loses patience, as it is predicted when he asks."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._left_bytes: dict[Source, float] = {}
+
+    def has(self, source: Source, size_bytes: int) -> bool:
+        """Whether so much more from this source comes in time. It counts as asked for."""
+        left_bytes = self._left_bytes.get(source)
+        if left_bytes is None:
+            left_bytes = source.reach_bytes(self._patience_s)
+        self._left_bytes[source] = left_bytes - size_bytes
+        return left_bytes >= size_bytes
+
+
 class DeviceSource(Source):
     """A member of the NVMe level. `targets`: keys that somebody wanted from it lately, the last one last: records
     to probe it with. `refused`: since the last load, a lookup found it too slow."""
 
-    def __init__(self, member: Member, arena: Places, jobs_max: int) -> None:
+    def __init__(self, member: Member, arena: Places, jobs_max: int, clock: Callable[[], float]) -> None:
         super().__init__()
         self.member = member
         self.name, self.loads, self.speed = member.name, member.loads, member.speed
+        self.window = Window(member.stall_s, clock)
         self.jobs_max, self.batch_records = jobs_max, LOAD_BATCH_RECORDS
         self.targets: OrderedDict[bytes, None] = OrderedDict()
         self.refused = False
@@ -134,9 +196,12 @@ class SharedSource(Source):
         super().__init__()
         self.level, self.name = level, level.name
         chance = chance or random.Random()
-        self.loads = Breaker(f"{level.name} loads", level.limits.stall_s, clock, changed, chance)
-        self.speed = TierSpeed(clock)
-        self.jobs_max, self.batch_records = level.limits.jobs_max, level.limits.batch_records
+        limits = level.limits
+        self.loads = Breaker(
+            f"{level.name} loads", limits.stall_s, clock, changed, chance, limits.least_bytes_per_s
+        )
+        self.speed, self.window = TierSpeed(clock), Window(limits.stall_s, clock)
+        self.jobs_max, self.batch_records = limits.jobs_max, limits.batch_records
         self.parents: dict[Block, bytes] = {}
         self.stored_s: dict[Block, int] = {}
         self._arena = arena
@@ -156,7 +221,7 @@ class SharedSource(Source):
         self._begun += 1
 
     def load_s(self, records: int, size_bytes: int) -> float:
-        return max(self.speed.load_s(size_bytes), self.level.load_s(records, size_bytes))
+        return max(super().load_s(records, size_bytes), self.level.load_s(records, size_bytes))
 
     def look(self) -> None:
         """Several times a stall: trip where a request hangs; probe or measure when it is time."""

@@ -15,6 +15,10 @@ class Waiter(Protocol):
     def __call__(self, block: Block | None, /) -> None:
         """Called once: with the block, which is in DRAM and true, or with None if it will not come."""
 
+    @property
+    def asker(self) -> object:
+        """Who takes turns with others: the same for all blocks of a request."""
+
     def is_waiting(self) -> bool:
         """Whether the answer still matters; if not, the block is not loaded."""
 
@@ -73,16 +77,24 @@ class Waiting:
 
 class Prefetch:
     """Wants a block for nobody in particular: nobody waits for room. told: called with it, or with None. displaces: whether others
-    may leave DRAM for it."""
+    may leave DRAM for it. asker: for whom, None: it stands for itself."""
 
     def __init__(
-        self, told: Callable[[Block | None], None] = lambda block: None, displaces: bool = True
+        self,
+        told: Callable[[Block | None], None] = lambda block: None,
+        displaces: bool = True,
+        asker: object = None,
     ) -> None:
         self.displaces = displaces
         self._told = told
+        self._asker = asker if asker is not None else self
 
     def __call__(self, block: Block | None, /) -> None:
         self._told(block)
+
+    @property
+    def asker(self) -> object:
+        return self._asker
 
     def is_waiting(self) -> bool:
         return True

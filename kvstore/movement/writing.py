@@ -130,7 +130,8 @@ class Writer:
 
     def _member_for(self, namespace: Namespace) -> Member | None:
         """The device to write to next; None while all that may be written to are busy."""
-        able = [m for m in self._residency.nvme.members if m.writable and m.store_jobs < self._allowed(m)]
+        members = self._residency.nvme.members
+        able = [m for m in members if m.writable and m.store_jobs < self._allowed(m) and not m.stores.is_late]
         if not able:
             return None
         with_room = [m for m in able if m.has_room(namespace.record_bytes)]

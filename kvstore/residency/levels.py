@@ -47,6 +47,7 @@ class Member:
         assert number < DEVICES_MAX, "more devices than the index can name"
         self.number = number
         self.name = name
+        self.stall_s = stall_s
         self.device = device
         self.io = io
         chance = chance or random.Random()

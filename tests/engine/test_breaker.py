@@ -171,7 +171,7 @@ def test_a_job_that_hangs_trips_but_not_one_that_waits_for_a_thread() -> None:
     made.look()
     assert made.state == CLOSED
     made.start(job)
-    clock[0] += STALL_S
+    clock[0] += STALL_S * 1.001
     made.look()
     assert made.state == OPEN and "did not come back" in made.reason
     made.end(job, is_well=True)
@@ -230,7 +230,7 @@ def test_a_probe_that_hangs_opens_again() -> None:
     clock[0] = 10.0
     job = made.begin(1, probe=True)
     made.start(job)
-    clock[0] += STALL_S
+    clock[0] += STALL_S * 1.001
     made.look()
     assert made.state == OPEN and made.trips == 1
     made.end(job, is_well=True)

@@ -162,7 +162,7 @@ def test_a_far_latency_takes_nothing_from_home(node: Node) -> None:
     """The other region takes 2 s until bytes flow, and 40 blocks are computed in 0.4 s: they are refused, and those at home are not;
     where they take 4 s to compute, they are loaded."""
     node.far.takes(2.0)
-    for _ in range(8):  # measures
+    for _ in range(16):  # measures
         for first, end in ((0, 1), (1, HOME), (HOME, HOME + 1), (HOME + 1, FAR)):
             node.load(first, end)
         node.forget()
