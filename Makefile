@@ -8,7 +8,7 @@
 # make test-nixl  prefill and decode with NIXL between them and ours beside it (70 MB more)
 # make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
 #             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds;
-#             PAIRS=5 rounds of engines that must share what they store or must not
+#             PAIRS=5 rounds of engines that must share what they store or must not; INPUTS=100000 damaged inputs of each format
 
 VENV := .venv/bin
 WORKERS ?= 2
@@ -18,6 +18,7 @@ ROUNDS ?= 500
 REGION_ROUNDS ?= 50
 PARTITION_S ?= 60
 PAIRS ?= 5
+INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
@@ -93,6 +94,7 @@ bench: venv
 
 soak: venv
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py
+	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
 		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py)

@@ -68,6 +68,18 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "random.seed": ("random.Random(seed), which nobody else draws from", ()),
 }
 
+# Who keeps tasks by hand, and why: each looks at their ends.
+OWNERS_OF_TASKS = {
+    "replication/tasks.py": "the owner of tasks itself",
+    "kvstore/durable/loop_thread.py": "a loop of its own, which cancels all that runs on it",
+    "kvstore/daemon/service.py": "cancelled by its signals",
+    "kvstore/daemon/mirroring.py": "cancelled by its signals",
+    "kvstore/door/unix.py": "one for each connection, closed with the door",
+    "kvstore/web/running.py": "cancelled by its signals",
+    "kvstore/web/asking.py": "one question, shared by all who ask it",
+    "kvstore/web/server.py": "closed with the server",
+}
+
 # The event loop's thread runs these: one call that sleeps stops every engine of the node.
 NEVER_SLEEPS = (
     "kvstore/engine/engine.py",
@@ -319,6 +331,28 @@ def test_forbidden_calls() -> None:
             if not starts_with_any(relative(path), allowed):
                 wrong.append(f"{relative(path)}:{node.lineno}: {called(node)}(): use {instead}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_task_has_an_owner() -> None:
+    """What goes on beside something else belongs to a group that ends it, and hears of its failure: `asyncio.TaskGroup`,
+    `together` and `meanwhile`, or `Tasks`; nothing is gathered, where a failure lets the others go on alone."""
+    wrong = []
+    for path in python_files(*ROOMS):
+        if relative(path) in OWNERS_OF_TASKS:
+            continue
+        groups = set(
+            re.findall(r"asyncio\.TaskGroup\(\) as (\w+)|(\w+): asyncio\.TaskGroup", path.read_text("utf-8"))
+        )
+        names = {name for pair in groups for name in pair if name}
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            receiver = ast.unparse(node.func.value)
+            is_free = node.func.attr == "create_task" and receiver not in names
+            if is_free or (receiver == "asyncio" and node.func.attr in ("gather", "ensure_future")):
+                wrong.append(f"{relative(path)}:{node.lineno}: {ast.unparse(node.func)}")
+    assert not wrong, "\n".join(wrong)
+    assert all((ROOT / name).is_file() for name in OWNERS_OF_TASKS), "left out without a need"
 
 
 def test_no_shell_and_no_sleep_in_the_event_loop() -> None:

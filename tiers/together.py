@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -20,6 +21,20 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as failures:
         raise first_failure(failures) from None
     return [task.result() for task in begun]
+
+
+@asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """This goes on while the block does, and has ended when the block has. A failure of either ends both, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(work)
+            try:
+                yield
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as failures:
+        raise first_failure(failures) from None
 
 
 def first_failure(failures: BaseExceptionGroup) -> BaseException:

@@ -27,6 +27,7 @@ from replication.region_node import RegionNode
 from replication.rules import Rule
 from tiers.objects import Objects
 from tiers.packs import Pack
+from tiers.together import meanwhile
 
 DEPLOYMENT = "benchmark"
 POLL_S = 0.01
@@ -74,11 +75,7 @@ async def _mirror(plan: Plan, source: Objects, target: Objects, home: Path) -> f
 
     with closing(node):
         mirror = Mirror(node, target, "na", join, [Rule()], {}, time.time, chance)
-        working = asyncio.gather(node.run(), mirror.run())
-        try:
+        async with meanwhile(node.run()), meanwhile(mirror.run()):
             while mirror.state().copied_packs < plan.mirror_packs:
                 await asyncio.sleep(POLL_S)
             return time.perf_counter() - started
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)

@@ -24,6 +24,7 @@ from tiers.objects import Objects
 from tiers.pack_io import fetch_records, put_pack
 from tiers.pack_memory import PackRoom
 from tiers.packs import Pack, PackHeader
+from tiers.together import together
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
     from obstore.store import ObjectStore
@@ -106,7 +107,7 @@ class Packs:
                 await work(item, which)
 
         started = time.perf_counter()
-        await asyncio.gather(*map(lane, range(self._plan.region_at_once)))
+        await together(map(lane, range(self._plan.region_at_once)))
         return time.perf_counter() - started
 
     async def _put_bare(self, name: str, _: int) -> None:

@@ -40,6 +40,7 @@ from tiers.object_store import open_objects
 from tiers.object_urls import open_store
 from tiers.objects import Objects
 from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
+from tiers.together import meanwhile
 
 
 def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
@@ -91,14 +92,12 @@ async def _catch_up(plan: Plan, objects: Objects, home: Path) -> float:
     catalogue = Catalogue.open(home / "catalogue", "benchmark")
     tail = Tail(objects, catalogue, time.time, chance)
     started = time.perf_counter()
-    following = asyncio.create_task(tail.run())
     try:
-        await tail.caught_up.wait()
-        assert catalogue.counts.packs == plan.region_entries
-        return round(time.perf_counter() - started, 2)
+        async with meanwhile(tail.run()):
+            await tail.caught_up.wait()
+            assert catalogue.counts.packs == plan.region_entries
+            return round(time.perf_counter() - started, 2)
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
         catalogue.close()
 
 

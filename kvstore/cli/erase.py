@@ -109,6 +109,7 @@ async def _bury(deployment: Deployment, regions: list[str], tombstone: Tombstone
     from replication.errors import ReplicationError
     from replication.tombstones import bury
     from tiers.errors import TierError
+    from tiers.together import together
 
     async def one(name: str) -> tuple[str, int]:
         try:
@@ -117,4 +118,4 @@ async def _bury(deployment: Deployment, regions: list[str], tombstone: Tombstone
             return str(error), code_of(error)
         return "buried", OK
 
-    return list(await asyncio.gather(*map(one, regions)))
+    return await together(map(one, regions))

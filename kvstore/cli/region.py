@@ -17,7 +17,6 @@ is more than 15 minutes behind, or something that was found is not repaired; 2 f
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +115,7 @@ def _init(args: argparse.Namespace) -> int:
 def _ls(args: argparse.Namespace) -> int:
     from replication.errors import ReplicationError
     from tiers.errors import TierError
+    from tiers.together import together
 
     deployment = load_deployment(args)
 
@@ -127,7 +127,7 @@ def _ls(args: argparse.Namespace) -> int:
         return "ready"
 
     async def states() -> list[str]:
-        return await asyncio.gather(*map(state, deployment.regions))
+        return await together(map(state, deployment.regions))
 
     found = dict(zip(deployment.regions, asked(states), strict=True))
     rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]

@@ -17,6 +17,7 @@ from replication.errors import ReplicationError
 from replication.mirror_state import MirrorState, judged, read_mirrors, segments_behind
 from replication.rules import sources_for
 from tiers.errors import TierError
+from tiers.together import together
 
 
 class Pair(NamedTuple):
@@ -50,7 +51,7 @@ def show_mirrors(
 async def _pairs(
     deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float]
 ) -> list[Pair]:
-    found = await asyncio.gather(*(_into(deployment, region, is_live, clock) for region in regions))
+    found = await together(_into(deployment, region, is_live, clock) for region in regions)
     return [pair for pairs in found for pair in pairs]
 
 
@@ -63,7 +64,7 @@ async def _into(deployment: Deployment, region: str, is_live: bool, clock: Calla
         code = code_of(error)
         return [Pair({"source": source, "region": region, "state": str(error)}, code) for source in sources]
     states = [state for state in states if state.source in sources]
-    return await asyncio.gather(*(_pair(deployment, region, state, is_live, clock()) for state in states))
+    return await together(_pair(deployment, region, state, is_live, clock()) for state in states)
 
 
 async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:

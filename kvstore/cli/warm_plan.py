@@ -37,6 +37,7 @@ from replication.selection import Chosen, choose
 from replication.tail import Tail
 from tiers.errors import ObjectUnavailable, TierError
 from tiers.objects import Objects
+from tiers.together import meanwhile
 
 _GB = 1e9
 _ALIVE_S = 2.5 * NODE_INTERVAL_S
@@ -120,26 +121,22 @@ class Planner:
         marker = await open_region(objects, self._deployment.deployment, region)
         catalogue = Catalogue.open(directory / region, marker.identity)
         tail = Tail(objects, catalogue, self._clock, random.Random(), is_member=False)
-        following = asyncio.ensure_future(tail.run())
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
-            while not tail.caught_up.is_set():
-                await asyncio.sleep(_LOOK_S)
-                status = tail.status()
-                if status.failures:
-                    raise ObjectUnavailable(status.failure)
-                if (status.gaps or status.failure) and loop.time() - begun_s > _PARTLY_S:
-                    said = status.failure or "segments are missing"
-                    self._plan.notes.append(f"{region}: a part of its feed cannot be read ({said})")
-                    break
+            async with meanwhile(tail.run()):
+                while not tail.caught_up.is_set():
+                    await asyncio.sleep(_LOOK_S)
+                    status = tail.status()
+                    if status.failures:
+                        raise ObjectUnavailable(status.failure)
+                    if (status.gaps or status.failure) and loop.time() - begun_s > _PARTLY_S:
+                        said = status.failure or "segments are missing"
+                        self._plan.notes.append(f"{region}: a part of its feed cannot be read ({said})")
+                        break
         except BaseException:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
             catalogue.close()
             raise
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
         return catalogue
 
     # -- copies --

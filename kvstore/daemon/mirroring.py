@@ -107,6 +107,7 @@ class Mirroring:
                     tasks.create_task(mirror.run())
         finally:
             self._notifier.send("STOPPING=1")
+            await node.stop()
             node.close()
 
     async def _joined(self) -> tuple[Objects, RegionNode]:

@@ -14,6 +14,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from replication.problems import Problems
+from replication.tasks import kept_going
+
 log = logging.getLogger("kvstore.durable.loop_thread")
 T = TypeVar("T")
 
@@ -47,8 +50,9 @@ class LoopThread:
             pass
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something that goes on until this closes."""
-        self._loop.call_soon_threadsafe(lambda: self._begin(work()))
+        """Run something that goes on until this closes: begun again if it ends."""
+        problems = Problems(self._thread.name)
+        self._loop.call_soon_threadsafe(lambda: self._begin(kept_going("all of it", work, problems)))
 
     def close(self, within_s: float) -> bool:
         """Cancel what runs; False if something hangs. Idempotent."""
