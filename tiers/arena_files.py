@@ -35,7 +35,7 @@ import xxhash
 
 from tiers import locks, pages
 from tiers.constants import ARENA_HEADER_BYTES, ARENA_MAGIC, ARENA_VERSION, OPEN_ATTEMPTS_MAX, OWNER_DAEMON
-from tiers.errors import BusyError, NotOursError, OpenError
+from tiers.errors import NEVER_HEALS, BusyError, NotOursError, OpenError, SettingError
 from tiers.sizes import format_bytes
 from tiers.slot_table import Layout
 
@@ -100,7 +100,8 @@ def open_files(path: Path, layout: Layout) -> ArenaFiles:
             _put_out_of_the_way(path, error)
             continue
         except OSError as error:
-            raise OpenError(f"arena {path}: {error.strerror}") from error
+            kind = SettingError if error.errno in NEVER_HEALS else OpenError
+            raise kind(f"arena {path}: {error.strerror}") from error
         if files is not None:
             return files
     raise BusyError(f"arena {path}: other processes keep replacing it")

@@ -30,7 +30,15 @@ import msgspec
 
 from tiers.constants import DEVICE_VERSION, NVME_MAGIC
 from tiers.device_table import NAME as TABLE
-from tiers.errors import BusyError, DamagedError, NotOursError, OpenError, SettingError, VersionError
+from tiers.errors import (
+    NEVER_HEALS,
+    BusyError,
+    DamagedError,
+    NotOursError,
+    OpenError,
+    SettingError,
+    VersionError,
+)
 from tiers.files import replace_file
 from tiers.reading import Unreadable, as_json, read_bytes
 
@@ -109,7 +117,8 @@ def require_place(path: Path) -> None:
             if os.statvfs(path).f_flag & os.ST_RDONLY:  # one of ours may be on a disk that has just failed
                 raise SettingError(f"nvme directory {path}: on a file system that is mounted read-only here")
     except OSError as error:
-        raise OpenError(f"nvme directory {path}: {error.strerror or error}") from error
+        kind = SettingError if error.errno in NEVER_HEALS else OpenError
+        raise kind(f"nvme directory {path}: {error.strerror or error}") from error
 
 
 def read_marker(path: Path) -> Marker | None:

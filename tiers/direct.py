@@ -50,10 +50,16 @@ class DiskIO:
 
     def free_bytes(self, path: Path) -> int:
         """Bytes that may still be allocated on the file system of `path`."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return free_bytes(path)
 
 
+def free_bytes(path: Path) -> int:
+    """Of a file system; of one that does not say how large it is, as many as there could be. Raises OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize if found.f_blocks else NO_LIMIT_BYTES
+
+
+NO_LIMIT_BYTES = 1 << 62
 Direct = Literal["auto", "on", "off"]
 
 

@@ -7,6 +7,9 @@ record, so that one bad sector costs one block and not a batch.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 
 class TierError(Exception):
     """Any failure of a tier; the message names the tier, the file and what is allowed."""
@@ -22,6 +25,23 @@ class SettingError(OpenError):
     """A setting that cannot work here; trying again is no use."""
 
     heals = False
+
+
+# A path with one of these is a wrong setting: trying again is no use.
+NEVER_HEALS: Final = frozenset(
+    {
+        *(
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.ELOOP,
+            errno.ENAMETOOLONG,
+            errno.EINVAL,
+        ),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.ENOSYS),
+    }
+)
 
 
 class NotOursError(SettingError):

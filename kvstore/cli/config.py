@@ -2,7 +2,7 @@
 
 kvstore config show                  TOML, each line with a comment saying where it comes from
 kvstore config show -o json          the same for programs
-kvstore config check                 silent and 0 when valid; one line per problem otherwise
+kvstore config check                 silent and 0 when valid; one line per problem otherwise, of the file of regions, too
 kvstore config init                  write the sample, with every key, its default and what it does, to the file that
                                      the others read: --config, else $KVSTORE_CONFIG, else /etc/kvstore/kvstore.toml
 
@@ -14,12 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.get import as_written
 from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import print_json
+
+if TYPE_CHECKING:
+    from kvstore.daemon.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = load_config(args)
     if args.action == "check":
-        return OK
+        return _check(loaded.config)
     default = Given(None, "default", "default")
     given = {key: loaded.given.get(key, default) for key in keys()}
     values = {key: plain(value_of(loaded.config, key)) for key in given}
@@ -48,6 +51,19 @@ def run(args: argparse.Namespace) -> int:
         print_json({"file": str(loaded.file) if loaded.file else None, "values": rows})
     else:
         _print_toml([(key, value, given[key].where) for key, value in values.items()])
+    return OK
+
+
+def _check(config: Config) -> int:
+    """What other files the settings name. Raises CliError."""
+    if config.regions_file:
+        from kvstore.daemon.regional import require_regions
+        from kvstore.daemon.regions_file import RegionsFileError
+
+        try:
+            require_regions(config)
+        except RegionsFileError as error:
+            raise CliError(*error.problems, exit_code=USAGE) from error
     return OK
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 from functools import partial
+from pathlib import Path
 
 from kvstore.cli import USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, start_failure
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise start_failure(error) from error
     try:
         deployment.place(config.region, "region")
+        deployment.require_openable(Path(args.regions or config.regions_file), [config.region])
     except RegionsFileError as error:
         raise CliError(*error.problems, exit_code=USAGE) from error
     logs.configure(config.log.level, config.log.format)

@@ -49,14 +49,18 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
     import uvloop
 
     from kvstore import logs
+    from kvstore.daemon.process import memory_limits_in_words, require_threads
+    from kvstore.daemon.regional import require_regions
     from kvstore.daemon.regions_file import RegionsFileError
-    from kvstore.daemon.service import Service
+    from kvstore.daemon.service import Service, threads_needed
     from kvstore.daemon.storage import open_storage
     from tiers.errors import OpenError
 
     logs.configure(config.log.level, config.log.format)
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
+        require_regions(config)  # files that are named, before anything is made
+        require_threads(threads_needed(config))
         storage = open_storage(config)
         reread = partial(load_config, args)
         service = Service(config, storage, reread=reread, loaded=loaded, signals=signals)
@@ -65,6 +69,10 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
         raise CliError(*error.problems, exit_code=USAGE) from error
     except OpenError as error:
         raise start_failure(error) from error
+    except MemoryError as error:
+        raise CliError(
+            f"too little memory for a daemon{memory_limits_in_words()}", exit_code=FAILED
+        ) from error
     if service.failure is not None:
         raise CliError(service.failure, exit_code=FAILED)
     return OK

@@ -42,7 +42,7 @@ log = logging.getLogger("kvstore.daemon.data_dir")
 
 MAGIC = "kvstore data dir"
 MARK, LOCK = "kvstore-data.json", "lock"
-_UNMARKED = frozenset({LOCK, MARK + ".tmp"})  # what a kill during the first start may leave
+_UNMARKED = frozenset({LOCK, MARK + ".tmp", "lost+found"})  # of a kill during the first start; a fresh ext4
 
 
 class DataDir:

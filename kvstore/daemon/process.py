@@ -142,4 +142,14 @@ def too_few_threads(wanted: int = 1, had: int = 0) -> str:
         group = Path("/proc/self/cgroup").read_text().splitlines()[0].rpartition(":")[2].lstrip("/")
         limits.append(f"{(_CGROUPS / group / 'pids.max').read_text().strip()} in this cgroup (TasksMax)")
     said = f"; the limits are {' and '.join(limits)}" if limits else ""
-    return f"too few threads: {wanted} are needed, and the system gives {had}{said}"
+    return f"too few threads: {wanted} are needed, and the system gives {had}{said}{memory_limits_in_words()}"
+
+
+def memory_limits_in_words() -> str:
+    """Those that a shell or a unit sets, for the end of a line; "" without any."""
+    kinds = {"RLIMIT_AS": "ulimit -v, LimitAS", "RLIMIT_DATA": "ulimit -d, LimitDATA"}
+    soft = {name: resource.getrlimit(getattr(resource, name))[0] for name in kinds}
+    said = [
+        f"{kinds[name]}: {limit} bytes" for name, limit in soft.items() if limit != resource.RLIM_INFINITY
+    ]
+    return f"; memory is limited ({'; '.join(said)})" if said else ""

@@ -61,6 +61,15 @@ def _plain(status: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def require_regions(config: Config) -> None:
+    """What can never work with this file of regions, before anything else is opened. Raises RegionsFileError."""
+    if config.regions_file:
+        path = Path(config.regions_file)
+        deployment = load_regions(path)
+        place = deployment.place(config.region, "region")
+        deployment.require_openable(path, (config.region, *place.read_through))
+
+
 def region_levels(config: Config, data_dir: DataDir, reply: Reply) -> Levels | None:
     """The levels of buckets; None without a region. reply: runs a call on the engine's thread.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from kvstore.daemon.config import Number, Section, Switch, between, size_between
 from kvstore.errors import StartError
 from kvstore.units import parse_bytes
 from replication.rules import Rule
+from tiers.errors import ObjectRefused
 from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
 from tiers.object_urls import is_host_label
@@ -140,6 +142,21 @@ class Deployment(Section):
         if region not in self.regions:
             raise RegionsFileError(f"{asked_by} {region or '(none)'}: known are {', '.join(self.regions)}")
         return self.regions[region]
+
+    def require_openable(self, path: Path, names: Iterable[str]) -> None:
+        """Whether these buckets can be opened as the file says. Asks nobody; a directory may be mounted later.
+
+        path: of the file, for the message. Raises RegionsFileError.
+        """
+        problems = []
+        for name in names:
+            try:
+                if not self.regions[name].url.startswith("file:"):
+                    self.regions[name].open()
+            except ObjectRefused as error:
+                problems.append(f"{path}: regions.{name}: {error}")
+        if problems:
+            raise RegionsFileError(*problems)
 
     def copy_rules(self) -> list[Rule]:
         return [rule.rule() for rule in self.rules]

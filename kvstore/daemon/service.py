@@ -50,7 +50,7 @@ from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.exporting import Exporter
 from kvstore.daemon.presence import Presence
-from kvstore.daemon.process import Signals, connections_room, require_threads
+from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
 from kvstore.daemon.reloading import InForce
 from kvstore.daemon.settings import Settings
@@ -122,7 +122,6 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises StartError when the socket cannot be had."""
         loop = asyncio.get_running_loop()
-        self._require_threads()
         # Of each device: loads and writes take io_threads each at most, probes a few more.
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
@@ -189,12 +188,6 @@ class Service:
                 self._tell_what_stays(keep)
             else:  # a thread may write into the arena as long as this process lives
                 log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
-
-    def _require_threads(self) -> None:
-        """Raises StartError."""
-        of_devices = len(self.storage.devices) * (2 * self.config.engine.io_threads + PROBE_READS_MAX)
-        of_region = 3 * (os.cpu_count() or 1) if self.config.region else 0
-        require_threads(of_devices + of_region + FILE_THREADS + THREADS_SPARE)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something beside the door. If it fails, so does the daemon: half of one must not serve."""
@@ -555,6 +548,13 @@ class Service:
             await asyncio.sleep(FLUSH_POLL_S)
         left = len(self.engine.blocks.writes.waiting)
         log.log(logging.WARNING if left else logging.INFO, "flushed", extra={"blocks_not_on_nvme": left})
+
+
+def threads_needed(config: Config) -> int:
+    """By a daemon with these settings, libraries included."""
+    of_devices = len(config.nvme.directories) * (2 * config.engine.io_threads + PROBE_READS_MAX)
+    of_region = 3 * (os.cpu_count() or 1) if config.regions_file else 0
+    return of_devices + of_region + FILE_THREADS + THREADS_SPARE
 
 
 class Figures:

@@ -95,7 +95,13 @@ def _new(
         (limit, min(limit.limit_bytes, limit.free_bytes + reusable_bytes) - headroom_bytes)
         for limit in _memory(path.parent, proc)
     ]
-    room = pages.room_of(path.parent)
+    try:
+        room = pages.room_of(path.parent)
+    except OSError as error:
+        raise StartSettingError(
+            f"no shared memory for the arena: {path.parent}: {error.strerror}; mount a tmpfs there, or set dram.directory to "
+            "a directory of another one"
+        ) from error
     if room is not None:
         bounds.append((Limit(str(path.parent), *room), min(room[0], room[1] + reusable_bytes)))
     tightest, available = min(bounds, key=lambda bound: bound[1])

@@ -23,6 +23,7 @@ from kvstore.constants import (
     KIB,
 )
 from kvstore.units import format_bytes
+from tiers.direct import free_bytes
 
 
 class NotMeasured(Exception):
@@ -42,8 +43,7 @@ class Speed:
 
 def measure(directory: Path, size_bytes: int = DOCTOR_DISK_BYTES) -> Speed:
     """Takes a second or two on a good disk. Raises NotMeasured."""
-    free = os.statvfs(directory)
-    if free.f_bavail * free.f_frsize < 4 * size_bytes:
+    if free_bytes(directory) < 4 * size_bytes:
         raise NotMeasured(f"less than {format_bytes(4 * size_bytes)} free")
     try:
         fd, direct = _open(directory)

@@ -15,6 +15,7 @@ from kvstore.units import format_bytes
 from tiers import pages
 from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.device_home import read_marker
+from tiers.direct import NO_LIMIT_BYTES, free_bytes
 from tiers.errors import DamagedError, OpenError
 
 _MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
@@ -108,11 +109,10 @@ def _usable(check: str, path: Path, there: Path, *, is_served: bool) -> Finding:
 
 def _room(check: str, beside: list[Path], nvme: Nvme) -> Finding:
     """Whether the capacity still fits, beside what others have there. beside: all of ours on this file system."""
-    status = os.statvfs(nearest_there(beside[0]))
-    free_bytes = status.f_bavail * status.f_frsize
+    free = free_bytes(nearest_there(beside[0]))
     held_bytes = sum(map(_held, beside))
-    left_bytes = held_bytes + free_bytes - NVME_HEADROOM_BYTES
-    said = f"{format_bytes(free_bytes)} free, {format_bytes(held_bytes)} are ours"
+    left_bytes = held_bytes + free - NVME_HEADROOM_BYTES
+    said = f"{'no limit is known' if free == NO_LIMIT_BYTES else f'{format_bytes(free)} free'}, {format_bytes(held_bytes)} are ours"
     if nvme.capacity_bytes * len(beside) > left_bytes:
         times = f" for each of {len(beside)} directories" if len(beside) > 1 else ""
         found = f"{said}: nvme.capacity_bytes = {format_bytes(nvme.capacity_bytes)}{times} does not fit"
