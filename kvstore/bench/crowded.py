@@ -202,7 +202,7 @@ class Crowd:
         self.arena = open_arena(arena_path, ARENA_SLABS * SLAB_BYTES, SLAB_BYTES, RECORD_BYTES)
         self.arena.back(threading.Event(), False)
         digest, near = b"a" * 16, self.blocks * 3 // 4
-        slabs = [count * RECORD_BYTES // SLAB_BYTES + 2 for count in (near, self.blocks // 4 + 1)]
+        slabs = [count * RECORD_BYTES // SLAB_BYTES + 12 for count in (near, self.blocks // 4 + 1)]
         devices = [
             CountedDevice(slabs[0], pieces_of(digest, Lazy(2, near))),
             CountedDevice(slabs[1], pieces_of(digest, _With(Lazy(2 + near, self.blocks // 4)))),

@@ -57,7 +57,7 @@ class Residency:
         self.background = Background()
         self._telling: set[Namespace] = set()  # whose blocks are told that others came or went
         self.evicted = Departed()
-        self.guards = Guards(self.slot_bytes, self.settle)
+        self.guards = Guards(self.slot_bytes, self.settle, self.background)
         self.expiry = Expiry()
         self.quotas = Quotas(self.slot_bytes, self.background)
         self.family = policies

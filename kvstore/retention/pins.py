@@ -12,6 +12,9 @@ Guarded bytes of a tier never exceed a share of its capacity. It goes to the beg
 prefix first, because leaves leave before their parents. Marked blocks beyond it wait, as
 evictable as any other, and move up, oldest first, when guarded bytes become less.
 
+A prefix may have tens of thousands of blocks, so chains grow, are guarded and given up in steps, after
+each of which the invariants hold. What a pin does not reach yet is as evictable as any other block.
+
 Invariants (proven by `check`): marks count the pins whose chain has the block; guarded
 bytes are the sum over guarded blocks, each in its lowest tier; no tier has more than its share.
 """
@@ -19,33 +22,42 @@ bytes are the sum over guarded blocks, each in its lowest tier; no tier has more
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import islice
 
-from kvstore.constants import STEP_BLOCKS
+from kvstore.constants import PIN_STEP_BLOCKS, STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.steps import Steps
+from kvstore.steps import Background, Steps
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 
 
 @dataclass(slots=True, eq=False)
 class _Space:
-    """The pins of one namespace. chains: by pinned hash, from there upwards. tops: chains that end here."""
+    """The pins of one namespace. chains: by pinned hash, from there upwards. tops: chains that end here. leaving:
+    what is left of chains that are given up."""
 
     chains: dict[bytes, list[bytes]] = field(default_factory=dict)
     tops: dict[bytes, set[bytes]] = field(default_factory=dict)
+    leaving: list[list[bytes]] = field(default_factory=list)
     marks: dict[bytes, int] = field(default_factory=dict)
     guarded: dict[bytes, int] = field(default_factory=dict)  # hash -> tier bit
+    is_arranging: bool = False
 
 
 class Guards:
     """Pins in effect. `slot_bytes` of a namespace in a tier; `settle` is told of blocks that may leave again."""
 
-    def __init__(self, slot_bytes: Callable[[Namespace, int], int], settle: Callable[[Block], None]) -> None:
+    def __init__(
+        self,
+        slot_bytes: Callable[[Namespace, int], int],
+        settle: Callable[[Block], None],
+        background: Background,
+    ) -> None:
+        self._background = background
         self.limits = {IN_DRAM: 0, IN_NVME: 0}  # bytes, by tier
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
         self._records: Counter[tuple[int, int]] = Counter()  # guarded, by tier and slot size
@@ -87,11 +99,9 @@ class Guards:
             return
         space.chains[block_hash] = [block_hash]
         space.tops.setdefault(block_hash, set()).add(block_hash)
-        block = namespace.blocks.get(block_hash) if namespace is not None else None
         space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
-        if block is not None:
-            self._place(space, block)
-            self._extend(space, block)
+        if namespace is not None:
+            self._background.begin(self._grow_steps(space, namespace, [block_hash]))
 
     def unpin(self, pinned: Pinned, namespace: Namespace | None) -> None:
         """The blocks of this prefix that no other pin covers may leave again."""
@@ -104,34 +114,47 @@ class Guards:
         tops.discard(block_hash)
         if not tops:
             del space.tops[hashes[-1]]
-        free: list[Block] = []
-        for marked in hashes:
-            space.marks[marked] -= 1
-            if space.marks[marked]:
-                continue
-            del space.marks[marked]
-            block = namespace.blocks.get(marked) if namespace is not None else None
-            if block is not None:
-                self._place(space, block)
-                free.append(block)
-        if not space.chains:
-            del self._spaces[digest]
-        for block in free:
-            self._settle(block)
-        self._move_up()
+        space.leaving.append(hashes)
+        self._background.begin(self._leave_steps(digest, space, hashes, namespace))
+
+    def _leave_steps(
+        self, digest: bytes, space: _Space, hashes: list[bytes], namespace: Namespace | None
+    ) -> Steps[None]:
+        while hashes:
+            some = hashes[-PIN_STEP_BLOCKS:]
+            del hashes[-PIN_STEP_BLOCKS:]
+            free: list[Block] = []
+            for marked in some:
+                space.marks[marked] -= 1
+                if space.marks[marked]:
+                    continue
+                del space.marks[marked]
+                block = namespace.blocks.get(marked) if namespace is not None else None
+                if block is not None:
+                    self._place(space, block)
+                    free.append(block)
+            if not hashes:
+                space.leaving.remove(hashes)
+                if not space.chains and not space.leaving and self._spaces.get(digest) is space:
+                    del self._spaces[digest]
+            for block in free:
+                self._settle(block)
+            self._move_up()
+            if hashes:
+                yield
 
     def came(self, block: Block) -> None:
         """A tier has the block now."""
         space = self._spaces.get(block.namespace.spec.digest)
         if space is None:
             return
-        if block.hash in space.tops:
-            self._extend(space, block)
+        if block.hash in space.tops and block.parent is not None:
+            self._background.begin(self._grow_steps(space, block.namespace, list(space.tops[block.hash])))
         if block.hash in space.marks:
             waited = block in self._waiting[_lowest(block)]
             self._place(space, block)
             if block.children is not None and not waited and block.hash not in space.guarded:
-                self._arrange(space, block.namespace, list(space.chains))  # what hangs on it comes after it
+                self._arrange(space, block.namespace)  # what hangs on it comes after it
             self._move_up()
 
     def gone(self, block: Block) -> None:
@@ -142,19 +165,10 @@ class Guards:
             self._move_up()
 
     def rebuild(self, namespaces: dict[bytes, Namespace]) -> None:
-        """Many blocks came at once: find every chain anew. `namespaces`: by digest."""
-        pins = [(digest, block_hash) for digest, space in self._spaces.items() for block_hash in space.chains]
-        before = {digest: space.guarded for digest, space in self._spaces.items()}
-        self._spaces.clear()
-        self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
-        self._records.clear()
-        for waiting in self._waiting.values():
-            waiting.clear()
-        for pinned in pins:
-            self.pin(pinned, namespaces.get(pinned[0]))
-        for digest, guarded in before.items():
-            known = namespaces[digest].blocks if digest in namespaces else BlockTable()
-            self._release([(known[h], bit) for h, bit in guarded.items() if h in known])
+        """Many blocks came at once: look for what is above every chain. `namespaces`: by digest."""
+        for digest, space in list(self._spaces.items()):
+            if digest in namespaces:
+                self._background.begin(self._grow_steps(space, namespaces[digest], list(space.chains)))
 
     def held_steps(
         self, pinned: Pinned, namespace: Namespace | None, blocks_max: int
@@ -182,7 +196,11 @@ class Guards:
         sums = {IN_DRAM: 0, IN_NVME: 0}
         for digest, space in list(self._spaces.items()):
             namespace = namespaces.get(digest)
-            marks = Counter(chain.from_iterable(space.chains.values()))
+            marks: Counter[bytes] = Counter()
+            for hashes in [*space.chains.values(), *space.leaving]:
+                for start in range(0, len(hashes), STEP_BLOCKS):
+                    marks.update(hashes[start : start + STEP_BLOCKS])
+                    yield []
             if marks != Counter(space.marks):
                 problems.append(f"pins: namespace {digest.hex()}: marks and chains disagree")
             for looks, (hashed, bit) in enumerate(list(space.guarded.items()), 1):
@@ -210,41 +228,76 @@ class Guards:
         self.guarded_bytes[bit] += change * size
         self._records[bit, size] += change
 
-    def _extend(self, space: _Space, top: Block) -> None:
-        """The chains that ended here go on upwards as far as parents are known."""
-        above = list(_upwards(top.parent))
-        if not above:
-            return
-        pinned = space.tops.pop(top.hash)
-        for block_hash in pinned:
-            space.chains[block_hash] += [block.hash for block in above]
-        space.tops.setdefault(above[-1].hash, set()).update(pinned)
-        for block in above:
-            space.marks[block.hash] = space.marks.get(block.hash, 0) + len(pinned)
-        self._arrange(space, top.namespace, pinned)
+    def _grow_steps(self, space: _Space, namespace: Namespace, pinned: Sequence[bytes]) -> Steps[None]:
+        """These chains go on upwards as far as parents are known, and are guarded from their beginnings on."""
+        for looks, block_hash in enumerate(pinned):
+            if looks:
+                yield
+            while above := self._above(space, namespace, block_hash):
+                self._extend(space, block_hash, above)
+                if len(above) == PIN_STEP_BLOCKS:
+                    yield
+            yield from self._arrange_steps(space, namespace, block_hash)
 
-    def _arrange(self, space: _Space, namespace: Namespace, pinned: Iterable[bytes]) -> None:
-        """Guard these chains anew, from their beginnings on: a guarded block holds its ancestors as well, so
-        that the share must go to them first."""
-        before: list[tuple[Block, int]] = []
-        hashes = list(dict.fromkeys(h for p in pinned for h in reversed(space.chains[p])))
-        blocks = [block for h in hashes if (block := namespace.blocks.get(h)) is not None]
-        for block in blocks:
-            bit = space.guarded.pop(block.hash, 0)
-            if bit:
-                before.append((block, bit))
-                self._count(namespace, bit, -1)
-            for waiting in self._waiting.values():
-                waiting.pop(block, None)
-        for block in blocks:
+    def _above(self, space: _Space, namespace: Namespace, pinned: bytes) -> list[bytes]:
+        """The next blocks above a chain, as far as they are known."""
+        chain = space.chains.get(pinned)
+        top = namespace.blocks.get(chain[-1]) if chain is not None else None
+        return [b.hash for b in islice(_upwards(top.parent), PIN_STEP_BLOCKS)] if top is not None else []
+
+    def _extend(self, space: _Space, pinned: bytes, above: Sequence[bytes]) -> None:
+        chain = space.chains[pinned]
+        tops = space.tops[chain[-1]]
+        tops.discard(pinned)
+        if not tops:
+            del space.tops[chain[-1]]
+        chain += above
+        space.tops.setdefault(chain[-1], set()).add(pinned)
+        for block_hash in above:
+            space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
+
+    def _arrange(self, space: _Space, namespace: Namespace) -> None:
+        """Guard all chains anew, unless that is under way: where the share is full, what is in a chain has to give to
+        what is above it."""
+        if not space.is_arranging:
+            space.is_arranging = True
+            self._background.begin(self._arrange_all_steps(space, namespace))
+
+    def _arrange_all_steps(self, space: _Space, namespace: Namespace) -> Steps[None]:
+        for looks, pinned in enumerate(list(space.chains)):
+            if looks:
+                yield
+            yield from self._arrange_steps(space, namespace, pinned)
+        space.is_arranging = False
+
+    def _arrange_steps(self, space: _Space, namespace: Namespace, pinned: bytes) -> Steps[None]:
+        """Guard a chain from its beginning on: a guarded block holds its ancestors as well, so that the share must go
+        to them first. The blocks farthest from it make room."""
+        chain = space.chains.get(pinned, [])
+        low = 0  # those before it gave up their room already
+        for looks, at in enumerate(reversed(range(len(chain))), 1):
+            if looks % PIN_STEP_BLOCKS == 0:
+                yield
+                if space.chains.get(pinned) is not chain:
+                    return  # unpinned
+            block = namespace.blocks.get(chain[at])
+            if block is None:
+                continue
             self._place(space, block)
-        self._release(before)
+            bit = _lowest(block)
+            while bit and low < at and block.hash not in space.guarded:
+                self._give_room(space, namespace.blocks.get(chain[low]), bit)
+                low += 1
+                if self._guard(space, block, bit):
+                    del self._waiting[bit][block]
 
-    def _release(self, before: Iterable[tuple[Block, int]]) -> None:
-        """Those that are not guarded in that tier any more may leave it: no policy has them in its order."""
-        for block, bit in before:
-            if not self.guards(block, bit):
-                self._settle(block)
+    def _give_room(self, space: _Space, block: Block | None, bit: int) -> None:
+        """A block of a chain is guarded no more: what is above it goes first."""
+        if block is not None and space.guarded.get(block.hash) == bit:
+            del space.guarded[block.hash]
+            self._count(block.namespace, bit, -1)
+            self._waiting[bit][block] = None
+            self._settle(block)
 
     def _place(self, space: _Space, block: Block) -> None:
         """Guard a marked block in its lowest tier, if the share allows; let go of any other."""
