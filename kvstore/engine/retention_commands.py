@@ -112,10 +112,20 @@ class Retention:
     def pin(self, selector: str, block_hash: bytes, is_set: bool, done: Done) -> None:
         """Pin a prefix, named by its last block, or unpin it. Raises BadRequest, NotFound, LimitExceeded."""
         digests = self._prefixes(selector, block_hash, [] if is_set else self.book.pins)
-        if is_set:
-            self._require_share(digests, block_hash)
         now_s = self._blocks.expiry.now_s()
-        self._submit([Pin(d.hex(), block_hash.hex(), now_s) for d in digests], is_set, done)
+        pins = [Pin(d.hex(), block_hash.hex(), now_s) for d in digests]
+        if is_set:
+            self._blocks.background.begin(self._pin_steps(pins, done))
+        else:
+            self._submit(pins, is_set, done)
+
+    def _pin_steps(self, pins: Sequence[Pin], done: Done) -> Steps[None]:
+        """Pin what fits into the share of pins."""
+        try:
+            yield from self._require_share(pins)
+            self._submit(pins, True, done)
+        except RequestError as error:
+            done(error, pins)
 
     def ttl(
         self,
@@ -326,14 +336,15 @@ class Retention:
     def _prefixes(self, selector: str, block_hash: bytes, set_before: Sequence[Pin | Ttl]) -> list[bytes]:
         return prefix_namespaces(selector, block_hash, set_before, self._namespaces, self.book)
 
-    def _require_share(self, digests: Sequence[bytes], block_hash: bytes) -> None:
-        """Raises LimitExceeded when what is held of this prefix does not fit into the share of pins."""
+    def _require_share(self, pins: Sequence[Pin]) -> Steps[None]:
+        """Raises LimitExceeded when what is held of these prefixes does not fit into the share of pins."""
         guards = self._blocks.guards
         more = {IN_DRAM: 0, IN_NVME: 0}
-        for digest in digests:
-            namespace = self._known(digest)
+        for pin in pins:
+            namespace = self._known(bytes.fromhex(pin.namespace))
             if namespace is not None:
-                for bit, size in guards.unguarded_bytes(namespace, block_hash).items():
+                sizes = yield from guards.unguarded_steps(namespace, bytes.fromhex(pin.block_hash))
+                for bit, size in sizes.items():
                     more[bit] += size
         for bit, name in TIERS:
             if more[bit] and guards.guarded_bytes[bit] + more[bit] > guards.limits[bit]:

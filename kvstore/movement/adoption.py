@@ -105,7 +105,7 @@ class Adoption:
     def _finish(self, member: Member) -> None:
         member.became_ready()
         self._reading.discard(member.number)
-        self._residency.writes.forget_written()
+        self._residency.background.begin(self._residency.writes.forget_written_steps())
         self._ready()
         self._adopted(self.done)
 

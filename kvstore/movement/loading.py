@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from kvstore.constants import SUSPECTS_MAX
+from kvstore.constants import LOAD_LOOKS, LOAD_LOOKS_EVICTING, STEP_SLOW_BLOCKS, SUSPECTS_MAX
 from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
@@ -38,6 +38,7 @@ from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.eviction import Eviction, Line
 from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
 
@@ -70,6 +71,8 @@ class Loader:
             tuple[int, bytes], Block
         ] = {}  # not in the index: on their way from a shared level
         self._source: dict[Block, Source] = {}  # of every block on its way
+        self._looks = 0  # blocks that may still be looked at in this piece
+        self._goes_on = False  # more of them are looked at in the background
 
     # -- figures --
 
@@ -160,20 +163,50 @@ class Loader:
                 source.urgent.add(block, waiter.asker)
 
     def pump(self) -> None:
-        """Begin as many reads as may be under way."""
+        """Begin as many reads as may be under way; where many that wait are not wanted any more, in pieces."""
+        self._looks = LOAD_LOOKS
+        if self._pump():
+            self._go_on()
+
+    def feed(self) -> None:
+        """Something may have left DRAM: give room to the loads that wait for it, in order; many in pieces."""
+        self._looks = LOAD_LOOKS
+        if self._feed() or self._pump():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self._residency.background.begin(self._rest_steps())
+
+    def _rest_steps(self) -> Steps[None]:
+        """What one piece of feeding did not get to."""
+        yield
+        self._goes_on = False
+        self.feed()
+
+    def _pump(self) -> bool:
+        """Begin reads. Returns whether there is more to look at."""
         for source in (*self.devices, *self.shared):
             while source.idle:
                 batch = self._next_batch(source)
                 if batch:
                     self._submit(source, batch)
+                if self._looks <= 0:
+                    return source.idle
+        return False
 
-    def feed(self) -> None:
-        """Something may have left DRAM: give room to the loads that wait for it, in order."""
+    def _feed(self) -> bool:
+        """Give room. Returns whether there is more to look at."""
         for line, starved in list(self._starved.items()):
             while starved:
+                if self._looks <= 0:
+                    return True
                 block = starved[0]
+                self._looks -= self._price(block)
                 source = self._source[block]
-                if not self.waiting.is_wanted(block) or not self.waiting.waits_for_room(block):
+                is_over = not self.waiting.is_wanted(block) or not self.waiting.waits_for_room(block)
+                if is_over or not source.loads.closed:
                     starved.popleft()
                     self._finish(source, block, None)
                     continue
@@ -186,7 +219,7 @@ class Loader:
                 source.slotted_bytes += block.namespace.record_bytes
             if not starved and self._starved.get(line) is starved:
                 del self._starved[line]
-        self.pump()
+        return False
 
     # -- reading --
 
@@ -195,7 +228,7 @@ class Loader:
         batch: list[Slotted] = []
         left_bytes = source.batch_bytes
         queue = source.urgent if source.slotted or source.urgent else source.ahead
-        while len(batch) < source.batch_records:
+        while len(batch) < source.batch_records and self._looks > 0:
             block = source.slotted[0][0] if source.slotted else queue.first()
             if block is None or (batch and block.namespace.record_bytes > left_bytes):
                 break
@@ -204,6 +237,7 @@ class Loader:
                 source.slotted_bytes -= block.namespace.record_bytes
             else:
                 queue.take()
+                self._looks -= self._price(block)
                 if not self._joins(source, block, batch):
                     continue
             left_bytes -= block.namespace.record_bytes
@@ -222,6 +256,10 @@ class Loader:
         else:
             self._finish(source, block, None)
         return False
+
+    def _price(self, block: Block) -> int:
+        """Looks that go for giving it a slot: others leave one by one where there is none."""
+        return 1 if self._residency.arena.has_room(block.namespace.record_bytes) else LOAD_LOOKS_EVICTING
 
     def _is_there(self, source: Source, block: Block) -> bool:
         """Whether its source has it still: a probe may have found it damaged meanwhile."""
@@ -335,33 +373,52 @@ class Loader:
     # -- trouble --
 
     def give_up(self, source: Source) -> None:
-        """The breaker of a source tripped: nothing comes from it any more, and all who wait are told."""
+        """The breaker of a source tripped: nothing comes from it any more, and all who wait are told; many in turn."""
         self._suspects.clear()
-        given_up = [*source.urgent, *source.ahead]
-        source.urgent.clear()
-        source.ahead.clear()
-        for block, slot in source.slotted:
-            del self._filling[block]
-            self._residency.give_up(block.namespace, [slot])
-            given_up.append(block)
-        source.slotted.clear()
-        source.slotted_bytes = 0
-        for line, starved in list(self._starved.items()):
-            given_up += [block for block in starved if self._source[block] is source]
-            self._starved[line] = left = deque(b for b in starved if self._source[b] is not source)
-            if not left:
-                del self._starved[line]
-        waiters: list[Waiter] = []
-        for block in given_up:
+        self._residency.background.begin(self._give_up_steps(source))
+
+    def _give_up_steps(self, source: Source) -> Steps[None]:
+        hanging = [block for block in self._filling if self._source[block] is source]
+        for waiter in [waiter for block in hanging for waiter in self.waiting.drain(block)]:
+            waiter(None)
+        looks = 0
+        for block in self._given_up(source):
+            waiters = self.waiting.pop(block)
             source.speed.arrive(block.namespace.record_bytes)
-            waiters += self.waiting.pop(block)
             if not self._no_more_incoming(block):
                 self._residency.unpin(block)
-        for block in self._filling:  # these hang in a thread
-            if self._source[block] is source:
-                waiters += self.waiting.drain(block)
-        for waiter in waiters:
-            waiter(None)
+            for waiter in waiters:
+                waiter(None)
+            looks += 1 + len(waiters)
+            if looks >= STEP_SLOW_BLOCKS:
+                looks = 0
+                yield
+                if source.loads.closed:
+                    break  # it works again: what still waits for it is loaded
+        self.pump()
+
+    def _given_up(self, source: Source) -> Iterator[Block]:
+        """What waits for a source, out of its queues: what somebody waits for goes first."""
+        while source.slotted:
+            block, slot = source.slotted.popleft()
+            source.slotted_bytes -= block.namespace.record_bytes
+            del self._filling[block]
+            self._residency.give_up(block.namespace, [slot])
+            yield block
+        for queue in (source.urgent, source.ahead):
+            while queue.first() is not None:
+                yield queue.take()
+        for line, starved in list(self._starved.items()):
+            for _ in range(len(starved)):
+                if not starved:
+                    break
+                block = starved.popleft()
+                if self._source[block] is source:
+                    yield block
+                else:
+                    starved.append(block)
+            if not starved and self._starved.get(line) is starved:
+                del self._starved[line]
 
     def missed(self, source: Source, block: Block, result: Get) -> None:
         """The one place where a failed read becomes a miss: it is counted here, for the level that it came from."""

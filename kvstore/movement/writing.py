@@ -36,6 +36,7 @@ from kvstore.protocol.residency_bits import IN_NVME
 from kvstore.residency.eviction import Eviction
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
+from kvstore.steps import Steps
 from tiers.base import Put
 from tiers.device_table import Row
 
@@ -63,6 +64,8 @@ class Writer:
         self._clock = clock
         self._jobs_max = jobs_max
         self._wrote = wrote
+        self._background = residency.background
+        self._resuming = False
         self._retry_at_s = 0.0
         self._turn = 0
         self.writing: dict[Block, Member] = {}
@@ -77,9 +80,25 @@ class Writer:
         """A breaker changed its state, or a device became ready."""
         accepting = self._residency.nvme.writable
         if accepting and not self._queue.accepting:
-            self._queue.resume()
+            self._resume()
         elif self._queue.accepting and not accepting:
-            self._queue.pause(set(self.writing))
+            self._background.begin(self._queue.pause_steps(self.writing))
+        self.pump()
+
+    def _resume(self) -> None:
+        """Offer again what was refused."""
+        self._queue.accepting = True
+        if not self._resuming:
+            self._resuming = True
+            self._background.begin(self._resume_steps())
+
+    def _resume_steps(self) -> Steps[None]:
+        try:
+            for _ in self._queue.resume_steps():
+                self.pump()
+                yield
+        finally:
+            self._resuming = False
         self.pump()
 
     def tick(self) -> None:
@@ -89,7 +108,7 @@ class Writer:
             if member.ready and member.loads.closed and member.stores.may_probe():
                 self._probe(member)
         if self._queue.accepting and self._queue.refused and self._clock() >= self._retry_at_s:
-            self._queue.resume()
+            self._resume()
         self.pump()
 
     def _probe(self, member: Member) -> None:
@@ -186,7 +205,7 @@ class Writer:
 
     def _emptied(self) -> None:
         """A device has a slab for records that found no room."""
-        self._queue.resume()
+        self._resume()
         self.pump()
 
     # -- what --

@@ -12,10 +12,10 @@ block may be evicted. The arena bounds both queues, and each has a limit of its 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Protocol
 
-from kvstore.constants import DEMOTING_MAX, QUOTA_REQUEUE_BLOCKS, UNDEMOTED_MAX
+from kvstore.constants import DEMOTING_MAX, QUOTA_REQUEUE_BLOCKS, STEP_SLOW_BLOCKS, UNDEMOTED_MAX
 from kvstore.health.write_budget import Endurance
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.counters import Counters
@@ -23,6 +23,7 @@ from kvstore.policies.base import Policies
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.levels import Nvme
 from kvstore.retention.quotas import Quotas
+from kvstore.steps import Steps
 
 
 class Books(Protocol):
@@ -97,20 +98,35 @@ class WriteQueue:
         else:
             self.put_off([block])
 
-    def pause(self, being_written: set[Block]) -> None:
+    def pause_steps(self, being_written: Container[Block]) -> Steps[None]:
         """No device can be written to: whatever waits may leave DRAM."""
         self.accepting = False
-        self.put_off([block for block in self.waiting if block not in being_written])
+        for some in _all_of(self.waiting):
+            for block in some:
+                if block in being_written:
+                    self.waiting[block] = None
+            self.put_off([block for block in some if block not in being_written])
+            yield
+            if self.accepting:
+                return
 
-    def resume(self) -> None:
+    def resume_steps(self) -> Steps[None]:
         """Queue again what was refused; of namespaces whose quota may refuse them all, only some."""
         self.accepting = True
-        if not self._books.quotas:
-            self.waiting.update(self.refused)
-            self.refused.clear()
-        else:
-            self._requeue_under_quotas()
-        self._shorten()
+        left = QUOTA_REQUEUE_BLOCKS
+        limited: dict[Namespace, bool] = {}
+        for some in _all_of(self.refused):
+            for block in some:
+                space = block.namespace
+                if space not in limited:
+                    holders = self._books.quotas.holders(space)
+                    limited[space] = any(h.limits[IN_NVME] is not None for h in holders)
+                left -= limited[space]
+                (self.waiting if left >= 0 or not limited[space] else self.refused)[block] = None
+            self._shorten()
+            yield
+            if not self.accepting:
+                return
 
     def wrote(self, block: Block) -> None:
         """The block is on NVMe: it waits in no queue, and what was promised of the budget is spent."""
@@ -129,26 +145,17 @@ class WriteQueue:
             for block in run:
                 self._waive(block)
 
-    def forget_written(self) -> None:
+    def forget_written_steps(self) -> Steps[None]:
         """Rows came into the index: what they show to be on NVMe need not be written there."""
         for queue in (self.waiting, self.refused):
-            for block in [block for block in queue if block.where & IN_NVME]:
-                del queue[block]
-                self._waive(block)
-                self._books.settle(block)
-
-    def _requeue_under_quotas(self) -> None:
-        left = QUOTA_REQUEUE_BLOCKS
-        limited: dict[Namespace, bool] = {}
-        for block in list(self.refused):
-            space = block.namespace
-            if space not in limited:
-                holders = self._books.quotas.holders(space)
-                limited[space] = any(h.limits[IN_NVME] is not None for h in holders)
-            left -= limited[space]
-            if left >= 0 or not limited[space]:
-                del self.refused[block]
-                self.waiting[block] = None
+            for some in _all_of(queue):
+                for block in some:
+                    if block.where & IN_NVME:
+                        self._waive(block)
+                        self._books.settle(block)
+                    else:
+                        queue[block] = None
+                yield
 
     def _shorten(self) -> None:
         """Beyond their limits the oldest of these blocks stay in DRAM only, and may be evicted."""
@@ -166,3 +173,12 @@ class WriteQueue:
         if block in self._promised:
             self._promised.discard(block)
             self.endurance.waive(block.namespace.slot_bytes)
+
+
+def _all_of(queue: OrderedDict[Block, None]) -> Iterator[list[Block]]:
+    """Take out what is here now, a few at a time, oldest first."""
+    left = len(queue)
+    while left > 0 and queue:
+        some = [queue.popitem(last=False)[0] for _ in range(min(left, len(queue), STEP_SLOW_BLOCKS))]
+        left -= len(some)
+        yield some

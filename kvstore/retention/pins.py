@@ -80,15 +80,17 @@ class Guards:
         """How many blocks of this namespace's slot size are guarded in a tier."""
         return self._records[bit, self._slot_bytes(namespace, bit)]
 
-    def unguarded_bytes(self, namespace: Namespace, block_hash: bytes) -> dict[int, int]:
+    def unguarded_steps(self, namespace: Namespace, block_hash: bytes) -> Steps[dict[int, int]]:
         """By tier: the bytes that this prefix, as it is held now, has and no pin guards yet."""
         space = self._spaces.get(namespace.digest)
         guarded = space.guarded if space is not None else {}
         more = {IN_DRAM: 0, IN_NVME: 0}
-        for block in _upwards(namespace.blocks.get(block_hash)):
+        for looks, block in enumerate(_upwards(namespace.blocks.get(block_hash)), 1):
             bit = _lowest(block)
             if bit and block.hash not in guarded:
                 more[bit] += self._slot_bytes(namespace, bit)
+            if looks % STEP_BLOCKS == 0:
+                yield
         return more
 
     def pin(self, pinned: Pinned, namespace: Namespace | None) -> None:

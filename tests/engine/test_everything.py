@@ -20,7 +20,7 @@ import pytest
 
 from kvstore.constants import DAY_S, HOUR_S
 from kvstore.engine import engine as engine_module
-from kvstore.engine import retention_commands
+from kvstore.engine import lookups, retention_commands
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import LimitExceeded, NotFound, RequestError
@@ -37,7 +37,7 @@ from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.policies import POLICIES
 from kvstore.residency import eviction, takeover, write_queue
-from kvstore.retention import expiry, quotas
+from kvstore.retention import expiry, pins, quotas
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
@@ -74,6 +74,11 @@ TIGHT = {
     (engine_module, "STEP_BLOCKS"): 1,
     (forest, "STEP_BLOCKS"): 2,
     (takeover, "TAKEOVER_SLOTS"): 2,
+    (write_queue, "STEP_SLOW_BLOCKS"): 2,
+    (loading, "STEP_SLOW_BLOCKS"): 2,
+    (loading, "LOAD_LOOKS"): 8,
+    (pins, "PIN_STEP_BLOCKS"): 2,
+    (lookups, "STEP_BLOCKS"): 2,
     (quotas, "STEP_BLOCKS"): 2,
     (arena_module, "SWEEP_SLOTS"): 1,
 }
