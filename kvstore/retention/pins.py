@@ -58,6 +58,7 @@ class Guards:
         background: Background,
     ) -> None:
         self._background = background
+        self._rebuilds = 0  # under way: until they are over, tiers may not be those that blocks are in
         self.limits = {IN_DRAM: 0, IN_NVME: 0}  # bytes, by tier
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
         self._records: Counter[tuple[int, int]] = Counter()  # guarded, by tier and slot size
@@ -167,10 +168,20 @@ class Guards:
             self._move_up()
 
     def rebuild(self, namespaces: dict[bytes, Namespace]) -> None:
-        """Many blocks came at once: look for what is above every chain. `namespaces`: by digest."""
-        for digest, space in list(self._spaces.items()):
-            if digest in namespaces:
-                self._background.begin(self._grow_steps(space, namespaces[digest], list(space.chains)))
+        """Many blocks came at once, and `came` was not called for them: look at every chain again. `namespaces`:
+        by digest."""
+        self._rebuilds += 1
+        self._background.begin(self._rebuild_steps(namespaces))
+
+    def _rebuild_steps(self, namespaces: dict[bytes, Namespace]) -> Steps[None]:
+        try:
+            for looks, (digest, space) in enumerate(list(self._spaces.items())):
+                if looks:
+                    yield
+                if digest in namespaces:
+                    yield from self._grow_steps(space, namespaces[digest], list(space.chains))
+        finally:
+            self._rebuilds -= 1
 
     def held_steps(
         self, pinned: Pinned, namespace: Namespace | None, blocks_max: int
@@ -194,6 +205,8 @@ class Guards:
 
     def check_slices(self, namespaces: dict[bytes, Namespace]) -> Iterator[list[str]]:
         """One line per violated invariant, in slices. They hold if nothing changed meanwhile."""
+        if self._rebuilds:
+            return
         problems: list[str] = []
         sums = {IN_DRAM: 0, IN_NVME: 0}
         for digest, space in list(self._spaces.items()):
