@@ -19,7 +19,7 @@ REGION_ROUNDS ?= 50
 PARTITION_S ?= 60
 PAIRS ?= 5
 INPUTS ?= 100000
-WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py settings.py) \
+WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
 .PHONY: docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 test-nixl trial lint format bench soak clean
@@ -54,7 +54,7 @@ test: venv vllm-source lint
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
 test-033: venv-033 vllm-source-033
-	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/theirs/test_theirs.py
+	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/test_identity.py tests/vllm/theirs/test_theirs.py
 
 test-nixl: venv vllm-source
 	$(VENV)/pip install -q --no-deps -r requirements/nixl.lock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-CONNECTOR_FORMAT = 2  # part of every namespace: raise it when the bytes of a record change their meaning
+CONNECTOR_FORMAT = 3  # part of every namespace: raise it when the bytes of a record change their meaning
 
 VLLM_FIRST, VLLM_LAST = (0, 32), (0, 33)  # releases of vLLM that the connector is made for, and tested with
 

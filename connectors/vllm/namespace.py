@@ -3,13 +3,16 @@
 vLLM's block hash names tokens, LoRA adapter, multimodal content and cache salt. It says
 nothing of the model or of how KV lies in memory, so all of that is here:
 
-    identity (scheduler)   format, vLLM release, model name + revision + weights digest, config
-                           digest, dtypes, quantisation, hash algorithm and seed, parallel
-                           sizes, tenant, draft model, epoch
+    identity (scheduler)   format, vLLM release, digest of the weights, the engine's whole configuration
+                           (connectors/vllm/configuration.py), hash algorithm and seed, tenant, epoch
     facts (each shard)     attention backends, KV layout, block bytes, the pieces of a column,
                            layer names and specs of the group
 
-    digest = first 16 bytes of SHA-256 over the sorted fields
+    digest = first 16 bytes of SHA-256 over the sorted fields, less the labels
+
+The configuration is there as one digest of all that counts; what is not vLLM's own default is written out beside it, so
+that `kvstore explain --engines` can say what separates two namespaces. Labels (the model's name and revision)
+are for people, reports and rules: what the first engine called it. What it is follows from contents.
 
 Why the vLLM release (major.minor) although layout, backend and pieces are there: backends
 order K and V inside a block as they like, and no field shows when one changes its mind. A new
@@ -32,20 +35,26 @@ from typing import Any
 
 from connectors.constants import CONNECTOR_FORMAT
 from connectors.device import Blocks
+from connectors.vllm.canonical import Unknowable
+from connectors.vllm.configuration import configuration
 from connectors.vllm.messages import GroupFacts
 
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
+SETTING_CHARS_MAX = 80  # of the configuration
+SETTINGS_BYTES_MAX = 6 << 10  # of all settings that are written out
+LABELS = frozenset({"model", "revision"})
 
 
 def space_spec(
     fields: Mapping[str, str], column_bytes: Sequence[int], block_tokens: int
 ) -> tuple[bytes, dict[str, str]]:
     """The digest that names the namespace of these fields, and all that it is of, as people are told it. Equal
-    fields, in any order, give equal digests."""
+    fields, in any order and with any labels, give equal digests."""
     sizes = {"column bytes": _short(str(list(column_bytes))), "record bytes": str(sum(column_bytes))}
     exact = {**fields, **sizes, "block tokens": str(block_tokens)}
-    text = json.dumps(exact, sort_keys=True, ensure_ascii=True)
+    counts = {name: value for name, value in exact.items() if name not in LABELS}
+    text = json.dumps(counts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).digest()[:DIGEST_BYTES], exact
 
 
@@ -61,33 +70,48 @@ def joined_facts(facts: Mapping[int, GroupFacts]) -> dict[str, str]:
 
 
 def identity_fields(
-    vllm_config: Any, tenant: str, weights: str, hash_seed: bytes, epoch: str
+    vllm_config: Any,
+    tenant: str,
+    weights: str,
+    hash_seed: bytes,
+    epoch: str,
+    configured: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What is the same on every rank of an engine. hash_seed: vLLM's NONE_HASH."""
+    """What is the same on every rank of an engine. hash_seed: vLLM's NONE_HASH. configured: what `configured_fields` said
+    when the engine started. Raises Unknowable."""
     from vllm import __version__ as vllm_version
 
-    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     fields = {
         "format": str(CONNECTOR_FORMAT),
         "vllm": release_of(vllm_version),
         **model_fields(vllm_config),
         "weights": weights,
-        "config": config_digest(model.hf_config),
-        "dtype": str(model.dtype),
-        "quantisation": str(model.quantization),
-        "kv dtype": str(cache.cache_dtype),
-        "hash": str(cache.prefix_caching_hash_algo),
+        "hash": str(vllm_config.cache_config.prefix_caching_hash_algo),
         "hash seed": hashlib.sha256(hash_seed).hexdigest()[:32],
-        "tensor parallel": str(parallel.tensor_parallel_size),
-        "pipeline parallel": str(parallel.pipeline_parallel_size),
-        "pipeline partition": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
-        "decode context parallel": str(parallel.decode_context_parallel_size),
-        "context interleave": str(getattr(parallel, "cp_kv_cache_interleave_size", 1)),
         "tenant": tenant,
         "epoch": epoch,
+        **(configured_fields(vllm_config) if configured is None else configured),
     }
-    fields["draft"] = _draft(getattr(vllm_config, "speculative_config", None))
     return {name: _short(value) for name, value in fields.items()}
+
+
+def configured_fields(vllm_config: Any) -> dict[str, str]:
+    """The digest of all settings that count, and those written out that are not vLLM's own defaults: the shortest ones
+    first, where they are too many. Raises Unknowable."""
+    try:
+        settings, unusual = configuration(vllm_config)
+    except Unknowable:
+        raise
+    except Exception as error:  # an engine starts all the same
+        raise Unknowable(f"its configuration cannot be read: {type(error).__name__}: {error}") from error
+    written: dict[str, str] = {}
+    room = SETTINGS_BYTES_MAX
+    for name in sorted(unusual, key=lambda name: (len(settings[name]), name)):
+        value = settings[name] if len(settings[name]) <= SETTING_CHARS_MAX else _digest(settings[name])
+        room -= len(name) + len(value)
+        if room >= 0:
+            written[name] = value
+    return {"configuration": _digest(json.dumps(settings, sort_keys=True)), **dict(sorted(written.items()))}
 
 
 def model_fields(vllm_config: Any) -> dict[str, str]:
@@ -123,23 +147,6 @@ def model_name(model: str) -> str:
 def release_of(version: str) -> str:
     """major.minor"""
     return ".".join(version.split(".")[:2])
-
-
-def config_digest(hf_config: Any) -> str:
-    """Over the model's configuration as the engine uses it (overrides included)."""
-    settings = hf_config.to_dict()
-    for unsteady in ("_name_or_path", "transformers_version", "_commit_hash"):
-        settings.pop(unsteady, None)
-    return _digest(json.dumps(settings, sort_keys=True, default=str))
-
-
-def _draft(speculative: Any) -> str:
-    if speculative is None:
-        return ""
-    draft = getattr(speculative, "draft_model_config", None)
-    name = model_name(draft.model) if draft is not None else ""
-    config = config_digest(draft.hf_config) if draft is not None else ""
-    return f"{getattr(speculative, 'method', '')} {name} {config}"
 
 
 def _digest(text: str) -> str:

@@ -31,11 +31,18 @@ from connectors.transfer.link import Line
 from connectors.transfer.orders import Adapter, Column, Columns
 from connectors.transfer.settings import Settings
 from connectors.transfer.weights import DigestInBackground, default_cache_dir, known_as, weights_digest
+from connectors.vllm.canonical import Unknowable
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard, logger
 from connectors.vllm.messages import Rank, Weights, this_node
 from connectors.vllm.model_files import weight_files
-from connectors.vllm.namespace import identity_fields, joined_facts, model_fields, space_spec
+from connectors.vllm.namespace import (
+    configured_fields,
+    identity_fields,
+    joined_facts,
+    model_fields,
+    space_spec,
+)
 from kvstore.client import ClientError, Namespace
 
 
@@ -50,9 +57,12 @@ class Spaces:
         self._settings, self._config, self._line, self._guard = settings, vllm_config, line, guard
         self._world = int(vllm_config.parallel_config.world_size)
         self.plan: Plan | None = None
+        self._configured: dict[str, str] = {}
         try:
-            self.plan = plan_for(kv_cache_config, vllm_config)
-        except Unsupported as reason:
+            plan = plan_for(kv_cache_config, vllm_config)
+            self._configured = configured_fields(vllm_config)
+            self.plan = plan
+        except (Unsupported, Unknowable) as reason:
             guard.say_once(f"this model's KV is not stored: {reason}")
         self.columns: dict[int, Columns] = {}
         self.shards: dict[int, dict[int, Column]] = {}
@@ -175,7 +185,9 @@ class Spaces:
             self._guard.say_once(
                 "block hashes differ from process to process: set PYTHONHASHSEED, or use sha256"
             )
-        identity = identity_fields(self._config, self._settings.tenant, weights, bytes(seed), self._epoch)
+        identity = identity_fields(
+            self._config, self._settings.tenant, weights, bytes(seed), self._epoch, self._configured
+        )
         identity |= self._model
         self._identity, self._hash_bytes = identity, len(seed)
         try:

@@ -34,6 +34,9 @@ OF_A_GROUP = frozenset(
     ]
 )
 
+# What the first engine called the model: the same KV may have other names elsewhere.
+LABELS = frozenset(["model", "revision"])
+
 Space = Mapping[str, Any]  # a namespace as `kvstore status -o json` has it
 
 
@@ -140,7 +143,8 @@ def runs(by_block: Sequence[int], block_tokens: int, tokens: int) -> list[Run]:
 
 
 def _identity(space: Space) -> frozenset[tuple[str, str]]:
-    return frozenset((name, value) for name, value in space["fields"].items() if name not in OF_A_GROUP)
+    apart = OF_A_GROUP | LABELS
+    return frozenset((name, value) for name, value in space["fields"].items() if name not in apart)
 
 
 def _likeness(space: Space, other: Space) -> tuple[int, int]:

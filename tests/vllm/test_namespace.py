@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,49 +22,29 @@ from connectors.vllm.namespace import (
     release_of,
     space_spec,
 )
+from tests.vllm.engine_configs import config_of
 
 pytestmark = pytest.mark.vllm
 
 
-class Config(SimpleNamespace):
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Any:
+    config = config_of(model)
+    config.cache_config.kv_cache_layout = "BLHNC"
+    return config
 
 
-def engine(**changes: Any) -> Any:
-    """A VllmConfig as far as namespaces look at it."""
-    value = {
-        "model": "org/name", "revision": "main", "dtype": "torch.bfloat16", "quantization": None, "rope": 1,
-        "cache_dtype": "auto", "algo": "sha256", "tp": 2, "pp": 1, "dcp": 1, "interleave": 1, "layout": "BLHNC", "draft": None,
-        **changes,
-    }  # fmt: skip
-    hf = Config(rope_theta=value["rope"], transformers_version=value.get("transformers", "5"))
-    draft = value["draft"] and SimpleNamespace(
-        method="eagle", draft_model_config=SimpleNamespace(model=value["draft"], hf_config=hf)
-    )
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            model=value["model"], revision=value["revision"], hf_config=hf, dtype=value["dtype"], quantization=value["quantization"]
-        ),
-        cache_config=SimpleNamespace(
-            cache_dtype=value["cache_dtype"], prefix_caching_hash_algo=value["algo"], kv_cache_layout=value["layout"]
-        ),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=value["tp"], pipeline_parallel_size=value["pp"],
-            decode_context_parallel_size=value["dcp"], cp_kv_cache_interleave_size=value["interleave"],
-        ),
-        speculative_config=draft,
-    )  # fmt: skip
-
-
-def digest(**changes: Any) -> bytes:
+def digest(config: Any, **changes: Any) -> bytes:
     """The namespace of an engine, of which some facts are changed."""
     own = {
         "tenant": "", "weights": "w", "seed": b"seed", "epoch": "", "group": 0, "spec": "full(16)", "layers": ["a", "b"],
         "runs": (Run(0, 0, 64, 128),), "backends": ["FLASH_ATTN"], "shards": [0], "block_tokens": 16,
     }  # fmt: skip
     fact = {name: changes.pop(name, value) for name, value in own.items()}
-    config = engine(**changes)
+    for path, value in changes.items():
+        config = copy.deepcopy(config)
+        *steps, last = path.split(".")
+        setattr(functools.reduce(getattr, steps, config), last, value)
     blocks = Blocks((torch.zeros(1024, dtype=torch.uint8),), fact["runs"], 8)
     identity = identity_fields(config, fact["tenant"], fact["weights"], fact["seed"], fact["epoch"])
     facts = rank_facts(config, fact["group"], fact["spec"], fact["layers"], blocks, fact["backends"])
@@ -74,47 +55,57 @@ def digest(**changes: Any) -> bytes:
 
 
 CHANGES: dict[str, Any] = {
-    "model": "org/other", "revision": "v2", "weights": "x", "rope": 2, "dtype": "torch.float16", "quantization": "fp8",
-    "cache_dtype": "fp8", "algo": "sha256_cbor", "seed": b"other", "tp": 4, "pp": 2, "dcp": 2, "interleave": 8,
-    "layout": "LBHNC", "backends": ["CPU_ATTN"], "group": 1, "spec": "window(16)", "layers": ["b", "a"],
-    "runs": (Run(0, 0, 32, 128), Run(0, 64, 32, 128)), "shards": [1], "tenant": "acme", "epoch": "1", "draft": "org/draft", "block_tokens": 32,
+    "weights": "x", "seed": b"other", "model_config.dtype": torch.float16, "model_config.quantization": "fp8",
+    "model_config.hf_config.rope_parameters": {"rope_type": "default", "rope_theta": 5.0},
+    "cache_config.cache_dtype": "fp8", "cache_config.prefix_caching_hash_algo": "sha256_cbor",
+    "cache_config.kv_cache_layout": "LBHNC", "parallel_config.tensor_parallel_size": 4,
+    "parallel_config.pipeline_parallel_size": 2, "parallel_config.decode_context_parallel_size": 2,
+    "parallel_config.cp_kv_cache_interleave_size": 8, "backends": ["CPU_ATTN"], "group": 1, "spec": "window(16)",
+    "layers": ["b", "a"], "runs": (Run(0, 0, 32, 128), Run(0, 64, 32, 128)), "shards": [1], "tenant": "acme",
+    "epoch": "1", "block_tokens": 32,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_every_field_counts(name: str) -> None:
+def test_every_field_counts(name: str, engine: Any) -> None:
     """An engine that differs in one thing has a namespace of its own."""
-    assert digest(**{name: CHANGES[name]}) != digest()
+    assert digest(engine, **{name: CHANGES[name]}) != digest(engine)
 
 
-def test_what_every_shard_says_counts() -> None:
+def test_what_every_shard_says_counts(engine: Any) -> None:
     """One shard's layers differ, or there is one shard more."""
     two = {"shards": [0, 1]}
-    assert len({digest(), digest(**two), digest(**two, layers=["b", "a"]), digest(shards=[0, 2])}) == 4
+    told = {digest(engine), digest(engine, **two), digest(engine, **two, layers=["b", "a"])}
+    assert len(told | {digest(engine, shards=[0, 2])}) == 4
 
 
-def test_layer_partition_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How layers are dealt to pipeline stages can be set by environment, and then names other bytes."""
-    before = digest()
+def test_layer_partition_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How layers are dealt to pipeline stages can be set by environment, and then names other bytes; where caches are
+    does not matter."""
+    before = digest(engine)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/elsewhere")
+    assert digest(engine) == before
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,1")
-    assert digest() != before
+    assert digest(engine) != before
 
 
-def test_vllm_release_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_release_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another minor release is another namespace; a patch release is not."""
     import vllm
 
-    before = digest()
+    before = digest(engine)
     monkeypatch.setattr(vllm, "__version__", "0.99.0")
-    other = digest()
+    other = digest(engine)
     monkeypatch.setattr(vllm, "__version__", "0.99.3")
-    assert before != other == digest()
+    assert before != other == digest(engine)
     assert release_of("0.32.1.dev3+cpu") == "0.32"
 
 
-def test_what_does_not_matter_does_not_count() -> None:
-    """The transformers version and the place of the model directory do not separate engines."""
-    assert digest(transformers="6") == digest()
+def test_names_are_labels(engine: Any) -> None:
+    """What a model is called, and by which revision, is said and does not separate engines."""
+    named = {"model_config.model": "org/another", "model_config.revision": "v2"}
+    assert digest(engine, **named) == digest(engine)
+    assert identity_fields(engine, "", "w", b"seed", "")["model"] == "tiny-llama"
     assert model_name("org/name") == "org/name"
 
 
