@@ -13,7 +13,8 @@ digested is what the processor made: all that the model is given in place of the
 holds all of that from the first to the last one that begins before its end. Blocks before the first keep vLLM's hash.
 
 Not named, and so neither looked up nor saved, are requests
-* with an item whose tensors are not here (in shared memory, kept in another process),
+* with an item whose tensors are not here (in shared memory, kept in another process), or not what is computed with
+  (another engine encodes them, and hands over what has the same identifier),
 * with an identifier that stood for something else before: vLLM's own caches go by it, so what was computed may be of
   the other one,
 * that vLLM numbers instead of naming: no other request is ever called so,
@@ -103,7 +104,10 @@ class Contents:
             and not multimodal.mm_processor_cache_gb
             and not vllm_config.cache_config.enable_prefix_caching
         )
-        self._is_shared = getattr(multimodal, "mm_processor_cache_type", "") == "shm"
+        transfer = getattr(vllm_config, "ec_transfer_config", None)
+        self._is_elsewhere = getattr(multimodal, "mm_processor_cache_type", "") == "shm" or bool(
+            transfer is not None and transfer.is_ec_consumer
+        )
 
     def marks_of(self, request: Any) -> list[Mark]:
         """In the order of their tokens. Raises Unnamed, and says so once for each kind."""
@@ -137,7 +141,7 @@ class Contents:
                 f"vLLM numbers {feature.modality} inputs, with prefix caching and its cache of processed inputs off"
             )
         tensors = {key: element.data for key, element in sorted((feature.data or {}).items())}
-        if self._is_shared or not _has_tensors(tensors):
+        if self._is_elsewhere or not _has_tensors(tensors):
             raise Unnamed(f"the content of {feature.modality} inputs is not to be seen")
         digest = _digest({"modality": feature.modality, "data": tensors})
         known = self._known.setdefault(feature.identifier, digest)

@@ -6,7 +6,7 @@ a new one all the same (weights, KV cache, connector). The orders:
     {"do": "start", ...}      keyword arguments for the engine; step_wait_s: what a load may hold up a step;
                               ten times as long may a start wait
     {"do": "generate", ...}   prompts (token ids), max_tokens, salt, adapter of LoRA (name, number, directory), images (for each
-                              prompt the seed of its picture) → tokens, cached, seconds
+                              prompt the seed of its picture), identifiers (what it is called) → tokens, cached, seconds
     {"do": "metrics"}         the connector's Prometheus counters that are not zero, and a few of vLLM's
     {"do": "pending"}         requests whose blocks vLLM still holds
     {"do": "sibling_counts"}  what a KeeperConnector of this engine did
@@ -74,6 +74,8 @@ class Host:
                 prompt["cache_salt"] = order["salt"]
         for prompt, seed in zip(prompts, order.get("images", []), strict=False):
             prompt["multi_modal_data"] = {"image": picture(seed)}
+        for prompt, identifier in zip(prompts, order.get("identifiers", []), strict=False):
+            prompt["multi_modal_uuids"] = {"image": [identifier]}
         adapter = LoRARequest(*order["adapter"]) if "adapter" in order else None
         begun = time.monotonic()
         outputs = self.engine.generate(prompts, sampling, lora_request=adapter, use_tqdm=False)

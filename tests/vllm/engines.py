@@ -24,7 +24,7 @@ PATIENT = {
 }  # for machines that are busy with other tests
 
 
-Adapter = tuple[str, int, str]  # of LoRA: name, number within an engine, directory
+Adapter = tuple[Any, ...]  # arguments of a LoRARequest: name, number within an engine, directory, …
 
 
 @dataclass
@@ -102,13 +102,16 @@ class EngineHost:
         timeout_s: float = 300,
         adapter: Adapter | None = None,
         images: list[int] | None = None,
+        identifiers: list[str] | None = None,
     ) -> Generated:
-        """images: for each prompt the seed of its picture."""
+        """images: for each prompt the seed of its picture. identifiers: what the user calls it."""
         order: dict[str, Any] = {"prompts": prompts, "max_tokens": max_tokens, "salt": salt}
         if adapter is not None:
             order["adapter"] = adapter
         if images is not None:
             order["images"] = images
+        if identifiers is not None:
+            order["identifiers"] = identifiers
         return Generated(**self.order({"do": "generate", **order}, timeout_s))
 
     def finish_saves(self) -> None:

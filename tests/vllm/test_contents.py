@@ -57,8 +57,9 @@ def request(*features: MultiModalFeatureSpec, **more: Any) -> Any:
 
 def contents(said: list[str] | None = None, **changes: Any) -> Contents:
     value = {"mm_processor_cache_gb": 4, "mm_processor_cache_type": "lru", "prefix": True, **changes}
-    prefix = value.pop("prefix")
+    prefix, encoded = value.pop("prefix"), value.pop("encoded", False)
     config = SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(is_ec_consumer=True) if encoded else None,
         model_config=SimpleNamespace(multimodal_config=SimpleNamespace(**value)),
         cache_config=SimpleNamespace(enable_prefix_caching=prefix),
     )
@@ -155,6 +156,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "numbered": (feature, {"mm_processor_cache_gb": 0, "prefix": False}, "numbers image"),
     "numbered by its look": (lambda: feature(identifier="renderer0-mm-17-image-0"), {}, "numbers image"),
     "shared memory": (feature, {"mm_processor_cache_type": "shm"}, "not to be seen"),
+    "encoded elsewhere": (feature, {"encoded": True}, "not to be seen"),
     "an address": (lambda: feature(item(address=4096, monotonic_id=3)), {}, "not to be seen"),
     "kept elsewhere": (lambda: feature(MultiModalKwargsItem()), {}, "not to be seen"),
     "a field kept elsewhere": (lambda: feature(picture(grid=None)), {}, "NoneType"),
