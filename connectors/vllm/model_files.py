@@ -12,6 +12,7 @@ run that does not come with vLLM (`foreign_code`): a plugin's, that of transform
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,6 +41,9 @@ def weight_files(model_config: Any, load_config: Any) -> list[Path]:
     except Exception as error:
         raise WeightsUnknown(f"no weight files under {directory}: {error}") from error
     files = [Path(path) for path in found] + _quantisation_files(model_config, directory)
+    multimodal = getattr(model_config, "multimodal_config", None)
+    if scales := getattr(multimodal, "mm_encoder_fp8_scale_path", None):
+        files.append(Path(scales))
     return sorted(set(files))
 
 
@@ -71,26 +75,43 @@ def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:
 
 
 def elsewhere(models: Iterable[Any]) -> str:
-    """Why the files of an engine's model do not tell what these models, as a rank has them, compute with; or empty."""
+    """Why the files of an engine's model do not tell what these models, as a rank has them, compute with; or empty.
+    Raises OSError."""
     for model in models:
         if getattr(model, "secondary_weights", ()):
             return f"{type(model).__name__} loads weights from several places"
         if getattr(model, "allow_patterns_overrides", None) is not None:
             return f"{type(model).__name__} chooses its files itself"
+    for name in sorted(_modules(models)):
+        if name.startswith(_MODELS) and name != _POOLERS and _READING.search(_source(name)):
+            return f"the code of its model, {name}, reads files itself"
     return ""
+
+
+def _modules(models: Iterable[Any]) -> set[str]:
+    """Of Python, in which the layers of these models and their bases are defined."""
+    return {base.__module__ for model in models for part in model.modules() for base in type(part).__mro__}
+
+
+def _source(name: str) -> str:
+    path = getattr(sys.modules.get(name), "__file__", None)
+    return Path(path).read_text(encoding="utf-8", errors="replace") if path else name
 
 
 def foreign_code(models: Iterable[Any]) -> str:
     """A digest of the source files that these models' layers are defined in, those of vLLM and torch left out: a
     release of vLLM names both. Empty where there are no others. Raises OSError."""
-    kinds = {base for model in models for part in model.modules() for base in type(part).__mro__}
-    names = {kind.__module__ for kind in kinds}
-    sources = set[str]()
-    for name in names:
-        if name.partition(".")[0] not in _KNOWN_CODE:
-            path = getattr(sys.modules.get(name), "__file__", None)
-            sources.add(hashlib.sha256(Path(path).read_bytes() if path else name.encode()).hexdigest())
+    foreign = {name for name in _modules(models) if name.partition(".")[0] not in _KNOWN_CODE}
+    sources = {hashlib.sha256(_source(name).encode()).hexdigest() for name in foreign}
     return hashlib.sha256("".join(sorted(sources)).encode()).hexdigest()[:32] if sources else ""
 
 
 _KNOWN_CODE = frozenset({"vllm", "torch", "builtins", "typing", "abc", "collections"})
+_MODELS = ("vllm.model_executor.models.", "vllm.models.", "transformers_modules.")
+_POOLERS = (
+    "vllm.model_executor.models.adapters"  # reads what is computed with behind the last layer that has KV
+)
+_READING = re.compile(
+    r"(torch\.load|load_file|safe_open|weights_iterator|hf_hub_download|snapshot_download|get_hf_file_bytes"
+    r"|get_hf_file_to_dict|try_get_local_file|(?<![.\w])open)\("
+)

@@ -113,9 +113,8 @@ class WorkerHalf:
             self._rank.elsewhere = str(reason)
             return
         self._adapters = LiveAdapters(models, self._rank.number)
-        self._rank.elsewhere = elsewhere(models)
         try:
-            code = foreign_code(models)
+            self._rank.elsewhere, code = elsewhere(models), foreign_code(models)
         except OSError as error:
             self._rank.trouble = f"its model's code cannot be read: {error}"
             return

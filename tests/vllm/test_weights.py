@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -249,18 +250,45 @@ def test_a_hub_model_is_its_snapshot(tmp_path: Path) -> None:
 
 def test_a_model_that_loads_from_elsewhere_says_so() -> None:
     """Second sources and patterns of its own; models that have neither are trusted."""
-    plain = SimpleNamespace(secondary_weights=[])
-    second = SimpleNamespace(secondary_weights=["other"])
-    pattern = SimpleNamespace(allow_patterns_overrides=["*.gguf"])
+    plain, second, pattern = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    plain.secondary_weights, second.secondary_weights = [], ["other"]  # type: ignore[assignment]
+    pattern.allow_patterns_overrides = ["*.gguf"]  # type: ignore[assignment]
     assert elsewhere([plain]) == ""
     assert "several places" in elsewhere([plain, second])
     assert "chooses its files" in elsewhere([pattern])
 
 
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("llama", False),
+        ("idefics3", False),
+        ("adapters", False),
+        ("mimo_audio", True),
+        ("qwen3_dflash", True),
+    ],
+)
+def test_models_that_read_files_themselves(name: str, reads: bool) -> None:
+    """What the loader does not read is not digested: models of vLLM whose code opens files say so."""
+    module = __import__(f"vllm.model_executor.models.{name}", fromlist=["_"])
+    made = type("Layer", (torch.nn.Module,), {"__module__": module.__name__})
+    assert ("reads files itself" in elsewhere([torch.nn.Sequential(made())])) == reads
+
+
+def test_files_beside_the_model_count(tmp_path: Path) -> None:
+    """Scales of an encoder in 8 bits, which a flag names."""
+    directory, scales = write(tmp_path / "m", tensors()), tmp_path / "scales.json"
+    multimodal = SimpleNamespace(mm_encoder_fp8_scale_path=str(scales))
+    made = set()
+    for text in ("1", "2"):
+        scales.write_text(text)
+        files = files_of(directory, multimodal_config=multimodal)
+        made.add(weights_digest(files, tmp_path / "cache", threading.Event()))
+    assert len(made) == 2 and digest(directory) not in made
+
+
 def test_code_that_is_not_vllms_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose code is edited in place is another one; vLLM's own code is named by its release."""
-    import torch
-
     assert foreign_code([torch.nn.Linear(1, 1)]) == ""
     monkeypatch.syspath_prepend(str(tmp_path))
     made = set()
