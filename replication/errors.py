@@ -15,10 +15,6 @@ class RegionError(ReplicationError):
     """This place is not the region that was asked for; nothing was written."""
 
 
-class RegionTooNew(RegionError):
-    """This place says that it is a region of a format that is not known here."""
-
-
 class MarkerDamaged(ReplicationError):
     """What lies where the marker of a region should be is none: nobody knows which region this is, and it may be mended."""
 

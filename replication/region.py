@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from replication.constants import REGION_BYTES_MAX, REGION_FORMAT
-from replication.errors import MarkerDamaged, RegionError, RegionTooNew
+from replication.errors import MarkerDamaged, RegionError
 from replication.ranges import RegionName, UnixS
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing
 from tiers.objects import Objects
@@ -100,7 +100,7 @@ def _parse(content: bytes, where: str, asked: str) -> Region:
         said = None
     number = said.get("format") if isinstance(said, dict) else None
     if isinstance(number, int) and number > REGION_FORMAT:
-        raise RegionTooNew(
+        raise RegionError(
             f"{where}: a region of format {number}, known here are formats up to {REGION_FORMAT}; asked for was {asked}"
         )
     try:

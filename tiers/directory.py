@@ -18,19 +18,20 @@ from tiers.objects import ObjectInfo
 
 _PART = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")  # of a name, between two "/"
 _STAGED = re.compile(r"[A-Za-z0-9._=+-]+#[0-9]{1,10}")
-_FOLDERS_DEEP_MAX = 8  # names of ours have four; a link upwards would have no end
+_FOLDERS_DEEP_MAX = 8  # names of ours have four
 
 
 def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:
     """In any order. prefix: "a/b/", or "" for all. Raises OSError where the folder itself cannot be read."""
-    for folder, entry in _walked(root, prefix, 0):
+    for folder, entry in _walked(root, prefix, ()):
         try:
             found = entry.stat()
         except OSError:
             continue  # it went away, or nobody may look at it
         if _PART.fullmatch(entry.name) and entry.is_file():
             e_tag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
-            yield ObjectInfo(folder + entry.name, found.st_size, e_tag, found.st_mtime)
+            changed_s = found.st_mtime_ns // 1000 / 1e6  # as obstore says it
+            yield ObjectInfo(folder + entry.name, found.st_size, e_tag, changed_s)
 
 
 def folder_names(root: str, prefix: str) -> list[str]:
@@ -44,7 +45,7 @@ def sweep(root: str, older_s: float) -> int:
     never more than has passed. Whoever is still at it finds its file gone, and writes it again. Returns how many."""
     staged: list[tuple[str, float]] = []
     latest_s = 0.0
-    for _, entry in _walked(root, "", 0):
+    for _, entry in _walked(root, "", ()):
         try:
             if _is_folder(entry):
                 latest_s = max(latest_s, entry.stat().st_mtime)
@@ -63,18 +64,25 @@ def sweep(root: str, older_s: float) -> int:
     return count
 
 
-def _walked(root: str, prefix: str, deep: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a folder, with the name of its folder; folders before what is in them."""
+def _walked(
+    root: str, prefix: str, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below a folder, with the name of its folder; folders before what is in them. above: those that it is in."""
+    path = os.path.join(root, prefix)
     try:
-        with os.scandir(os.path.join(root, prefix)) as entries:
+        itself = os.stat(path)
+        with os.scandir(path) as entries:
             found = list(entries)
     except FileNotFoundError:
         return  # a folder is what objects have in their names: there are none
+    folder = itself.st_dev, itself.st_ino
+    if folder in above or len(above) > _FOLDERS_DEEP_MAX:
+        return  # a link upwards
     for entry in found:
         yield prefix, entry
-        if deep < _FOLDERS_DEEP_MAX and _PART.fullmatch(entry.name) and _is_folder(entry):
+        if _PART.fullmatch(entry.name) and _is_folder(entry):
             try:
-                yield from _walked(root, f"{prefix}{entry.name}/", deep + 1)
+                yield from _walked(root, f"{prefix}{entry.name}/", (*above, folder))
             except OSError:
                 continue  # one folder that cannot be read
 

@@ -21,7 +21,7 @@ from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
-from replication.errors import RegionError, RegionTooNew, ReplicationError
+from replication.errors import RegionError, ReplicationError
 from replication.problems import Problems
 from replication.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
@@ -93,8 +93,6 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         while True:
             try:
                 reader = await self._join()
-            except RegionTooNew as error:
-                self._failed(str(error))
             except (RegionError, ObjectRefused) as error:
                 self._failed(str(error), refusal=str(error))
             except (TierError, ReplicationError) as error:

@@ -163,6 +163,43 @@ def test_a_dead_bucket_costs_nothing(tmp_path: Path, serve: Serve) -> None:
     assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[: len(good) // 2],
+        lambda good: b"",
+        lambda good: good.replace(b"{", b"[", 1),
+        lambda good: good.replace(b"region", b"regi\xefn", 1),
+        lambda good: b"[" * 50_000,
+        lambda good: good + bytes(1 << 20),
+    ],
+    ids=["cut", "empty", "flipped", "no text", "nested", "too large"],
+)
+def test_a_marker_that_cannot_be_read_stops_no_daemon(
+    tmp_path: Path, serve: Serve, damage: Callable[[bytes], bytes]
+) -> None:
+    """DRAM serves, the region is a problem that is told, and it is joined when its marker is whole again."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    marker = tmp_path / "na" / "region.json"
+    good = marker.read_bytes()
+    marker.chmod(0o600)
+    marker.write_bytes(damage(good))
+    place = node(tmp_path, "node")
+    daemon = serve(place, *arguments(place, file, "na"))
+    hashes = chain("prompt", 4)
+    with Client(str(daemon.socket), timeout_s=5.0) as client:
+        space = space_of(client)
+        store(client, space, hashes)
+        assert read(client, space, hashes) == 4
+        until(lambda: "no marker of a region" in status(client)["problem"])
+        assert status(client)["open"] is False
+        marker.write_bytes(good)
+        until(lambda: status(client)["open"])
+        assert not status(client)["problem"]
+    assert daemon.stop() == 0
+
+
 def test_a_bucket_that_is_not_ours_stops_the_start(tmp_path: Path, serve: Serve) -> None:
     """Another deployment, another region, no region at all, a newer format: one line, exit code 1, nothing written."""
     file = regions_file(tmp_path, "na", "eu")
