@@ -53,7 +53,11 @@ DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then th
 
 # Stores of objects.
 OBJECT_REQUESTS_MAX: Final = 64  # under way at once, of one store; more wait within their deadline
-OBJECT_TIMEOUT_S: Final = 20.0  # for one attempt, its bytes included: 64 MiB at 3.4 MB/s
+OBJECT_TIMEOUT_S: Final = 20.0  # for one attempt, besides its bytes …
+OBJECT_LEAST_BYTES_PER_S: Final = 4e6  # … at this speed, with all that is under way
+OBJECT_CLIENT_TIMEOUT_S: Final = (
+    24 * 3600
+)  # of obstore's own client: ours, which knows of bytes, is over before
 OBJECT_DEADLINE_S: Final = 60.0  # for one call, all attempts and pauses included
 OBJECT_RETRIES_MAX: Final = 4
 OBJECT_BACKOFF_S_MIN: Final = 0.1  # the longest first pause; doubles from one to the next

@@ -8,6 +8,7 @@ from tiers.constants import (
     OBJECT_BACKOFF_S_MAX,
     OBJECT_BACKOFF_S_MIN,
     OBJECT_DEADLINE_S,
+    OBJECT_LEAST_BYTES_PER_S,
     OBJECT_RETRIES_MAX,
     OBJECT_TIMEOUT_S,
 )
@@ -21,7 +22,8 @@ class ObjectOptions:
     buckets stand in the path of an address, not in its host. allow_http: without TLS. The key and its secret: for az:// the
     account's name and key; gs:// takes none. create: make the directory of a file:// that is not there.
 
-    timeout_s: for one attempt, until its last byte. deadline_s: for a whole call. A pause after attempt n is drawn from
+    timeout_s: for one attempt, until its last byte. deadline_s: for a whole call. Both besides the time that bytes take at
+    least_bytes_per_s. A pause after attempt n is drawn from
     0 to backoff_s_min * 2**n, at most backoff_s_max.
     """
 
@@ -35,6 +37,7 @@ class ObjectOptions:
     create: bool = False
     timeout_s: float = OBJECT_TIMEOUT_S
     deadline_s: float = OBJECT_DEADLINE_S
+    least_bytes_per_s: float = OBJECT_LEAST_BYTES_PER_S
     retries_max: int = OBJECT_RETRIES_MAX
     backoff_s_min: float = OBJECT_BACKOFF_S_MIN
     backoff_s_max: float = OBJECT_BACKOFF_S_MAX

@@ -1,7 +1,7 @@
 """Stores of objects, over obstore: S3 and what speaks it, Google, Azure, a directory, memory.
 
     open_objects(url) ──▶ StoredObjects ──▶ room for one more? ──▶ obstore (Rust, threads of its own) ──▶ store
-                             ▲   deadline over all attempts │ timeout of one attempt
+                             ▲   deadline over all attempts │ timeout of one attempt, both by bytes
                              ╰── pause, with jitter ◀────── failed, and may work later
 
     s3://bucket/prefix   gs://bucket/prefix   az://container/prefix   file:///directory   memory://name
@@ -87,6 +87,7 @@ class StoredObjects(Objects):
         self._options = options
         self._chance = chance
         self._room = asyncio.Semaphore(OBJECT_REQUESTS_MAX)
+        self._under_way_bytes = 0  # of requests whose size is known
         self._directory = where.removeprefix("file://") if where.startswith("file:") else ""
         self._is_ordered = not self._directory
         self._deletes_many = where.startswith(
@@ -112,7 +113,7 @@ class StoredObjects(Objects):
             await obstore.put_async(self._store, name, kept, use_multipart=False)
             return True
 
-        if await self._call("put", self._checked(name), work):
+        if await self._call("put", self._checked(name), work, len(kept)):
             return True
         # An attempt that seemed to fail may have been done: then what is there is ours.
         return attempts > 1 and await self._is_content(name, kept)
@@ -124,20 +125,20 @@ class StoredObjects(Objects):
             return False
 
     async def get(self, name: str) -> memoryview:
-        async def work() -> memoryview:
-            answer = await obstore.get_async(self._store, name)
-            return memoryview(await answer.bytes_async())
-
-        return await self._call("get", self._checked(name), work)
+        return await self._get(name, None)
 
     async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
-        async def work() -> memoryview:
-            answer = await obstore.get_async(self._store, name)
-            if answer.meta["size"] > size_bytes_max:  # its bytes are not sent
-                raise too_large(self.where, name, answer.meta["size"], size_bytes_max)
-            return memoryview(await answer.bytes_async())
+        return await self._get(name, size_bytes_max)
 
-        return await self._call("get", self._checked(name), work)
+    async def _get(self, name: str, size_bytes_max: int | None) -> memoryview:
+        async def work() -> memoryview:
+            answer = await self._in_time(obstore.get_async(self._store, name), 0)
+            size_bytes = answer.meta["size"]
+            if size_bytes_max is not None and size_bytes > size_bytes_max:  # its bytes are not sent
+                raise too_large(self.where, name, size_bytes, size_bytes_max)
+            return memoryview(await self._in_time(answer.bytes_async(), size_bytes))
+
+        return await self._call("get", self._checked(name), work, None)
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         self._checked(name)
@@ -156,8 +157,9 @@ class StoredObjects(Objects):
         if self._direct is None:
             return False
         try:
-            async with self._room, asyncio.timeout(self._options.timeout_s):
-                return await self._direct.read(self._checked(name), start, views)
+            async with self._room:
+                size_bytes = sum(map(len, views))
+                return await self._in_time(self._direct.read(self._checked(name), start, views), size_bytes)
         except TimeoutError:
             return False
 
@@ -250,7 +252,7 @@ class StoredObjects(Objects):
             return memoryview(await obstore.get_range_async(self._store, name, start=start, end=end))
 
         asked = f"{name}, bytes {start} to {end}"
-        part = await self._call("get", asked, work)
+        part = await self._call("get", asked, work, end - start)
         if len(part) != end - start:
             raise ObjectDamaged(f"{self.where}: get {asked}: the object ends after {len(part)} bytes of them")
         return part
@@ -290,20 +292,26 @@ class StoredObjects(Objects):
 
     # -- every request goes through here --
 
-    async def _call(self, verb: str, asked: str, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, after as many attempts as it takes and as there are. Raises ObjectError only."""
+    async def _call(
+        self, verb: str, asked: str, work: Callable[[], Awaitable[T]], size_bytes: int | None = 0
+    ) -> T:
+        """The result of `work`, after as many attempts as it takes and as there are. size_bytes: that an attempt moves; None:
+        `work` keeps the time itself. Raises ObjectError only."""
         options, asked = self._options, f"{self.where}: {verb} {asked}"
         last: ObjectError | None = None
+        deadline_s = options.deadline_s + (size_bytes or 0) / options.least_bytes_per_s
         try:
-            async with asyncio.timeout(options.deadline_s):
+            async with asyncio.timeout(deadline_s):
                 for attempt in count():
                     try:
                         async with self._room:
-                            return await work()
+                            return await (work() if size_bytes is None else self._in_time(work(), size_bytes))
                     except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
                         raise
                     except ObjectError as error:
                         last = error
+                    except TimeoutError:
+                        last = ObjectUnavailable(f"{asked}: an attempt did not end in time")
                     except BaseException as error:  # noqa: BLE001 obstore's panics are no `Exception`
                         last = failure(error, asked)
                     if not isinstance(last, ObjectUnavailable) or attempt == options.retries_max:
@@ -312,9 +320,19 @@ class StoredObjects(Objects):
                     await asyncio.sleep(self._chance.random() * pause_s)
         except TimeoutError:
             before = f", and before: {str(last).removeprefix(asked + ': ')}" if last else ""
-            last = ObjectUnavailable(f"{asked}: not done within {options.deadline_s:g} s{before}")
+            last = ObjectUnavailable(f"{asked}: not done within {deadline_s:.3g} s{before}")
         assert last is not None
         raise last from None
+
+    async def _in_time(self, work: Awaitable[T], size_bytes: int) -> T:
+        """The result of one attempt, whose time begins now. What is under way shares the way. Raises TimeoutError."""
+        self._under_way_bytes += size_bytes
+        try:
+            moving_s = self._under_way_bytes / self._options.least_bytes_per_s if size_bytes else 0.0
+            async with asyncio.timeout(self._options.timeout_s + moving_s):
+                return await work
+        finally:
+            self._under_way_bytes -= size_bytes
 
     async def _look(self, verb: str, asked: str, work: Callable[[], T]) -> T:
         """What `work` finds in our directory, in a thread. Raises ObjectError only."""

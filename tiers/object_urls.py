@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
+from tiers.constants import OBJECT_CLIENT_TIMEOUT_S
 from tiers.errors import ObjectRefused
 from tiers.object_failures import failure
 from tiers.object_options import ObjectOptions
@@ -82,7 +83,7 @@ def _open_bucket(scheme: str, rest: str, options: ObjectOptions) -> tuple[str, O
     shared: dict[str, Any] = {
         "client_options": {
             "allow_http": options.allow_http,
-            "timeout": timedelta(seconds=options.timeout_s),
+            "timeout": timedelta(seconds=OBJECT_CLIENT_TIMEOUT_S),
             "connect_timeout": timedelta(seconds=options.timeout_s),
         },
         # See object_store.py: retries are there.

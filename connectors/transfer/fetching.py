@@ -226,11 +226,13 @@ class Fetching:
         return len(hashes), count, bool(lease.partial)
 
     def _prefetch(self, line: Line, parts: Sequence[Part], done: int = 0) -> None:
-        """Promotion of all that is on NVMe starts now: an acquire asks for one lease at a time. Only a hint. done: blocks
+        """All that is not in DRAM begins to come now: an acquire asks for one lease at a time. Only a hint. done: blocks
         of the first part that are not asked for."""
         try:
             for at, part in enumerate(parts):
-                line.client.prefetch(part.group.space, part.hashes[0 if at else done :])
+                first = 0 if at else done
+                parent = part.hashes[first - 1] if first else part.parent
+                line.client.prefetch(part.group.space, part.hashes[first:], parent)
         except Exception as error:  # noqa: BLE001 - the load goes on without it
             self._note("prefetch", error)
 

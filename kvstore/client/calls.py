@@ -336,12 +336,13 @@ class Calls:
             raise FillsRefused(why, filled.committed)
         return filled.committed  # type: ignore[no-any-return]
 
-    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
-        """Start promoting blocks to DRAM; answers how many are on their way. At most 65536 hashes."""
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
+        """Start bringing blocks into DRAM, from NVMe and from buckets; answers how many are on their way. parent: the hash of
+        the block before them. At most 65536 hashes."""
         joined = _joined(namespace, hashes, HASHES_MAX)
         if not joined:
             return 0
-        return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined)))
+        return _count(self._call((namespace,), lambda w, ids: w.Prefetch(ids[0], joined, parent)))
 
     # -- retention --
 

@@ -419,7 +419,9 @@ class Caller:
 
     def _prefetch(self, request: frames.Prefetch) -> Steps[frames.Answer]:
         self._count(request.namespace, request)
-        return frames.Count((yield from self._engine.prefetch_steps(request.namespace, request.hashes)))
+        return frames.Count(
+            (yield from self._engine.prefetch_steps(request.namespace, request.hashes, request.parent))
+        )
 
     def _explain(self, request: frames.Explain) -> Steps[frames.Answer]:
         """By digest, and for anybody of this uid: who asks has no namespaces of its own."""

@@ -39,12 +39,11 @@ from kvstore.constants import (
     STATUS_BYTES,
     STATUS_NAMESPACES_MAX,
     STEP_BLOCKS,
-    STEP_SLOW_BLOCKS,
     TOTALS_TOLD,
     TOTALS_TOLD_BYTES,
 )
 from kvstore.durable.persister import Persister, Persisting
-from kvstore.engine import audit
+from kvstore.engine import audit, prefetching
 from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
 from kvstore.engine.erasing import Erasing
 from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, total_bytes
@@ -401,20 +400,11 @@ class Engine(Parts):
                 self.loader.fetch(namespace, block_hash, above, source, waiter)
             start = max(start, end)
 
-    def prefetch_steps(self, number: int, hashes: bytes) -> Steps[int]:
-        """Start bringing blocks into DRAM; returns how many are on the way. Evicts nothing before it reads."""
-        namespace, coming = self.namespaces.get(number), 0
-        size = namespace.hash_bytes
-        for start in range(0, self._count(namespace, hashes) * size, STEP_SLOW_BLOCKS * size):
-            before = self.loader.underway
-            asked = forest.split_hashes(hashes[start : start + STEP_SLOW_BLOCKS * size], size)
-            for block in namespace.blocks.get_run(asked):
-                if block is not None and block.where & IN_ANY:
-                    self.loader.prefetch(block)
-            self.loader.pump()
-            coming += self.loader.underway - before
-            yield
-        return coming
+    def prefetch_steps(self, number: int, hashes: bytes, parent: bytes = b"") -> Steps[int]:
+        """Start bringing blocks into DRAM; returns how many are on the way. parent: see `acquire`."""
+        namespace = self.namespaces.get(number)
+        self._count(namespace, hashes, parent)
+        return prefetching.prefetch_steps(self, namespace, hashes, parent)
 
     # -- writing --
 
@@ -754,18 +744,19 @@ class Engine(Parts):
         self.counters.reservations_aborted += len(lease.slots)
         self.blocks.give_up(lease.namespace, list(lease.slots.values()), is_lost)
 
-    def _count(self, namespace: Namespace, hashes: bytes) -> int:
+    def _count(self, namespace: Namespace, hashes: bytes, parent: bytes = b"") -> int:
+        """How many hashes. Raises BadRequest for what are none."""
         count, rest = divmod(len(hashes), namespace.hash_bytes)
         if rest:
             raise BadRequest(
                 f"hashes of {len(hashes)} bytes: not a multiple of hash_bytes {namespace.hash_bytes}"
             )
+        if parent and len(parent) != namespace.hash_bytes:
+            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
         return count
 
     def _split(self, namespace: Namespace, hashes: bytes, parent: bytes = b"") -> list[bytes]:
-        self._count(namespace, hashes)
-        if parent and len(parent) != namespace.hash_bytes:
-            raise BadRequest(f"parent of {len(parent)} bytes: 0 or {namespace.hash_bytes} are allowed")
+        self._count(namespace, hashes, parent)
         return forest.split_hashes(hashes, namespace.hash_bytes)
 
     def _next_lease(self) -> int:

@@ -33,7 +33,7 @@ from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.sums import PROMOTED
 from kvstore.movement.sources import DeviceSource, Reach, Read, SharedSource, Slotted, Source
 from kvstore.movement.verification import Verifier
-from kvstore.movement.waiting import PREFETCH, Prefetch, Waiter, Waiting
+from kvstore.movement.waiting import Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.eviction import Eviction, Line
@@ -138,10 +138,10 @@ class Loader:
             source.parents[block] = parent
         self._queue(block, self._source.get(block, source), waiter)
 
-    def prefetch(self, block: Block) -> None:
-        """Start bringing a block into DRAM for nobody in particular."""
+    def prefetch(self, block: Block, waiter: Prefetch) -> None:
+        """Start bringing a block of an owned level into DRAM for nobody in particular."""
         if block not in self.waiting and not self.is_ready(block):
-            self.want(block, PREFETCH)
+            self.want(block, waiter)
 
     def _queue(self, block: Block, source: Source, waiter: Waiter) -> None:
         if not source.loads.closed:

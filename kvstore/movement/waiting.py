@@ -101,6 +101,3 @@ class Prefetch:
 
     def waits_for_room(self) -> bool:
         return False
-
-
-PREFETCH = Prefetch()

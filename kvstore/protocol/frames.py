@@ -149,10 +149,11 @@ class Release(msgspec.Struct, array_like=True, tag=8):
 
 
 class Prefetch(msgspec.Struct, array_like=True, tag=9):
-    """Start promoting blocks to DRAM; hold nothing. Answer: Count (blocks on the way)."""
+    """Start bringing blocks into DRAM; hold nothing. parent: as in Acquire. Answer: Count (blocks on the way)."""
 
     namespace: _Id
     hashes: bytes
+    parent: bytes = b""
 
 
 class Status(msgspec.Struct, array_like=True, tag=10):

@@ -403,6 +403,28 @@ def test_every_looked_up_token_is_accounted_for(node: Node) -> None:
     assert not any(node.engine.accounts.check_slices())
 
 
+@pytest.mark.parametrize("first", [0, 20])
+def test_a_prefetch_reaches_shared_levels(node: Node, first: int) -> None:
+    """What a queued request will ask for is in DRAM before it does, from the beginning or behind a part that the engine has."""
+    node.acquire(0, 5)
+    parent = name(first - 1) if first else b""
+    coming = finish(node.engine.prefetch_steps(node.space, hashes(first, 320), parent))
+    assert coming == (315 if not first else 300)
+    node.timers.run(30.0)
+    answer = node.acquire(first, 320, wait_s=0.0)
+    assert [slot.tier for slot in held(answer) if slot is not None] == [IN_DRAM] * (320 - first)
+    assert node.level.fetched == 5 + coming
+
+
+def test_a_prefetch_of_a_level_that_is_away_is_nothing(node: Node) -> None:
+    """While its breaker is open nothing is asked of it."""
+    node.level.faults.failed = 1.0
+    for at in range(8):
+        node.acquire(10 * at, 10 * at + 10)
+    assert not node.engine.loader.shared[0].loads.closed
+    assert finish(node.engine.prefetch_steps(node.space, hashes(0, 320))) == 0
+
+
 def test_wrong_bytes_are_counted_for_the_level_that_they_came_from(node: Node) -> None:
     """A node without a disk blames none."""
     node.level.faults.flipped = 1.0

@@ -220,7 +220,7 @@ class FakeClient:
                 for place, key in zip(held, keys, strict=True)
             )
 
-    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+    def prefetch(self, namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
         self._called("prefetch")
         if self.store.no_prefetch:
             raise Unavailable("no hints today")

@@ -26,9 +26,9 @@ def promoted(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
     asked: list[list[bytes]] = []
     prefetch = FakeClient.prefetch
 
-    def note(self: FakeClient, namespace: Any, hashes: Any) -> int:
+    def note(self: FakeClient, namespace: Any, hashes: Any, parent: bytes = b"") -> int:
         asked.append([bytes(digest) for digest in hashes])
-        return prefetch(self, namespace, hashes)
+        return prefetch(self, namespace, hashes, parent)
 
     monkeypatch.setattr(FakeClient, "prefetch", note)
     return asked
