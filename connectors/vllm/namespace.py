@@ -35,14 +35,14 @@ from typing import Any
 
 from connectors.constants import CONNECTOR_FORMAT
 from connectors.device import Blocks
-from connectors.vllm.canonical import Unknowable
+from connectors.vllm.canonical import Unknowable, text_of
 from connectors.vllm.configuration import configuration
 from connectors.vllm.messages import GroupFacts
 
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 SETTING_CHARS_MAX = 80  # of the configuration
-SETTINGS_BYTES_MAX = 6 << 10  # of all settings that are written out
+SETTINGS_CHARS_MAX = 3500  # of all settings that are written out: a field of a namespace has 4,096 at most
 LABELS = frozenset({"model", "revision"})
 
 
@@ -90,28 +90,34 @@ def identity_fields(
         "hash seed": hashlib.sha256(hash_seed).hexdigest()[:32],
         "tenant": tenant,
         "epoch": epoch,
-        **(configured_fields(vllm_config) if configured is None else configured),
     }
-    return {name: _short(value) for name, value in fields.items()}
+    settings = configured_fields(vllm_config) if configured is None else configured
+    return {name: _short(value) for name, value in fields.items()} | dict(settings)
 
 
 def configured_fields(vllm_config: Any) -> dict[str, str]:
-    """The digest of all settings that count, and those written out that are not vLLM's own defaults: the shortest ones
-    first, where they are too many. Raises Unknowable."""
+    """The digest of all settings that count, and those written out that are not vLLM's own defaults: by the object that
+    they are of, the shortest ones first where they are too many. Raises Unknowable."""
     try:
         settings, unusual = configuration(vllm_config)
     except Unknowable:
         raise
     except Exception as error:  # an engine starts all the same
         raise Unknowable(f"its configuration cannot be read: {type(error).__name__}: {error}") from error
-    written: dict[str, str] = {}
-    room = SETTINGS_BYTES_MAX
+    written: dict[str, dict[str, Any]] = {}
+    room = SETTINGS_CHARS_MAX
     for name in sorted(unusual, key=lambda name: (len(settings[name]), name)):
-        value = settings[name] if len(settings[name]) <= SETTING_CHARS_MAX else _digest(settings[name])
-        room -= len(name) + len(value)
+        value = (
+            settings[name]
+            if len(settings[name]) <= SETTING_CHARS_MAX
+            else json.dumps(_digest(settings[name]))
+        )
+        room -= len(name) + len(value) + 4
         if room >= 0:
-            written[name] = value
-    return {"configuration": _digest(json.dumps(settings, sort_keys=True)), **dict(sorted(written.items()))}
+            head, _, rest = name.partition(".")
+            written.setdefault(head, {})[rest] = json.loads(value)
+    whole = _digest(json.dumps(settings, sort_keys=True))
+    return {"configuration": whole, **{name: text_of(part) for name, part in sorted(written.items())}}
 
 
 def model_fields(vllm_config: Any) -> dict[str, str]:

@@ -6,6 +6,7 @@
   kvstore explain --tokenizer DIR --chat @request.json
                                              messages of a chat request, through the model's chat template
   kvstore explain --prefix 6f66b1302f        a stored prefix, by the beginning of the hash of its last block
+  kvstore explain --engines [--model NAME]   which engines do not share what they store, and what separates them
   kvstore explain … --model NAME             of which model, where the daemon has several (or --namespace HEX)
   kvstore explain … --salt SALT              the request's cache_salt
   kvstore explain … -o json                  for programs, a row for each block; docs/cli.md lists the fields
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.explain_asking import chosen, document_of, explain_prefix
+from kvstore.cli.explain_engines import compare, print_comparison
 from kvstore.cli.options import add_config_arguments
 from kvstore.cli.output import Figure, print_json, print_table
 from kvstore.cli.prefixes import ask, require_beginning
@@ -51,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix", default="", metavar="HASH", help="in place of a text: beginning of a last block's hash"
     )
     parser.add_argument(
+        "--engines", action="store_true", help="in place of a prompt: what separates engines of a model"
+    )
+    parser.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="with --chat, in place of the tokenizer's own"
     )
     parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
@@ -68,12 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if sum(word is not None for word in (args.prompt, args.tokens, args.chat, args.prefix or None)) != 1:
+    asked = (args.prompt, args.tokens, args.chat, args.prefix or None, args.engines or None)
+    if sum(word is not None for word in asked) != 1:
         raise CliError(
-            "explain: give a PROMPT, --tokens, --chat or --prefix, one of them (see kvstore explain --help)",
+            "explain: give a PROMPT, --tokens, --chat, --prefix or --engines, one of them (see kvstore explain --help)",
             exit_code=USAGE,
         )
-    if args.prefix:
+    show = _print
+    if args.engines:
+        document = ask(args, "explain", lambda client: compare(client, args))
+        show = print_comparison
+    elif args.prefix:
         require_beginning("explain", args.prefix)
         document = ask(args, "explain", lambda client: explain_prefix(client, args))
     else:
@@ -82,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(document)
     else:
-        _print(document)
+        show(document)
     return OK
 
 

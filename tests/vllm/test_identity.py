@@ -28,6 +28,7 @@ from kvstore.demo.model import make_model
 from tests.vllm import models
 from tests.vllm.engine_configs import changed, config_of, digest_of, model_with, objects_of
 from tests.vllm.judged import COUNTED, LEFT_OUT, OF_NO_ENGINE
+from tiers.packs import FIELD_CHARS_MAX, FIELDS_MAX
 
 pytestmark = pytest.mark.vllm
 
@@ -344,7 +345,7 @@ def test_forms_are_equal_where_values_are() -> None:
 
 def test_what_is_written_out_is_bounded(base: Path) -> None:
     """Settings beyond the room are in the digest alone."""
-    from connectors.vllm.namespace import SETTINGS_BYTES_MAX, configured_fields
+    from connectors.vllm.namespace import SETTINGS_CHARS_MAX, configured_fields
 
     config = changed(an_engine("text", base), "", "additional_config")
     for number in range(400):
@@ -354,4 +355,5 @@ def test_what_is_written_out_is_bounded(base: Path) -> None:
     finally:
         for number in range(400):
             delattr(config.cache_config, f"another_{number}")
-    assert sum(len(name) + len(value) for name, value in written.items()) < SETTINGS_BYTES_MAX + 100
+    assert sum(len(name) + len(value) for name, value in written.items()) < SETTINGS_CHARS_MAX + 300
+    assert len(written) + 30 < FIELDS_MAX and max(map(len, written.values())) <= FIELD_CHARS_MAX
