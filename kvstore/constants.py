@@ -203,6 +203,7 @@ TENANTS_TOLD = 256  # those that hold most …
 TENANTS_TOLD_BYTES = 512 * KIB  # … as far as their names are no longer than this in all
 RETENTION_TOLD_BYTES = 4 * MIB - 64 * KIB  # of one answer, without the little that is in each
 PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
+PIN_PARTS = 64  # dicts that the pinned blocks of a namespace are in
 PIN_STEP_BLOCKS = 200  # of a pinned prefix, marked, guarded or given up between two yields
 PINNED_SHARE_DEFAULT = 0.5  # of a tier's capacity
 EXPIRY_SLICE_S = 0.003  # of sweeping, or of finding times: so long does nobody get an answer …

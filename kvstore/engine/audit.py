@@ -50,6 +50,7 @@ def _state(engine: Parts) -> list[object]:
         [list(watch.pinned()) for watch in engine.watches],
         engine.persister.pinned() if engine.persister is not None else [],
         engine.retention.book.rules(),
+        engine.blocks.guards.changes,
         engine.adoption.done,
     ]
 

@@ -26,13 +26,42 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.constants import PIN_STEP_BLOCKS, STEP_BLOCKS
+from kvstore.constants import PIN_PARTS, PIN_STEP_BLOCKS, STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Background, Steps
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
+
+
+class Numbers:
+    """A number for each hash, in many small dicts: one that grows moves all its entries at once."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: list[dict[bytes, int]] = [{} for _ in range(PIN_PARTS)]
+
+    def get(self, block_hash: bytes, default: int = 0) -> int:
+        return self.parts[hash(block_hash) % PIN_PARTS].get(block_hash, default)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self.parts[hash(block_hash) % PIN_PARTS]
+
+    def __setitem__(self, block_hash: bytes, number: int) -> None:
+        self.parts[hash(block_hash) % PIN_PARTS][block_hash] = number
+
+    def __delitem__(self, block_hash: bytes) -> None:
+        del self.parts[hash(block_hash) % PIN_PARTS][block_hash]
+
+    def add(self, block_hash: bytes, change: int) -> int:
+        """Returns the sum; the hash is gone when it is 0."""
+        part = self.parts[hash(block_hash) % PIN_PARTS]
+        part[block_hash] = left = part.get(block_hash, 0) + change
+        if not left:
+            del part[block_hash]
+        return left
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +72,8 @@ class _Space:
     chains: dict[bytes, list[bytes]] = field(default_factory=dict)
     tops: dict[bytes, set[bytes]] = field(default_factory=dict)
     leaving: list[list[bytes]] = field(default_factory=list)
-    marks: dict[bytes, int] = field(default_factory=dict)
-    guarded: dict[bytes, int] = field(default_factory=dict)  # hash -> tier bit
+    marks: Numbers = field(default_factory=Numbers)
+    guarded: Numbers = field(default_factory=Numbers)  # the tier bit
     is_arranging: bool = False
 
 
@@ -58,6 +87,7 @@ class Guards:
         background: Background,
     ) -> None:
         self._background = background
+        self.changes = 0  # of marks and of what is guarded, which take a while: see `kvstore.engine.audit`
         self._rebuilds = 0  # under way: until they are over, tiers may not be those that blocks are in
         self.limits = {IN_DRAM: 0, IN_NVME: 0}  # bytes, by tier
         self.guarded_bytes = {IN_DRAM: 0, IN_NVME: 0}
@@ -84,7 +114,7 @@ class Guards:
     def unguarded_steps(self, namespace: Namespace, block_hash: bytes) -> Steps[dict[int, int]]:
         """By tier: the bytes that this prefix, as it is held now, has and no pin guards yet."""
         space = self._spaces.get(namespace.digest)
-        guarded = space.guarded if space is not None else {}
+        guarded = space.guarded if space is not None else Numbers()
         more = {IN_DRAM: 0, IN_NVME: 0}
         for looks, block in enumerate(_upwards(namespace.blocks.get(block_hash)), 1):
             bit = _lowest(block)
@@ -102,7 +132,7 @@ class Guards:
             return
         space.chains[block_hash] = [block_hash]
         space.tops.setdefault(block_hash, set()).add(block_hash)
-        space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
+        space.marks.add(block_hash, 1)
         if namespace is not None:
             self._background.begin(self._grow_steps(space, namespace, [block_hash]))
 
@@ -124,14 +154,13 @@ class Guards:
         self, digest: bytes, space: _Space, hashes: list[bytes], namespace: Namespace | None
     ) -> Steps[None]:
         while hashes:
+            self.changes += 1
             some = hashes[-PIN_STEP_BLOCKS:]
             del hashes[-PIN_STEP_BLOCKS:]
             free: list[Block] = []
             for marked in some:
-                space.marks[marked] -= 1
-                if space.marks[marked]:
+                if space.marks.add(marked, -1):
                     continue
-                del space.marks[marked]
                 block = namespace.blocks.get(marked) if namespace is not None else None
                 if block is not None:
                     self._place(space, block)
@@ -210,22 +239,8 @@ class Guards:
         problems: list[str] = []
         sums = {IN_DRAM: 0, IN_NVME: 0}
         for digest, space in list(self._spaces.items()):
-            namespace = namespaces.get(digest)
-            marks: Counter[bytes] = Counter()
-            for hashes in [*space.chains.values(), *space.leaving]:
-                for start in range(0, len(hashes), STEP_BLOCKS):
-                    marks.update(hashes[start : start + STEP_BLOCKS])
-                    yield []
-            if marks != Counter(space.marks):
-                problems.append(f"pins: namespace {digest.hex()}: marks and chains disagree")
-            for looks, (hashed, bit) in enumerate(list(space.guarded.items()), 1):
-                if looks % STEP_BLOCKS == 0:
-                    yield []
-                block = namespace.blocks.get(hashed) if namespace is not None else None
-                if namespace is None or block is None or _lowest(block) != bit or hashed not in space.marks:
-                    problems.append(f"pins: block {hashed[:8].hex()} is guarded where it is not")
-                    continue
-                sums[bit] += self._slot_bytes(namespace, bit)
+            yield from self._check_marks(digest, space, problems)
+            yield from self._check_guarded(space, namespaces.get(digest), sums, problems)
         for bit, total in sums.items():
             if total != sum(size * n for (tier, size), n in self._records.items() if tier == bit):
                 problems.append(f"pins: records guarded in tier {bit} are miscounted")
@@ -236,9 +251,36 @@ class Guards:
                 )
         yield problems
 
+    def _check_marks(self, digest: bytes, space: _Space, problems: list[str]) -> Iterator[list[str]]:
+        marks = Numbers()
+        for hashes in [*space.chains.values(), *space.leaving]:
+            for start in range(0, len(hashes), STEP_BLOCKS):
+                for marked in hashes[start : start + STEP_BLOCKS]:
+                    marks.add(marked, 1)
+                yield []
+        for told, known in zip(space.marks.parts, marks.parts, strict=True):
+            if told != known:
+                problems.append(f"pins: namespace {digest.hex()}: marks and chains disagree")
+                break
+
+    def _check_guarded(
+        self, space: _Space, namespace: Namespace | None, sums: dict[int, int], problems: list[str]
+    ) -> Iterator[list[str]]:
+        for part in space.guarded.parts:
+            if part:
+                yield []
+            for hashed, bit in list(part.items()):
+                block = namespace.blocks.get(hashed) if namespace is not None else None
+                is_true = block is not None and _lowest(block) == bit and hashed in space.marks
+                if namespace is None or not is_true:
+                    problems.append(f"pins: block {hashed[:8].hex()} is guarded where it is not")
+                    continue
+                sums[bit] += self._slot_bytes(namespace, bit)
+
     # -- helpers --
 
     def _count(self, namespace: Namespace, bit: int, change: int) -> None:
+        self.changes += 1
         size = self._slot_bytes(namespace, bit)
         self.guarded_bytes[bit] += change * size
         self._records[bit, size] += change
@@ -261,6 +303,7 @@ class Guards:
         return [b.hash for b in islice(_upwards(top.parent), PIN_STEP_BLOCKS)] if top is not None else []
 
     def _extend(self, space: _Space, pinned: bytes, above: Sequence[bytes]) -> None:
+        self.changes += 1
         chain = space.chains[pinned]
         tops = space.tops[chain[-1]]
         tops.discard(pinned)
@@ -269,7 +312,7 @@ class Guards:
         chain += above
         space.tops.setdefault(chain[-1], set()).add(pinned)
         for block_hash in above:
-            space.marks[block_hash] = space.marks.get(block_hash, 0) + 1
+            space.marks.add(block_hash, 1)
 
     def _arrange(self, space: _Space, namespace: Namespace) -> None:
         """Guard all chains anew, unless that is under way: where the share is full, what is in a chain has to give to
