@@ -85,8 +85,8 @@ AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, befo
 # ---- engine (kvstore/engine/engine.py, room.py, promotion.py, demotion.py) ---------------------
 NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
 NAMESPACES_MAX = 4096  # models × ranks × groups × tenants of one node; each costs a few hundred bytes
-NAMESPACE_DROP_BLOCKS = 200  # of an ended namespace, dropped in one go: about a millisecond
-NAMESPACE_DROP_LOOKS = 20_000  # steps down to leaves in one go, when blocks are in use
+NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
+NAMESPACE_DROP_LOOKS = 2000  # steps down to leaves in one go, when blocks are in use
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = 64  # without a block, that nobody has registered any more: the last ones stay known
 STATUS_NAMESPACES_MAX = 256  # namespaces a status lists, those with most blocks first, …

@@ -324,11 +324,10 @@ def _gap(crowd: Crowd) -> None:
     from kvstore.protocol import outcomes
 
     root, member = crowd.space.blocks[block_hash(1)], crowd.engine.nvme.members[1]
-    slot = root.place[1]
     with crowd.held.turn("gap"):
         crowd.engine.blocks.left_nvme(root, why=outcomes.CORRUPT)
     crowd.held.background("gap", crowd.engine)
-    member.device.pool.take(RECORD_BYTES)
+    slot = member.device.pool.take(RECORD_BYTES)
     crowd.held.call("gap", crowd.engine.blocks.arrived_on_nvme, root, member, slot)
     crowd.held.background("gap", crowd.engine)
 
