@@ -44,20 +44,20 @@ class Numbers:
         self.parts: list[dict[bytes, int]] = [{} for _ in range(PIN_PARTS)]
 
     def get(self, block_hash: bytes, default: int = 0) -> int:
-        return self.parts[hash(block_hash) % PIN_PARTS].get(block_hash, default)
+        return self.parts[block_hash[-1] % PIN_PARTS].get(block_hash, default)
 
     def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self.parts[hash(block_hash) % PIN_PARTS]
+        return block_hash in self.parts[block_hash[-1] % PIN_PARTS]
 
     def __setitem__(self, block_hash: bytes, number: int) -> None:
-        self.parts[hash(block_hash) % PIN_PARTS][block_hash] = number
+        self.parts[block_hash[-1] % PIN_PARTS][block_hash] = number
 
     def __delitem__(self, block_hash: bytes) -> None:
-        del self.parts[hash(block_hash) % PIN_PARTS][block_hash]
+        del self.parts[block_hash[-1] % PIN_PARTS][block_hash]
 
     def add(self, block_hash: bytes, change: int) -> int:
         """Returns the sum; the hash is gone when it is 0."""
-        part = self.parts[hash(block_hash) % PIN_PARTS]
+        part = self.parts[block_hash[-1] % PIN_PARTS]
         part[block_hash] = left = part.get(block_hash, 0) + change
         if not left:
             del part[block_hash]
