@@ -263,8 +263,21 @@ class Arena:
     # -- owners --------------------------------------------------------------------------
 
     def claim_owner(self) -> int:
-        """A number from 1 to OWNER_MAX for a new client. Raises TierError when all are taken."""
+        """A number from 1 to OWNER_MAX for a client that locks its byte. Raises TierError when all are taken."""
         return self._owners.claim()
+
+    def claim_writer(self) -> tuple[int, int]:
+        """A number for a client that locks a file of its own, and the descriptor of that. Raises TierError."""
+        return self._owners.claim_file()
+
+    def claim_reader(self) -> int:
+        """A number for a client that never writes."""
+        return self._owners.claim_reader()
+
+    @property
+    def writers_byte(self) -> int:
+        """What those writers lock together, for the daemon that comes next (see owners.py)."""
+        return self._owners.writers_byte
 
     def let_go_owner(self, owner: int) -> None:
         """The client with this number is gone, and what it was writing was abandoned."""
@@ -458,6 +471,7 @@ class Arena:
                 self.mapping.close()
         if unlink:
             self._files.unlink()
+        self._owners.close()
         self._opened.close()
 
     def _adopt(self) -> array[int]:

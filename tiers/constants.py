@@ -34,6 +34,7 @@ ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not
 OWNER_DAEMON: Final = 0
 OWNER_ANY: Final = -1  # slots that any client may write into: their lease names no one
 OWNER_MAX: Final = 1023
+LIVES_MAX: Final = 64  # bytes behind those: writers share one, and each life of a daemon has another
 SWEEP_SLOTS: Final = 1000  # taken out of quarantine at once, about a millisecond
 LOCK_BASE: Final = 1 << 62
 

@@ -7,13 +7,19 @@
                                     │ somebody does                                ▲
                                     ╰──────▶ quarantine ──── he let go ────────────╯
 
-Each client has a number, and holds the OFD lock of its number for as long as it writes:
+Each client has a file without a name, of which nobody else has a descriptor, and holds its OFD lock for as long as it
+writes:
 
     client   lock ──▶ is the generation still the one of my lease? ──▶ write ──▶ unlock
     daemon   raise the generation ──▶ is the lock held? ──▶ hand the slot out
 
 Slots of OWNER_ANY are reserved by one process for others to fill: once they are given up, every
 client that holds its lock is waited for.
+
+Those files end with the daemon. For the next one a writer locks, besides, a byte of the arena itself, together with all
+others (a shared lock; another byte in each life): what an adopted arena says is being written waits for the bytes that
+were locked when it was opened. Whoever locks such bytes keeps nobody from writing; only those slots wait for him.
+Clients from before have no file, and lock the byte of their number.
 
 Whichever of the two comes first, the other one sees it: a client that was cut off and wakes
 up later writes nothing, and one that is in the middle of a copy is waited for. The kernel
@@ -26,19 +32,25 @@ Used from one thread.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
-from tiers.constants import OWNER_ANY, OWNER_DAEMON, OWNER_MAX
+from tiers.constants import LIVES_MAX, OWNER_ANY, OWNER_DAEMON, OWNER_MAX
 from tiers.errors import TierError
 from tiers.locks import is_locked
 from tiers.slots import SLAB_SLOTS_MAX
 
-_EVERYBODY = frozenset(range(1, OWNER_MAX + 1))
+_LIVES = range(OWNER_MAX + 1, OWNER_MAX + 1 + LIVES_MAX)
+_EVERYBODY_BEFORE = frozenset(range(1, _LIVES.stop))
 
 
 class Owners:
-    """The owner numbers and the slots each is writing. `lock_fd` must hold no client's lock."""
+    """The owner numbers and the slots each is writing. `lock_fd` must hold no client's lock.
+
+    writers_byte: of the arena, that all writers of this life lock together.
+    """
 
     def __init__(self, lock_fd: int) -> None:
         self._lock_fd = lock_fd
@@ -46,11 +58,28 @@ class Owners:
         self._slabs: Counter[int] = Counter()  # how many of these are in each slab
         # Owners that may be in the middle of a copy -> slots; slots of nobody are free when it is their turn.
         self._quarantine: dict[frozenset[int], list[int]] = {}
-        self._claimed: set[int] = {OWNER_DAEMON}
+        self._claimed: set[int] = {OWNER_DAEMON}  # those that lock a byte of the arena
         self._last = OWNER_DAEMON
+        self._numbers = itertools.count(_LIVES.stop)  # of the others: none is used twice
+        self._files: dict[int, int] = {}  # owner -> descriptor of its file
+        self._lost: set[int] = set()  # owners that are gone, and may be writing still
+        self.writers_byte = next((byte for byte in _LIVES if not is_locked(lock_fd, byte)), _LIVES.start)
+
+    def claim_file(self) -> tuple[int, int]:
+        """A number, and the descriptor of a file to lock. Raises TierError."""
+        owner = next(self._numbers)
+        try:
+            self._files[owner] = os.memfd_create(f"kvstore-writer-{owner}", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise TierError(f"arena: no lock for a writer: {error.strerror}") from error
+        return owner, self._files[owner]
+
+    def claim_reader(self) -> int:
+        """A number for a client that never writes."""
+        return next(self._numbers)
 
     def claim(self) -> int:
-        """The next number nobody uses or locks. Raises TierError when all are taken."""
+        """The next number whose byte nobody uses or locks. Raises TierError when all are taken."""
         for step in range(OWNER_MAX):
             owner = (self._last + step) % OWNER_MAX + 1
             if owner not in self._claimed and not is_locked(self._lock_fd, owner):
@@ -62,6 +91,32 @@ class Owners:
     def let_go(self, owner: int) -> None:
         """Nobody has this number any more, once its lock is free."""
         self._claimed.discard(owner)
+        self._lost.add(owner)
+        self._forget_lost({owner})
+
+    def lingers(self, owner: int) -> bool:
+        """Whether it is gone, and may be writing still."""
+        return owner in self._lost
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _forget_lost(self, owners: Set[int]) -> None:
+        """Those that do not write any more, and that no slot waits for."""
+        waited_for = frozenset[int]().union(*self._quarantine)
+        for owner in owners - waited_for:
+            if not self._is_locked(owner):
+                self._lost.discard(owner)
+                if owner in self._files:
+                    os.close(self._files.pop(owner))
+
+    def _is_locked(self, owner: int) -> bool:
+        fd = self._files.get(owner)
+        if fd is not None:
+            return is_locked(fd, 0)
+        return owner < _LIVES.stop and is_locked(self._lock_fd, owner)
 
     def begin(self, owner: int, slots: Sequence[int]) -> None:
         """This owner starts to write these slots."""
@@ -85,26 +140,29 @@ class Owners:
         """The writer of these slots is lost, and their generations were raised. Returns those that nobody
         writes into; the others are in quarantine."""
         suspects: dict[frozenset[int], list[int]] = {}
+        everybody = frozenset(self._claimed.union(self._files, self._lost))
         for slot in slots:
             owner = self._writers[slot]
-            among = _EVERYBODY if owner == OWNER_ANY else frozenset((owner,))
+            among = everybody if owner == OWNER_ANY else frozenset((owner,))
             suspects.setdefault(among, []).append(slot)
         return self._free_of(suspects, len(slots))
 
     def adopt(self, slots: Sequence[int]) -> list[int]:
         """The same for slots that an earlier daemon left being written; it does not say by whom."""
         self.begin(OWNER_ANY, slots)
-        return self.abandon(slots)
+        return self._free_of({_EVERYBODY_BEFORE: list(slots)}, len(slots)) if slots else []
 
     def expired(self, count: int) -> list[int]:
         """Takes up to so many slots out of quarantine that nobody can be writing into any more, and returns them."""
         suspects, self._quarantine = self._quarantine, {}
-        return self._free_of(suspects, count)
+        free = self._free_of(suspects, count)
+        self._forget_lost(frozenset(self._lost))
+        return free
 
     def _free_of(self, suspects: Mapping[frozenset[int], list[int]], count: int) -> list[int]:
         """Of these slots those whose suspects let go of their locks, up to so many; the others are in quarantine."""
         names = frozenset[int]().union(*suspects) - {OWNER_DAEMON}
-        locked = frozenset(owner for owner in names if is_locked(self._lock_fd, owner))
+        locked = frozenset(owner for owner in names if self._is_locked(owner))
         free: list[int] = []
         for among, slots in suspects.items():
             left = among & locked

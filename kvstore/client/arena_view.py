@@ -2,7 +2,7 @@
 
     daemon ── fds ─▶ client ─┬─ ArenaView   mapping of the slabs, and a read-only one of the generations;
                              │              one in a process, for all clients
-                             └─ OwnerLock   byte lock_base + owner, while a write lease is open
+                             └─ OwnerLock   a file of our own, while a write lease is open
 
 The mapping lives as long as a client or a lease refers to it. Whoever only loads gets a
 descriptor that maps read-only: a stray write of that process cannot change what others are served.
@@ -18,6 +18,7 @@ of the descriptor it was made from, and a forked child inherits it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -164,15 +165,24 @@ os.register_at_fork(after_in_child=_forget_guards_in_child)
 
 
 class OwnerLock:
-    """Holds the owner's byte while a write lease is open."""
+    """Held while a write lease is open: a file of our own, or, of a daemon from before, a byte of the arena."""
 
-    def __init__(self, fd: int, lock_base: int, owner: int) -> None:
-        """Lock through a new open file of `fd`. Raises OSError."""
+    def __init__(self, fd: int, lock_base: int, owner: int, own_fd: int = -1) -> None:
+        """Lock through new open files of these. Raises OSError."""
         self._guard = threading.Lock()
         self._byte = lock_base + owner
         self._connected = True
         self._writers = 0
+        self._shared_fd = -1  # for the daemon that comes next: its byte is locked by all writers together
         self._fd = reopen(fd)
+        if own_fd >= 0:
+            self._shared_fd, self._shared_byte = self._fd, self._byte
+            self._fd = -1
+            try:
+                self._fd, self._byte = reopen(own_fd), lock_base
+            except OSError:
+                os.close(self._shared_fd)
+                raise
 
     def enter(self) -> None:
         """A write lease opens; look at its generations after this. Raises OSError where somebody else has the byte."""
@@ -200,14 +210,25 @@ class OwnerLock:
     def forget_in_child(self) -> None:
         """After a fork: let go of the inherited descriptor, so that only the parent holds the lock."""
         self._guard = threading.Lock()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
 
     def _set(self, kind: int) -> None:
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, self._byte, 1, 0))
+        if self._shared_fd >= 0:
+            shared = fcntl.F_RDLCK if kind == fcntl.F_WRLCK else fcntl.F_UNLCK
+            with contextlib.suppress(OSError):  # somebody else has it: then it is locked, as it is to be
+                fcntl.fcntl(self._shared_fd, fcntl.F_OFD_SETLK, _flock(shared, self._shared_byte))
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(kind, self._byte))
 
     def _close_if_unused(self) -> None:
-        if not self._connected and self._writers == 0 and self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if not self._connected and self._writers == 0:
+            self._close()
+
+    def _close(self) -> None:
+        for fd in (self._fd, self._shared_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._shared_fd = -1
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

@@ -253,7 +253,11 @@ class Connection:
 
     def _attach(self, label: str, attach: bool, writable: bool, deadline: float) -> None:
         hello = frames.Hello(
-            frames.PROTOCOL_VERSION, label[: frames.LABEL_CHARS_MAX], attach, read_only=not writable
+            frames.PROTOCOL_VERSION,
+            label[: frames.LABEL_CHARS_MAX],
+            attach,
+            read_only=not writable,
+            own_lock=True,
         )
         self._set_timeout(deadline)
         try:
@@ -261,7 +265,7 @@ class Connection:
         except BrokenPipeError:
             pass  # refused before we spoke: the reason is there to be read
         self._set_timeout(deadline)
-        first, fds, _, _ = socket.recv_fds(self._socket, frames.HEADER_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+        first, fds, _, _ = socket.recv_fds(self._socket, frames.HEADER_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
         try:
             self._in[: len(first)], self._have = first, len(first)
             if not first:
@@ -276,10 +280,10 @@ class Connection:
                 )
             self.instance, self.life = welcome.instance, welcome.life
             if attach:
-                if len(fds) != 2:
+                if not 2 <= len(fds) <= 3:
                     raise ConnectionError("the daemon sent no arena")
                 if writable:
-                    self._lock = OwnerLock(fds[0], welcome.lock_base, welcome.owner)
+                    self._lock = OwnerLock(fds[0], welcome.lock_base, welcome.owner, *fds[2:])
                 self._view = mapped(fds[0], welcome.arena_bytes, fds[1], welcome.generations_bytes, writable)
         finally:
             for fd in fds:

@@ -310,16 +310,15 @@ class Door:
             raise BadFrame(f"Hello expected: {error}") from error
 
     async def _welcome(self, peer: socket.socket, hello: frames.Hello, process: Process, name: str) -> None:
-        session = None
-        owner = 0
+        session, byte, lock_fds = None, 0, list[int]()
         if hello.attach:
             try:
-                owner = self._arena.claim_owner()
+                owner, byte, lock_fds = self._claim(hello)
             except TierError as error:
                 raise TooManyConnections(str(error)) from error
             session = self.engine.open_session(owner, hello.label)
         try:
-            self._send_welcome(peer, owner, hello.read_only)
+            self._send_welcome(peer, byte, hello.read_only, lock_fds)
             connection = DoorConnection(self.shared, process, session, name)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer)
         except BaseException:
@@ -327,9 +326,20 @@ class Door:
                 self.engine.close_session(session)
             raise
 
-    def _send_welcome(self, peer: socket.socket, owner: int, read_only: bool) -> None:
+    def _claim(self, hello: frames.Hello) -> tuple[int, int, list[int]]:
+        """The number of a client, the byte of the arena that it locks, and the file that it locks."""
+        arena = self._arena
+        if not hello.own_lock:
+            owner = arena.claim_owner()
+            return owner, owner, []
+        if hello.read_only:
+            return arena.claim_reader(), arena.writers_byte, []
+        owner, fd = arena.claim_writer()
+        return owner, arena.writers_byte, [fd]
+
+    def _send_welcome(self, peer: socket.socket, byte: int, read_only: bool, lock_fds: list[int]) -> None:
         """With descriptors that carry no locks of the daemon: they would travel along."""
-        if not owner:
+        if not byte:
             welcome = frames.Welcome(frames.PROTOCOL_VERSION, self._instance, 0, 0, 0, life=self.api.life)
             peer.send(frames.encode_frame(welcome))
             return
@@ -338,12 +348,12 @@ class Door:
             frames.PROTOCOL_VERSION,
             self._instance,
             arena.capacity_bytes,
-            owner,
+            byte,
             LOCK_BASE,
             arena.layout.generations_end,
             self.api.life,
         )
-        fds = [arena.read_only_fd if read_only else arena.fd, arena.generations_fd]
+        fds = [arena.read_only_fd if read_only else arena.fd, arena.generations_fd, *lock_fds]
         socket.send_fds(peer, [frames.encode_frame(welcome)], fds)
 
     async def _sweep(self) -> None:

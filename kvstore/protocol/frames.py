@@ -4,16 +4,16 @@
 
     client                                    daemon
       │  Hello(protocol, label, attach) ──────▶ │   each checked the other's uid (SO_PEERCRED)
-      │ ◀─ Welcome(…) + two fds (SCM_RIGHTS) ── │   or Error, and the connection closes
+      │ ◀─ Welcome(…) + fds (SCM_RIGHTS) ────── │   or Error, and the connection closes
       │  request ─▶                             │
       │ ◀─ one answer per request, in order     │   an Error answers one request; the
       │                                         │   connection goes on unless framing broke
 
 Block hashes travel joined, `hash_bytes` each, so that 2048 of them cost one copy and not
-2048 objects. KV bytes never travel here: they go through the arena. Two file
+2048 objects. KV bytes never travel here: they go through the arena. File
 descriptors come with Welcome: one of its slabs, which may be written unless Hello said
-read_only, and one of the table file, which may only be read and shows the generations.
-Neither is the one that the daemon's lock is on: the lock must not outlive the daemon.
+read_only, and one of the table file, which may only be read and shows the generations; a
+third one for a writer that asked for own_lock. None is the one that the daemon's lock is on: the lock must not outlive the daemon.
 
 Requests have tags below 64, answers from 64 on. Fields may be added at the end, with a
 default; anything else raises PROTOCOL_VERSION.
@@ -68,12 +68,13 @@ _Text = Annotated[str, Meta(max_length=1024)]
 
 class Hello(msgspec.Struct, array_like=True, tag=1):
     """The first frame. attach: whether the arena is wanted (admin tools do without). read_only: a client that
-    never writes gets a descriptor that it cannot write through."""
+    never writes gets a descriptor that it cannot write through. own_lock: it locks a file of its own while it writes."""
 
     protocol: int
     label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
     attach: bool = True
     read_only: bool = False
+    own_lock: bool = False
 
 
 class Register(msgspec.Struct, array_like=True, tag=2):
@@ -338,7 +339,8 @@ class SetSetting(msgspec.Struct, array_like=True, tag=44):
 
 class Welcome(msgspec.Struct, array_like=True, tag=64):
     """instance: who answers; life: a number of its own since its last start. owner, lock_base: the client locks byte lock_base + owner of the arena file
-    (OFD write lock) while it writes, and looks at the generations once it has the lock. generations_bytes: how
+    (OFD write lock) while it writes, and looks at the generations once it has the lock; with own_lock it locks byte
+    lock_base of the third file, and that one of the arena with a read lock, if it can. generations_bytes: how
     much of the table file it maps, to read the generations at the offsets that Reserved and Acquired name.
     Without attach all but life are 0."""
 

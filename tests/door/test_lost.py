@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,9 +23,11 @@ import pytest
 from kvstore.client import Client, Unavailable
 from kvstore.client.arena_view import ArenaView, OwnerLock
 from kvstore.errors import SocketBusy, SocketPathError
+from kvstore.protocol import frames
 from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.engine.fakes import FaultyDevice
+from tiers.constants import OWNER_MAX
 from tiers.locks import is_locked
 
 TIMEOUT_S = 3.0
@@ -165,7 +170,7 @@ def test_stale_write_lease_keeps_its_slots(daemon: Daemon) -> None:
         slot.view[:] = bytes(RECORD_BYTES)
     with pytest.raises(Unavailable):
         lease.commit()
-    assert not is_locked(daemon.arena.fd, owner)
+    assert not is_locked(daemon.arena.fd, daemon.arena.writers_byte)
     assert daemon.call(daemon.arena.sweep) == 3
     assert client.put(space, hashes, b"", records_of(3)) == 3
     assert daemon.call(lambda: daemon.engine.sessions[0].owner) != owner
@@ -198,6 +203,50 @@ def test_slots_that_were_taken_back_are_not_written(daemon: Daemon, monkeypatch:
         assert late.put(space_of(late), hashes_of(3, "late"), b"", records_of(3)) == 3
 
 
+def lock_everything(fd: int) -> None:
+    """As a client that means harm, with the descriptor that it was given."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def test_nobody_locks_others_out(daemon: Daemon, client: Client) -> None:
+    """One client locks every byte of the arena: those who are there store and load, newcomers too, and what a lost one
+    was writing is free as soon as it stops."""
+    space, hashes = space_of(client), hashes_of(3)
+    attacker = os.open(daemon.arena.path, os.O_RDWR)
+    lock_everything(attacker)
+    try:
+        assert client.put(space, hashes, b"", records_of(3)) == 3
+        with Client(daemon.socket_path) as newcomer, Client(daemon.socket_path, writable=False) as reader:
+            into = [bytearray(RECORD_BYTES) for _ in hashes]
+            assert reader.get(space, hashes, into) == newcomer.get(space, hashes, into) == 3
+            lease = newcomer.reserve(space, hashes_of(3, "lost"))
+            (mine,) = (c for c in daemon.door.connections if len(c._caller._leases) == 1)
+            daemon.call(mine.abort)
+            lease.abort()
+        with Client(daemon.socket_path, attach=False) as scheduler:
+            given_up = scheduler.reserve_slots(space, hashes_of(2, "given up"))
+            given_up.release()
+            assert scheduler.lookup([space], hashes) == 3
+        daemon.call(daemon.arena.sweep)
+        assert daemon.arena.quarantined_slots == 0
+    finally:
+        os.close(attacker)
+
+
+def test_a_client_from_before_locks_a_byte(daemon: Daemon) -> None:
+    """One that does not ask for a lock of its own gets a number, and two descriptors, as ever."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(str(daemon.socket_path))
+    peer.sendall(frames.encode_frame(frames.Hello(frames.PROTOCOL_VERSION, "old")))
+    first, fds, _, _ = socket.recv_fds(peer, 4096, 8)
+    welcome = frames.welcome_decoder.decode(first[frames.HEADER_BYTES :])
+    assert isinstance(welcome, frames.Welcome) and len(fds) == 2
+    assert welcome.owner == daemon.call(lambda: daemon.engine.sessions[0].owner) <= OWNER_MAX
+    for fd in fds:
+        os.close(fd)
+    peer.close()
+
+
 def test_killed_writer(process: DaemonProcess, arena_path: Path) -> None:
     """The slots of a writer that was killed are free again, without anybody's help."""
     script = (
@@ -220,7 +269,6 @@ def test_fork(daemon: Daemon, client: Client) -> None:
     """A forked child connects anew and does not hold its parent's lock; the parent's connection goes on."""
     space, hashes = space_of(client), hashes_of(4)
     client.put(space, hashes, b"", records_of(4))
-    owner = daemon.call(lambda: daemon.engine.sessions[0].owner)
     ready, ready_in = os.pipe()
     leave, leave_in = os.pipe()
     child = os.fork()
@@ -238,7 +286,7 @@ def test_fork(daemon: Daemon, client: Client) -> None:
         assert client.lookup([space], hashes) == 4
         assert daemon.call(lambda: len(daemon.engine.sessions)) == 2
         client.close()  # the child lives on, and must not keep our lock
-        assert not is_locked(daemon.arena.fd, owner)
+        assert not is_locked(daemon.arena.fd, daemon.arena.writers_byte)
     finally:
         os.write(leave_in, b"x")
         os.waitpid(child, 0)

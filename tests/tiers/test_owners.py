@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ import pytest
 from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES
 from tests.tiers.test_arena import process
 from tiers.arena import Arena, open_arena
+from tiers.constants import OWNER_ANY
+from tiers.locks import try_lock
 
 SIZE = 50_000
 
@@ -88,3 +91,36 @@ def test_each_slot_waits_for_its_own_writer(arena: Arena, path: Path) -> None:
         hanging.kill()
         hanging.wait()
         assert arena.sweep() == 2
+
+
+def test_an_adopted_arena_waits_for_writers_of_the_life_before(path: Path) -> None:
+    """Its writers share a byte, which says to the next daemon that one of them may be writing; the next life has another
+    byte, so that its own writers do not look like those."""
+    first = open_arena(path, CAPACITY_BYTES, SLAB_BYTES)
+    byte = first.writers_byte
+    run_of(first, 3, owner=first.claim_writer()[0])
+    with process("hold", str(path), str(byte)) as writer:
+        first.close()
+        second = open_arena(path, CAPACITY_BYTES, SLAB_BYTES)
+        assert second.quarantined_slots == 3 and second.writers_byte != byte
+        with process("hold", str(path), str(second.writers_byte)):
+            assert second.sweep() == 0
+            writer.kill()
+            writer.wait()
+            assert second.sweep() == 3 and second.check() == []
+    second.close()
+
+
+def test_a_lost_writer_s_file_is_kept_while_it_is_locked(arena: Arena) -> None:
+    """Also where it fills a lease of somebody else, who gives it up later."""
+    owner, fd = arena.claim_writer()
+    writer = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    assert try_lock(writer, 0)
+    slots = run_of(arena, 2, OWNER_ANY)
+    arena.let_go_owner(owner)
+    arena.abandon_run(slots)
+    assert arena.sweep() == 0 and arena.quarantined_slots == 2
+    os.close(writer)
+    assert arena.sweep() == 2
+    with pytest.raises(OSError):
+        os.fstat(fd)
