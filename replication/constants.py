@@ -44,6 +44,7 @@ BACKOFF_S_MAX: Final = 300.0
 # Snapshots: the whole catalogue in parts, and a manifest.
 SNAPSHOT_PART_BYTES: Final = 1 * MIB  # a part that has so much takes no further pack; read in 2 ms
 SNAPSHOT_PART_BYTES_MAX: Final = 4 * MIB
+SNAPSHOT_PART_ENTRIES_MAX: Final = 1 << 14  # each counts for 96 bytes at least
 SNAPSHOT_PARTS_MAX: Final = 1 << 16
 SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
 SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
@@ -188,6 +189,7 @@ CATALOGUE_CHUNK_PACKS: Final = 256  # read at a time where all are walked throug
 
 assert SEGMENT_CUT_BYTES + PACK_HEADER_BYTES_MAX < SEGMENT_BYTES_MAX
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
+assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
 assert PACK_RECORDS_MAX <= 1 << 16
 assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
 assert FILTER_PARTITION_BITS + FILTER_PRINT_BITS <= 64

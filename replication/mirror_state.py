@@ -11,9 +11,10 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, IN_TIME_S, LAGS_KEPT, MIRROR_STATE_BYTES_MAX
 from replication.errors import Damaged
@@ -64,9 +65,9 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     is_sweeping: bool = True
     pending: Count = 0
     failed: Count = 0
-    failures: Sequence[Failure] = ()
+    failures: Annotated[Sequence[Failure], Meta(max_length=1024)] = ()
     lost: Count = 0
-    lost_packs: Sequence[Word] = ()
+    lost_packs: Annotated[Sequence[Word], Meta(max_length=1024)] = ()
     copied_packs: Count = 0
     copied_bytes: Size = 0
     oldest_age_s: AgeS | None = None

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from replication.constants import NODE_BYTES_MAX, NODE_READS_MAX, TRAFFIC_HALF_LIFE_S, TRAFFIC_TOKENS_MIN
+from replication.constants import (
+    NODE_BYTES_MAX,
+    NODE_READS_MAX,
+    NODE_ROWS_MAX,
+    TRAFFIC_HALF_LIFE_S,
+    TRAFFIC_TOKENS_MIN,
+)
 from replication.errors import Damaged
 from replication.problems import Problems
 from replication.ranges import Rate, Size, Text, UnixS, Word
@@ -45,7 +53,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     dram_bytes: Size
     nvme_bytes: Size
     load_bytes_per_s: Rate = 0.0
-    asked: Sequence[Asked] = ()
+    asked: Annotated[Sequence[Asked], Meta(max_length=16 * NODE_ROWS_MAX)] = ()
 
     def holds_bytes(self, to: str) -> int:
         return self.dram_bytes if to == "dram" else self.nvme_bytes

@@ -30,4 +30,4 @@ Origin = Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z")]  # "": t
 HexId = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Word = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=4096)]
-Positions = dict[WriterName, Number]  # by writer
+Positions = Annotated[dict[WriterName, Number], Meta(max_length=1 << 18)]  # by writer

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from replication.announced import Announced, tabled, untabled, weight_bytes
 from replication.constants import (
@@ -56,8 +58,8 @@ class _Body(msgspec.Struct, array_like=True):
     writer: WriterName
     number: Number
     written_s: UnixS
-    specs: list[NamespaceSpec]
-    entries: list[msgspec.Raw]
+    specs: Annotated[list[NamespaceSpec], Meta(max_length=SEGMENT_ENTRIES_MAX)]
+    entries: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_ENTRIES_MAX)]
 
 
 class Head(msgspec.Struct, array_like=True):

@@ -37,6 +37,7 @@ from replication.constants import (
     SNAPSHOT_MANIFEST_BYTES_MAX,
     SNAPSHOT_PART_BYTES,
     SNAPSHOT_PART_BYTES_MAX,
+    SNAPSHOT_PART_ENTRIES_MAX,
     SNAPSHOT_PARTS_MAX,
     SNAPSHOT_REQUESTS_MAX,
     SNAPSHOT_STORE_ATTEMPTS_MAX,
@@ -85,8 +86,8 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
 class _PartBody(msgspec.Struct, array_like=True):
     snapshot: str
     number: Number
-    specs: list[NamespaceSpec]
-    entries: list[msgspec.Raw]
+    specs: Annotated[list[NamespaceSpec], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
+    entries: Annotated[list[msgspec.Raw], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
 
 
 class Retired(NamedTuple):

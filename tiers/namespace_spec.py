@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+FIELDS_MAX = 64
 
 
 class NamespaceSpec(msgspec.Struct, frozen=True):
@@ -13,5 +18,5 @@ class NamespaceSpec(msgspec.Struct, frozen=True):
     record_bytes: int
     hash_bytes: int
     block_tokens: int = 0
-    fields: dict[str, str] = {}
+    fields: Annotated[dict[str, str], Meta(max_length=FIELDS_MAX)] = {}
     columns: bytes = b""

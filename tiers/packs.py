@@ -26,7 +26,7 @@ from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES
 from tiers.checksum import column_sizes
 from tiers.codecs import may_be
 from tiers.errors import PackDamaged
-from tiers.namespace_spec import NamespaceSpec
+from tiers.namespace_spec import FIELDS_MAX, NamespaceSpec
 from tiers.objects import Range
 from tiers.parsing import ParserErrors, parser_failure
 
@@ -37,7 +37,6 @@ PACK_HEADER_BYTES_MAX = 1 << 20
 PACK_BYTES_MAX = (4 << 30) + PACK_HEADER_BYTES_MAX  # of one object: a record may have as many bytes as a slab
 RECORD_BYTES_MAX = 4 << 30
 BLOCK_TOKENS_MAX = (1 << 32) - 1
-FIELDS_MAX = 64  # of a namespace
 FIELD_CHARS_MAX = 4096
 CODEC_CHARS_MAX = 32
 PACKS = "packs/"

@@ -274,9 +274,12 @@ def loop() -> Any:
 
 
 def _allowed(
-    loop: asyncio.AbstractEventLoop, work: Awaitable[object], errors: tuple[type[Exception], ...]
+    loop: asyncio.AbstractEventLoop,
+    work: Awaitable[object],
+    errors: tuple[type[Exception], ...],
+    allocated_max: int = ALLOCATED_MAX,
 ) -> None:
-    """It raises nothing else, and takes no more than ALLOCATED_MAX at a time."""
+    """It raises nothing else, and takes no more memory than that at a time."""
     tracemalloc.reset_peak()
     before_bytes, _ = tracemalloc.get_traced_memory()
     try:
@@ -284,7 +287,7 @@ def _allowed(
     except errors:
         pass
     _, peak_bytes = tracemalloc.get_traced_memory()
-    assert peak_bytes - before_bytes < ALLOCATED_MAX
+    assert peak_bytes - before_bytes < allocated_max
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -390,3 +393,40 @@ def test_rows_of_a_catalogue(loop: asyncio.AbstractEventLoop) -> None:
         _allowed(loop, ask(), (CatalogueDamaged,))
 
     look()
+
+
+def _many(count: int) -> list[tuple[str, bytes, object]]:
+    """The bodies that have very many parts, each of which says nothing."""
+    spec: list[object] = [bytes(16), 64, 16, 0, {str(number): "" for number in range(count // 4)}, b""]
+    return [
+        (segment.segment_name(W, 7), b"KVFEED1\n", [W, 7, 1.0, [], [None] * count]),
+        (segment.segment_name(W, 7), b"KVFEED1\n", [W, 7, 1.0, [None] * count, []]),
+        (
+            segment.segment_name(W, 7),
+            b"KVFEED1\n",
+            [W, 7, 1.0, [{"digest": bytes(16), "fields": spec[4]}], []],
+        ),
+        (mirror_state.MIRRORS + "na", b"KVMIRR1\n", {"source": "na", "lost_packs": [""] * count}),
+        (mirror_state.MIRRORS + "na", b"KVMIRR1\n", {"source": "na", "failures": [[]] * count}),
+        (
+            "nodes/" + W,
+            b"KVNODE1\n",
+            {"writer": W, "at_s": 1.0, "dram_bytes": 1, "nvme_bytes": 1, "asked": [[]] * count},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_many_parts_that_say_nothing(number: int, loop: asyncio.AbstractEventLoop) -> None:
+    """An object of a few hundred kilobytes that consists of nothing but parts is refused before they are made."""
+    name, magic, body = _many(300_000)[number]
+    content = seal(magic, body)
+    objects = MemoryObjects()
+    loop.run_until_complete(objects.put(name, content))
+    read = {"f": _segment, "n": lambda place: nodes.read_node(place, W)}.get(name[0], _state_of_na)
+    errors = () if name[0] == "n" else (Damaged,)
+    _allowed(loop, read(objects), errors, 4 << 20)
+
+
+async def _state_of_na(objects: MemoryObjects) -> object:
+    return await mirror_state.read_state(objects, "na")
