@@ -107,7 +107,7 @@ def connections_room(kept: int) -> int:
     """
     most = raise_descriptors()
     free = most - len(os.listdir("/proc/self/fd"))
-    room = max(free - kept, free // 2) - DOOR_TOOLS_MAX
+    room = (max(free - kept, free // 2) - DOOR_TOOLS_MAX) // 2  # a socket, and a lock of its own for a writer
     if room < DOOR_CONNECTIONS_LEAST:
         raise TooFewDescriptors(_too_few_descriptors(most))
     return room
