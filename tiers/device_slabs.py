@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tiers.constants import NVME_HEADROOM_BYTES, NVME_SLAB_FDS_MAX
+from tiers.device_home import LOCK
 from tiers.direct import Direct, DirectFile, DiskIO
 
 _NAME = re.compile(r"slab-(\d{6,})\.kvs")
@@ -48,7 +49,7 @@ class Slabs:
         self._path = path
         self._slab_bytes = slab_bytes
         self._io = io
-        self._files = DirectFile(path, io, direct)
+        self._files = DirectFile(path / LOCK, io, direct)
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}  # least recently used first
         found = self._sizes()

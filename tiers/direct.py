@@ -30,7 +30,6 @@ from typing import Literal
 from tiers.slots import SLOT_ALIGN_BYTES, slot_bytes_for
 
 _log = logging.getLogger(__name__)
-PROBE = "direct.probe"
 
 
 class DiskIO:
@@ -70,29 +69,26 @@ class DirectFile:
     there, "off" always goes through the page cache.
     """
 
-    def __init__(self, directory: Path, io: DiskIO, direct: Direct = "auto") -> None:
+    def __init__(self, there: Path, io: DiskIO, direct: Direct = "auto") -> None:
+        """there: any file of the directory; a full disk may have no room for one more."""
         self._io = io
-        self.direct = direct != "off" and self._has_direct(directory, required=direct == "on")
+        self.direct = direct != "off" and self._has_direct(there, required=direct == "on")
 
     def open(self, path: Path) -> int:
         """A descriptor of an existing file. Blocks briefly; raises OSError."""
         return self._io.open(path, os.O_RDWR | (os.O_DIRECT if self.direct else 0))
 
-    def _has_direct(self, directory: Path, *, required: bool) -> bool:
-        probe = directory / PROBE
-        os.close(self._io.open(probe, os.O_RDWR | os.O_CREAT))
+    def _has_direct(self, there: Path, *, required: bool) -> bool:
         try:
-            os.close(self._io.open(probe, os.O_RDWR | os.O_DIRECT))
+            os.close(self._io.open(there, os.O_RDWR | os.O_DIRECT))
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
             if required:
                 why = 'direct is "on", but there is no O_DIRECT: use another file system, "auto" or "off"'
                 raise OSError(error.errno, why) from error
-            _log.warning("%s: no O_DIRECT here: records go through the page cache", directory)
+            _log.warning("%s: no O_DIRECT here: records go through the page cache", there.parent)
             return False
-        finally:
-            probe.unlink()
         return True
 
     def write(self, fd: int, view: memoryview, offset: int) -> None:
