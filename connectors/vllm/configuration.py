@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from connectors.vllm import allowed
@@ -108,6 +109,8 @@ class _Walk:
             edges = set(_values(settings, ("original_max_position_embeddings",)))
             longer = {str(edge): isinstance(edge, int) and model.max_model_len > edge for edge in edges}
             self._add(f"{path}long rope", longer or model.max_model_len, unusual=True)
+        if model.trust_remote_code:
+            self._add(f"{path}code", _code_of(model, settings), unusual=False)
         if self._sources.read_field("generation_config"):
             self._add(f"{path}generation config", model.try_get_generation_config(), unusual=True)
 
@@ -195,6 +198,23 @@ def _plugins() -> Iterator[str]:
             package = point.dist
             if package is not None and point.name != "kvstore" and not package.name.startswith("vllm"):
                 yield f"{point.name} {package.name} {package.version}"
+
+
+def _code_of(model: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the code that a model brings. Raises Unknowable."""
+    from huggingface_hub import snapshot_download
+
+    if any(
+        "--" in str(each) for each in _values(settings.get("auto_map"), tuple(settings.get("auto_map") or ()))
+    ):
+        raise Unknowable("the model's code is of another repository")
+    root = Path(model.model)
+    if not root.is_dir():
+        try:
+            root = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        except Exception as error:
+            raise Unknowable(f"the code of {model.model} is not found") from error
+    return {path.relative_to(root).as_posix(): _content(str(path)) for path in sorted(root.rglob("*.py"))}
 
 
 def _content(path: str) -> str:

@@ -242,6 +242,15 @@ def test_a_directory_goes_by_no_name(base: Path, tmp_path: Path) -> None:
     assert digest_of(config_of(moved)) == digest_of(before)
 
 
+def test_code_that_a_model_brings_counts(base: Path, tmp_path: Path) -> None:
+    """Its files by content, where vLLM is allowed to run them."""
+    model = model_with(Path(an_engine("text", base).model_config.model), tmp_path)
+    (model / "modeling.py").write_text("a = 1")
+    before = digest_of(config_of(model, trust_remote_code=True))
+    (model / "modeling.py").write_text("a = 2")
+    assert digest_of(config_of(model, trust_remote_code=True)) != before
+
+
 # ---- what the model's own code reads -------------------------------------------------------
 
 
