@@ -79,6 +79,7 @@ WEIGHTS_SHRINK_MAX = (
 )
 
 ADAPTERS_MAX = 256  # of LoRA, that are stored by one engine: each has namespaces of its own
+ADAPTERS_KNOWN_MAX = 1 << 16  # of which it is remembered what they stand for
 CONTENTS_KNOWN_MAX = (
     1 << 16
 )  # identifiers of images and the like, of which it is remembered what they stand for

@@ -109,6 +109,10 @@ class Adapters:
     def meet(self, lora: Any) -> None:
         """A request with this adapter is in the engine."""
         self._keys.setdefault(lora.lora_int_id, set()).add(_key(lora))
+        known: tuple[dict[Any, Any], ...] = (self._keys, self._meant, self._unloaded)
+        for of_adapters in known:
+            while len(of_adapters) > limits.ADAPTERS_KNOWN_MAX:
+                of_adapters.pop(next(iter(of_adapters)))
 
     def to_load(self, lora: Any, base: bytes) -> tuple[bool, Adapter | None]:
         """Whether it is known what the request will be computed with, and what that is; None where it is not to be

@@ -7,19 +7,23 @@ taken in ─▶ vLLM asks for matched tokens in the same step: it starts, nothin
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from connectors import constants as limits
 from connectors.transfer.fetching import Fetching
-from connectors.transfer.orders import Part
+from connectors.transfer.orders import Columns, Part
 from connectors.vllm.spaces import Spaces
 from connectors.vllm.tracked import Tracked
 
 
 class Queue:
-    """Of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about, the blocks are promoted."""
+    """columns_of: the namespaces that a request is looked up in, as far as is known. Of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about, the blocks are promoted."""
 
-    def __init__(self, spaces: Spaces, fetching: Fetching) -> None:
-        self._spaces, self._fetching = spaces, fetching
+    def __init__(
+        self, spaces: Spaces, fetching: Fetching, columns_of: Callable[[Any], dict[int, Columns]]
+    ) -> None:
+        self._spaces, self._fetching, self._columns_of = spaces, fetching, columns_of
         self._waiting: dict[str, Tracked] = {}
         self._promoted: set[str] = set()
 
@@ -33,11 +37,14 @@ class Queue:
 
     def promote(self) -> None:
         """Called at the end of a step: who is still here waits."""
-        plan, columns = self._spaces.plan, self._spaces.columns
-        if plan is None or not columns:
+        plan = self._spaces.plan
+        if plan is None or not self._spaces.columns:
             return
         for request_id, tracked in itertools.islice(self._waiting.items(), limits.QUEUED_PROMOTIONS_MAX):
             if request_id in self._promoted:
+                continue
+            columns = self._columns_of(tracked.request)
+            if not columns:
                 continue
             self._promoted.add(request_id)
             parts = []

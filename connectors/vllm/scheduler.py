@@ -98,7 +98,7 @@ class SchedulerHalf:
         self._wrong: set[str] = set()  # requests whose KV is not what its hashes say
         self._world = int(vllm_config.parallel_config.world_size)
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
-        self._queue = Queue(self._spaces, self._fetching)
+        self._queue = Queue(self._spaces, self._fetching, self._columns_now)
         is_sync = settings.save == "sync"
         line = self._open_line(settings.save_call_s, "saves")
         lines = line if is_sync else self._line, line
@@ -179,7 +179,7 @@ class SchedulerHalf:
             self._adapters.meet(request.lora_request)
         tracked = self._track(request)
         unknown = tracked.names.unknown  # asked of all requests: so it is noted what identifiers stand for
-        if self._loads and not (unknown or request.lora_request or request.skip_reading_prefix_cache):
+        if self._loads and not unknown and not request.skip_reading_prefix_cache:
             self._queue.add(tracked)
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
@@ -222,15 +222,19 @@ class SchedulerHalf:
         is_known, adapter = self._adapters.to_load(request.lora_request, self._spaces.base)
         return is_known, {} if adapter is None else self._spaces.of_adapter(adapter)
 
+    def _columns_now(self, request: Any) -> dict[int, Columns]:
+        """The namespaces of what it is computed with, as far as the ranks have said."""
+        if request.lora_request is None:
+            return self._spaces.columns
+        adapter = self._adapters.to_save(request.lora_request)
+        return {} if adapter is None else self._spaces.of_adapter(adapter)
+
     def _may_save(self, tracked: Tracked) -> bool:
         """Whether what is computed of a request has namespaces, which it has then: those in which it was looked up, unless
         it turns out to be computed with something else."""
         if tracked.withheld or not self._spaces.ready():
             return False
-        lora, columns = tracked.request.lora_request, self._spaces.columns
-        if lora is not None:
-            adapter = self._adapters.to_save(lora)
-            columns = {} if adapter is None else self._spaces.of_adapter(adapter)
+        columns = self._columns_now(tracked.request)
         if columns and tracked.columns and columns is not tracked.columns:
             tracked.tainted = True
             return False

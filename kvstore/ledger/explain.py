@@ -64,7 +64,8 @@ class NoneSuch(Unclear):
 
 
 def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None) -> list[Space]:
-    """The namespaces of the one engine that is meant. digest: begin of one, in hex; model: of its name.
+    """The namespaces of the one engine that is meant. digest: begin of one, in hex; model: of its name. Those of its
+    adapters are meant only where there are no others.
 
     Raises Unclear.
     """
@@ -77,6 +78,7 @@ def choose(spaces: Sequence[Space], digest: str, model: str, tenant: str | None)
     ]
     exact = [space for space in found if space["fields"].get("model", "").lower() == model.lower()]
     found = exact if model and exact else found
+    found = found if digest else [space for space in found if not space["fields"].get("adapter")] or found
     if not found:
         raise NoneSuch(f"no namespace like that; known: {_told(spaces)}")
     engines = [engine_of(space, spaces) for space in found]

@@ -121,6 +121,14 @@ def test_groups_of_one_engine_are_asked_together() -> None:
         choose([*others, *groups], "", "llama", "")
 
 
+def test_adapters_of_an_engine_are_asked_when_they_are_named() -> None:
+    """A prompt is meant without an adapter, where nothing else is said and there is anything without."""
+    plain, *adapted = space("1"), space("2", adapter="x"), space("3", adapter="y")
+    assert choose([*adapted, plain], "", "", None) == [plain]
+    assert choose([*adapted, plain], "3", "", None) == [adapted[1]]
+    assert choose([adapted[0]], "", "", None) == [adapted[0]]
+
+
 def test_of_two_alike_engines_the_chosen_one_is_asked() -> None:
     """Another attention backend is another engine, though its identity is the same."""
     first = [space(str(n), group=str(n), attention="FLASH") for n in range(2)]

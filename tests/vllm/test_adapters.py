@@ -286,6 +286,18 @@ def test_ranks_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert engine.adapters.to_load(lora, BASE) == (True, None)
 
 
+def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that loads ever new adapters does not grow."""
+    monkeypatch.setattr(limits, "ADAPTERS_KNOWN_MAX", 2)
+    engine = Engine(tmp_path / "cache")
+    for number in range(1, 6):
+        lora = request(written(tmp_path / str(number), bytes([number])), number, str(number))
+        engine.ask(lora)
+        engine.load(number, str(number))
+        assert engine.ask(lora) == engine.expected(str(number), number)
+    assert list(engine.adapters._keys) == [4, 5] and len(engine.adapters._meant) <= 3
+
+
 def test_a_damaged_note_is_none(tmp_path: Path) -> None:
     """What is not whole, or of another number of ranks, says nothing."""
     lora = request(written(tmp_path / "a"))
