@@ -198,7 +198,8 @@ def test_only_tools_check_the_books(daemon: Daemon, client: Client, caplog: pyte
 
 def test_namespace_conflict(client: Client) -> None:
     """The same digest with another record size, or with other columns, is refused by name."""
-    client.lookup([space_of(client)], hashes_of(1))
+    used = space_of(client)
+    client.lookup([used], hashes_of(1))
     for other in (space_of(client, record_bytes=4096), space_of(client, columns=[16 << 10] * 4)):
         with pytest.raises(Refused, match=r"namespace_conflict.*columns=1\*65536, not"):
             client.lookup([other], hashes_of(1))
