@@ -347,7 +347,7 @@ def test_our_own_bug_is_an_answer(daemon: Daemon, peer: Peer, monkeypatch: Any, 
     def broken(*_: object) -> int:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(daemon.engine, "find", broken)
+    monkeypatch.setattr(daemon.engine, "find_steps", broken)
     space = peer.register()
     assert peer.code_of(frames.Lookup([space], bytes(32))) == "internal"
     assert peer.ask(frames.Ping()) == frames.Done()

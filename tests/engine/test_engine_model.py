@@ -102,6 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.sessions: list[Session] = [self.engine.open_session(0, "test") for _ in range(2)]
         self.writes: list[tuple[Session, int, list[bytes], Reserved]] = []
         self.reads: list[tuple[Session, int]] = []
+        self.left: list[tuple[Session, int, list[bytes], Reserved]] = []  # writes of clients that died
 
     def tick_clock(self) -> float:
         self.clock_s += 1.0
@@ -206,17 +207,22 @@ class EngineMachine(RuleBasedStateMachine):
         if not is_told:
             return
         assert all(place in (0, WRITING) or place & BROKEN_PREFIX for place in places[walked:])
-        writing = self.written(ns)
+        if not self.engine.background:
+            self.left.clear()  # until then some of them may not be given back
+        writing, left = self.written(ns, self.writes), self.written(ns, self.left)
         for place, depth in zip(places, range(DEPTH), strict=True):
-            assert (place == WRITING) == (not place & IN_ANY and block_hash(chain, depth) in writing)
+            hashed = block_hash(chain, depth)
+            if place == WRITING or hashed not in left:
+                assert (place == WRITING) == (not place & IN_ANY and hashed in writing | left)
         followed = walked
         while followed < DEPTH and places[followed]:
             followed += 1
         assert found.writing == (followed - walked if usable == walked else 0)
 
-    def written(self, ns: int) -> set[bytes]:
-        """The blocks that live clients have reserved in a namespace, and not committed yet."""
-        leases = ((hashes, answer) for _, of, hashes, answer in self.writes if of == ns)
+    @staticmethod
+    def written(ns: int, writes: list[tuple[Session, int, list[bytes], Reserved]]) -> set[bytes]:
+        """The blocks that these clients have reserved in a namespace, and not committed yet."""
+        leases = ((hashes, answer) for _, of, hashes, answer in writes if of == ns)
         return {hashes[slot.position] for hashes, answer in leases for slot in granted(answer)}
 
     @rule(chain=st.integers(0, CHAINS - 1))
@@ -283,6 +289,7 @@ class EngineMachine(RuleBasedStateMachine):
     def client_dies(self, who: int) -> None:
         gone = self.sessions[who]
         self.engine.close_session(gone)
+        self.left += [w for w in self.writes if w[0] is gone]
         self.writes = [w for w in self.writes if w[0] is not gone]
         self.reads = [r for r in self.reads if r[0] is not gone]
         self.sessions[who] = self.engine.open_session(0, "test")
