@@ -42,7 +42,9 @@ from connectors.vllm.messages import GroupFacts
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 SETTING_CHARS_MAX = 80  # of the configuration
-SETTINGS_CHARS_MAX = 3500  # of all settings that are written out: a field of a namespace has 4,096 at most
+SETTINGS_CHARS_MAX = (
+    3500  # of all settings that are written out; those of one object are FIELD_CHARS_MAX at most
+)
 LABELS = frozenset({"model", "revision"})
 
 
@@ -115,7 +117,10 @@ def configured_fields(vllm_config: Any) -> dict[str, str]:
         room -= len(name) + len(value) + 4
         if room >= 0:
             head, _, rest = name.partition(".")
-            written.setdefault(head, {})[rest] = json.loads(value)
+            part = written.setdefault(head, {})
+            part[rest] = json.loads(value)
+            if len(text_of(part)) > FIELD_CHARS_MAX:
+                del part[rest]
     whole = _digest(json.dumps(settings, sort_keys=True))
     return {"configuration": whole, **{name: text_of(part) for name, part in sorted(written.items())}}
 
