@@ -114,7 +114,7 @@ def space(digest: str, blocks: int = 1, **named_fields: str) -> dict[str, Any]:
 def test_groups_of_one_engine_are_asked_together() -> None:
     """Namespaces that differ in group and what follows from these belong together; others do not."""
     groups = [space(str(n), group=str(n), layers=str(n)) for n in range(4)]
-    others = [space("8", model="qwen"), space("9", tenant="acme"), space("a", epoch="1")]
+    others = [space("8", model="qwen", weights="q"), space("9", tenant="acme"), space("a", epoch="1")]
     assert engine_of(groups[2], [*others, *groups]) == groups
     assert choose([*others[:2], *groups], "", "llama", "") == groups
     with pytest.raises(Unclear, match=r"a{8} \(model llama, tenant none, epoch 1, 1 blocks\)"):
@@ -139,7 +139,7 @@ def test_of_two_alike_engines_the_chosen_one_is_asked() -> None:
 
 def test_what_is_not_clear_is_said_with_the_choices() -> None:
     """No such model, several engines, no namespace at all: one line that names what there is."""
-    spaces = [space("1"), space("2", tenant="acme"), space("3", model="qwen")]
+    spaces = [space("1"), space("2", tenant="acme"), space("3", model="qwen", weights="q")]
     for chosen in (("", "gpt", None), ("ff", "", None), ("", "llama", None)):
         with pytest.raises(Unclear, match=r"11111111 \(model llama, tenant none, 1 blocks\)"):
             choose(spaces, *chosen)
@@ -250,8 +250,8 @@ def test_a_text_goes_through_the_tokenizer(filled: Place, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "give a PROMPT, --tokens, --chat or --prefix"),
-        (["hello", "--tokens", "1"], 2, "give a PROMPT, --tokens, --chat or --prefix"),
+        ([], 2, "give a PROMPT, --tokens, --chat, --prefix or --engines"),
+        (["hello", "--tokens", "1"], 2, "give a PROMPT, --tokens, --chat, --prefix or --engines"),
         (["hello"], 2, "a text needs --tokenizer"),
         (["hello", "--tokenizer", "/none"], 3, "no such file"),
         (["--tokens", "1,two"], 2, "'two' is none"),

@@ -358,7 +358,7 @@ def test_acquire_answers_pending_in_time(with_nvme: Daemon) -> None:
             assert lease.pending
         for _ in range(len(hashes)):  # a disk that was never read is measured by one record first
             with_nvme.call(with_nvme.io.run)
-            client.acquire(space, hashes).close()
+            client.acquire(space, hashes).release()
         with client.acquire(space, hashes) as lease:
             assert not lease.pending
             views = [bytes(slot.view) for slot in lease.slots if slot is not None]
