@@ -141,7 +141,7 @@ def test_what_is_not_clear_is_said_with_the_choices() -> None:
     """No such model, several engines, no namespace at all: one line that names what there is."""
     spaces = [space("1"), space("2", tenant="acme"), space("3", model="qwen", weights="q")]
     for chosen in (("", "gpt", None), ("ff", "", None), ("", "llama", None)):
-        with pytest.raises(Unclear, match=r"11111111 \(model llama, tenant none, 1 blocks\)"):
+        with pytest.raises(Unclear, match=r"11111111 \(model llama, tenant none, .*1 blocks\)"):
             choose(spaces, *chosen)
     assert choose(spaces, "", "", "acme") == [spaces[1]]
     assert choose(spaces, "", "QWEN", None) == [spaces[2]]
