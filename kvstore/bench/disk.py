@@ -92,9 +92,9 @@ class RawFile:
         self._block_bytes = region.block_bytes
         self._count = count
         self._threads = threads
-        files = DirectFile(path.parent, DiskIO())
-        self.direct = files.direct
         path.touch()
+        files = DirectFile(path, DiskIO())
+        self.direct = files.direct
         self._fd = files.open(path)
         os.posix_fallocate(self._fd, 0, count * self._block_bytes)
 

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX, NEAREST_NAME_CUTOFF
 from kvstore.daemon.config import DEFAULT_FILE, Config, keys, misfits, sections, value_of
+from kvstore.units import printable
 from tiers.reading import Unreadable, as_toml, read_text
 
 ENV_PREFIX = "KVSTORE_"
@@ -122,7 +123,7 @@ def _read(path: Path, required: bool) -> str | None:
             return None
         if error.is_missing:
             raise ConfigError([f"{path}: no such configuration file"], missing_file=True) from error
-        raise ConfigError([f"{path}: cannot read the configuration: {error.why}"]) from error
+        raise ConfigError([printable(f"{path}: cannot read the configuration: {error.why}")]) from error
 
 
 def _from_file(path: Path, text: str, problems: list[str]) -> dict[str, Given]:

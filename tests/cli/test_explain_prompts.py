@@ -31,7 +31,12 @@ def filled(place: Place, serve: Callable[..., Daemon]) -> Place:
     serve(place)
     with Client(place.socket, timeout_s=10) as client:
         for number, (count, described) in enumerate(
-            [(5, fields(group="0")), (4, fields(group="1")), (2, fields() | {"model": "qwen"})], 1
+            [
+                (5, fields(group="0")),
+                (4, fields(group="1")),
+                (2, fields() | {"model": "qwen", "weights": "q"}),
+            ],
+            1,
         ):
             space = client.namespace(bytes([number]) * 16, RECORD_BYTES, 32, BLOCK_TOKENS, described)
             assert client.put(space, named(TOKENS)[:count], b"", [bytes(RECORD_BYTES)] * count) == count
