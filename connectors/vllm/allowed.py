@@ -33,7 +33,7 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "ModelConfig": {
         NAME: "model model_weights served_model_name revision code_revision hf_config_path config_format hf_token "
-        "_hf_config_revision",
+        "_hf_config_revision trust_remote_code",
         TOKENS: "tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init",
         OUTPUT: "seed max_logprobs logprobs_mode return_sampling_mask use_fp64_gumbel logits_processors "
         "generation_config override_generation_config io_processor_plugin enable_trace_replay",
@@ -77,6 +77,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "max_num_encoder_input_tokens prefill_schedule_interval scheduler_reserve_full_isl async_scheduling",
         MEMORY: "max_num_queued_reqs max_num_queued_tokens encoder_cache_size",
         OUTPUT: "stream_interval",
+        FACTS: "disable_hybrid_kv_cache_manager",
     },
     "DeviceConfig": {PLACE: "device"},
     "LoadConfig": {

@@ -109,8 +109,8 @@ class _Walk:
             edges = set(_values(settings, ("original_max_position_embeddings",)))
             longer = {str(edge): isinstance(edge, int) and model.max_model_len > edge for edge in edges}
             self._add(f"{path}long rope", longer or model.max_model_len, unusual=True)
-        if model.trust_remote_code:
-            self._add(f"{path}code", _code_of(model, settings), unusual=False)
+        if model.trust_remote_code and (code := _code_of(model, settings)):
+            self._add(f"{path}code", code, unusual=False)
         if self._sources.read_field("generation_config"):
             self._add(f"{path}generation config", model.try_get_generation_config(), unusual=True)
 

@@ -60,7 +60,7 @@ COUNTED: dict[str, str] = {
         "is_deepseek_mla is_mm_prefix_lm rswa_window derived_max_model_len_and_key per_layer_overrides"
     ),
     "ModelConfig": (
-        "runner convert trust_remote_code dtype hf_config hf_text_config is_submodel_config "
+        "runner convert dtype hf_config hf_text_config is_submodel_config "
         "word_embeddings_untied_by_checkpoint quantization quantization_config enforce_eager "
         "disable_sliding_window disable_cascade_attn model_class_overrides model_impl pooler_config "
         "multimodal_config"
@@ -92,9 +92,7 @@ COUNTED: dict[str, str] = {
     "PrefetchOffloadConfig": ("offload_group_size offload_num_in_group offload_prefetch_step offload_params"),
     "QuantSpec": ("weight activation"),
     "QuantizationConfigArgs": ("linear moe ignore targets"),
-    "SchedulerConfig": (
-        "runner_type enable_chunked_prefill is_multimodal_model scheduler_cls disable_hybrid_kv_cache_manager"
-    ),
+    "SchedulerConfig": ("runner_type enable_chunked_prefill is_multimodal_model scheduler_cls"),
     "SpeculativeConfig": (
         "enforce_eager num_speculative_tokens method draft_tensor_parallel_size tensor_parallel_size moe_backend "
         "attention_backend kv_cache_dtype index_share_for_mtp_iteration disable_padded_drafter_batch "
