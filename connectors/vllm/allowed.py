@@ -103,6 +103,7 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "ECTransferConfig": {PLACE: "engine_id ec_ip ec_port ec_buffer_device ec_buffer_size"},
     "QuantizationConfig": {BUILT: "packed_modules_mapping"},
+    "OnlineQuantizationConfig": {REPORT: "online_quantization_time", BUILT: "quantized_layers"},
 }
 
 # Keys of a model's config.json, and of the configurations within it. All hold unless the model's own code reads them.
