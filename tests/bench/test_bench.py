@@ -56,7 +56,10 @@ def test_all_figures_come_with_their_conditions(tmp_path: Path, capsys: pytest.C
     document = json.loads(output.out)
     for figure in FIGURES:
         assert isinstance(document[figure.name], int | float), figure.name
-        assert document[figure.name] > 0, figure.name
+        is_difference = (
+            figure.name == "lookup_miss_extra_us"
+        )  # of two times: a busy machine may turn it round
+        assert document[figure.name] > 0 or is_difference, figure.name
         assert document.get(f"{figure.name}_aim") == figure.aim
     assert document["page_kind"] in ("hugetlb", "huge tmpfs", "4 KiB")
     for field in ("cpu", "cpus", "kernel", "filesystem", "run_s", *(f"{name}_version" for name in PACKAGES)):

@@ -159,7 +159,7 @@ def test_another_format_of_the_data_dir_is_untouched(place: Place) -> None:
         ),
         ("socket_path=/nowhere/below/s", 2, "socket_path /nowhere/below/s: cannot make /nowhere/below"),
         ("dram.directory=/nowhere", 2, "dram.directory /nowhere: not a directory"),
-        ("nvme.directories=/proc/kvstore", 1, "nvme directory /proc/kvstore: "),
+        ("nvme.directories=/proc/kvstore", 2, "nvme directory /proc/kvstore: "),
         ("nvme.directories=/etc", 2, "nvme directory /etc: holds "),
     ],
 )

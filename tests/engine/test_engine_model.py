@@ -45,9 +45,6 @@ def content(namespace: int, hashed: bytes) -> bytes:
 
 
 adoption.ADOPT_PIECES = 3  # so that requests arrive between the slices of a start
-forest.STEP_BLOCKS = engine_module.STEP_BLOCKS = (
-    1  # … and between the pieces of what is done in the background
-)
 
 
 class EngineMachine(RuleBasedStateMachine):
