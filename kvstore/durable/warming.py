@@ -157,7 +157,11 @@ class Warming:
                 if work.report.full:
                     return
                 [announced] = self._node.known([one.pack_id])
-                work.ended(one, await self._bring_one(announced, work.to) if announced else Brought(failed=1))
+                if announced:
+                    brought = await self._bring_one(announced, work.to)
+                    work.ended(one, brought, brought.loaded * announced.pack.header.spec.record_bytes)
+                else:
+                    work.ended(one, Brought(failed=1), 0)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WARM_PACKS_MAX):
@@ -198,12 +202,10 @@ class _Work:
         report.done_bytes = sum(self._chosen[pack_id].size_bytes for pack_id in done)
         return iter([one for one in chosen if one.pack_id not in done and self._may_try(one.pack_id)])
 
-    def ended(self, one: Chosen, brought: Brought) -> None:
+    def ended(self, one: Chosen, brought: Brought, moved_bytes: int) -> None:
         """What became of a pack."""
         report = self.report
         report.problem = brought.problem or report.problem
-        blocks = brought.held + brought.loaded + brought.failed + brought.refused
-        moved_bytes = one.size_bytes * brought.loaded // max(1, blocks)
         if brought.refused:
             report.full = True
             report.moved(moved_bytes)
