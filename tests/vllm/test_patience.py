@@ -184,7 +184,7 @@ def test_what_came_while_waiting_counts_as_gained() -> None:
     now_s, prefill = [100.0], PrefillSpeed()
     prefill.tokens_per_s = 100.0
     patience = Patience(60.0, prefill, Tally(), lambda: now_s[0])
-    tracked = Tracked(None, [])
+    tracked = Tracked(None, None, [])
     for at_s, held, writing, waits in [(0.0, 20, 100, True), (0.9, 110, 10, True), (1.1, 110, 10, False)]:
         now_s[0] = 100.0 + at_s
         hit = Hit(local_tokens=16, tokens=held, prompt_tokens=200, stale_s=1e9, writing=writing)
@@ -194,7 +194,7 @@ def test_what_came_while_waiting_counts_as_gained() -> None:
 @pytest.mark.parametrize("every_s", [0.4, 0.9])
 def test_blocks_that_keep_coming_are_waited_for(every_s: float) -> None:
     """A prompt longer than one wait is waited for while more of it comes in time, but not for ever."""
-    now_s, tracked = [100.0], Tracked(None, [])
+    now_s, tracked = [100.0], Tracked(None, None, [])
     patience = Patience(0.5, PrefillSpeed(), Tally(), lambda: now_s[0])
     begun_s, held = now_s[0], 0
     while patience.holds_back(
