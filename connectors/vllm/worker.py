@@ -63,7 +63,7 @@ class WorkerHalf:
         self._version = 0
         self._adapters = LiveAdapters((), 0)
         self._adapters_asked = 0
-        self._adapters_said: tuple[int, dict[int, str]] = (0, {})
+        self._adapters_said = (0, self._adapters.digests())  # at first it is no news
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
         label = f"vllm worker {self._pp_rank}.{self._shard}"
@@ -113,6 +113,7 @@ class WorkerHalf:
             self._rank.elsewhere = str(reason)
             return
         self._adapters = LiveAdapters(models, self._rank.number)
+        self._adapters_said = (0, self._adapters.digests())
         try:
             self._rank.elsewhere, code = elsewhere(models), foreign_code(models)
         except OSError as error:
