@@ -16,7 +16,7 @@ are for people, reports and rules: what the first engine called it. What it is f
 
 Why the vLLM release (major.minor) although layout, backend and pieces are there: backends
 order K and V inside a block as they like, and no field shows when one changes its mind. A new
-minor release therefore starts cold; patch releases share. Why not the version alone: two
+minor release therefore starts cold; patch releases share, builds between releases do not. Why not the version alone: two
 backends of one release differ.
 
 A namespace is that of a whole engine: its records have a column for each *shard*. Ranks that hold
@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ SETTING_CHARS_MAX = 80  # of the configuration
 SETTINGS_CHARS_MAX = (
     3500  # of all settings that are written out; those of one object are FIELD_CHARS_MAX at most
 )
+_RELEASED = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")  # 0.33.1, 0.33.0+cpu
 LABELS = frozenset({"model", "revision"})
 
 
@@ -156,8 +158,9 @@ def model_name(model: str) -> str:
 
 
 def release_of(version: str) -> str:
-    """major.minor"""
-    return ".".join(version.split(".")[:2])
+    """major.minor of a release; of a build in between (dev, rc) the whole version: two of these may lay out KV in two ways."""
+    found = _RELEASED.fullmatch(version)
+    return found[1] if found is not None else version
 
 
 def _digest(text: str) -> str:

@@ -98,7 +98,9 @@ def test_vllm_release_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> No
     other = digest(engine)
     monkeypatch.setattr(vllm, "__version__", "0.99.3")
     assert before != other == digest(engine)
-    assert release_of("0.32.1.dev3+cpu") == "0.32"
+    assert release_of("0.32.1+cpu") == release_of("0.32") == release_of("0.32.0.post1") == "0.32"
+    for build in ("0.32.1.dev3+cpu", "0.33.0rc1", "0.33.1.dev190+g1a2b3c", "nightly"):
+        assert release_of(build) == build
 
 
 def test_names_are_labels(engine: Any) -> None:
