@@ -111,7 +111,10 @@ DEMOTE_BATCH_RECORDS = 8
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
-ADOPT_PIECES = 1  # of 512 rows, indexed between two looks at requests while starting: about a millisecond
+ADOPT_PIECES = 1  # of 512 rows, read at a time while starting …
+ADOPT_ROWS = (
+    128  # … and so many indexed between two looks at requests: less than a millisecond, but parts may split
+)
 VERIFY_JOBS_MAX = 4  # adopted records being proven in the background at once
 CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, whose growth stops nobody
 TABLE_PART_ENTRIES = (341, 682, 1365)  # blocks that a dict of the index takes before it grows: 2/3 of 512 …
@@ -253,6 +256,9 @@ POLICY_LEARNS_AFTER_S = 0.001  # what nobody waits for, while the client copies
 CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks …
 CONTEST_THINNED = 32  # … by what is too much, but by one in so many at least …
 CONTEST_THINNED_MOST = 4  # … and by one in so many at most, at a time
+CONTEST_THINNED_AT_ONCE = (
+    512  # blocks of a shadow, looked at in one go: half a millisecond where none is in the cache
+)
 CONTEST_DUE_MAX = 16  # requests that wait to be played; beyond it no shadow learns of one
 CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks …

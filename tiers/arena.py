@@ -48,6 +48,7 @@ from tiers.checksum import column_sizes, joined
 from tiers.constants import (
     ARENA_OPEN_BYTES,
     ARENA_RETRY_S,
+    ARENA_ROWS_AHEAD,
     MEMORY_HEADROOM_BYTES,
     SLAB_BYTES,
     SLOT_BYTES_MIN,
@@ -96,6 +97,7 @@ class Arena:
             self._table_mapping = _map(files.path, files.table_fd, layout.table_bytes)
             self._opened = opened.pop_all()
         pages.advise_huge(self.mapping)
+        pages.advise_small(self._table_mapping)  # a slab of large records has a page of rows, not 2 MiB
         self._bytes = memoryview(self.mapping)
         self._table = SlotTable(self._table_mapping, layout)
         self._slot_bytes_min = layout.slot_bytes_min
@@ -388,21 +390,26 @@ class Arena:
         if self._arrived:
             self._take_in_arrived()
         slots = self._pool.take_run(max(size_bytes, self._slot_bytes_min) if size_bytes > 0 else 0, count)
-        for slab in {slot >> 16 for slot in slots}:
-            if not self._back_rows(slab):
+        for slab, last in {
+            slot >> 16: slot & 0xFFFF for slot in slots
+        }.items():  # ascending: the last of each slab
+            if not self._back_rows(slab, last):
                 self._pool.give_run([slot for slot in slots if slot >> 16 == slab])
                 slots = [slot for slot in slots if slot >> 16 != slab]
         return slots
 
-    def _back_rows(self, slab: int) -> bool:
-        """Give the rows of a slab's slots their memory; False if there is none. 50 µs at most, mostly nothing."""
-        rows = self.layout.slab_bytes // self._pool.slot_bytes[slab]
-        if self._rows_backed[slab] < rows:
+    def _back_rows(self, slab: int, last: int) -> bool:
+        """Give the rows of a slab's slots up to `last` their memory; False if there is none. Mostly nothing to do."""
+        backed = self._rows_backed[slab]
+        if last >= backed:
+            end = min(self.layout.rows_per_slab, last + ARENA_ROWS_AHEAD)
             try:
-                os.posix_fallocate(self._files.table_fd, *self._table.row_range(slab, rows))
+                pages.populate(
+                    self._table_mapping, self._files.table_fd, *self._table.row_range(slab, backed, end)
+                )
             except OSError:
                 return False
-            self._rows_backed[slab] = rows
+            self._rows_backed[slab] = end
         return True
 
     # -- the whole -----------------------------------------------------------------------

@@ -27,6 +27,7 @@ ARENA_VERSION: Final = 4  # 3 had no columns in its rows
 ARENA_HEADER_BYTES: Final = 4096
 ROW_BYTES: Final = 256  # one row per slot number in the slot table
 ARENA_OPEN_BYTES: Final = 256 * MIB  # has its memory when an open returns; 30 to 50 ms
+ARENA_ROWS_AHEAD: Final = 256  # rows of a slab that get their memory with the one that is used
 ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not there
 
 # Owners are the clients that may write into the arena. Number 0 is the daemon itself.

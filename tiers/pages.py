@@ -144,8 +144,17 @@ def require_room(directory: Path, size_bytes: int) -> None:
 
 def advise_huge(mapping: mmap.mmap) -> None:
     """Ask for huge pages where the kernel gives them on request only; never an error."""
+    _advise(mapping, mmap.MADV_HUGEPAGE)
+
+
+def advise_small(mapping: mmap.mmap) -> None:
+    """Ask for small pages where the kernel gives huge ones unasked; never an error."""
+    _advise(mapping, mmap.MADV_NOHUGEPAGE)
+
+
+def _advise(mapping: mmap.mmap, advice: int) -> None:
     try:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        mapping.madvise(advice)
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: a kernel without transparent huge pages, or hugetlbfs
             raise

@@ -155,9 +155,11 @@ class SlotTable:
         self._rows_at = layout.generations_end
         self._generations = self._words[ARENA_HEADER_BYTES // 8 : layout.generations_end // 8]
 
-    def row_range(self, slab: int, rows: int) -> tuple[int, int]:
-        """(file offset, bytes) of the first rows of a slab: what must be backed before they are used."""
-        return self._row(slab << 16), rows * ROW_BYTES
+    def row_range(self, slab: int, first: int, end: int) -> tuple[int, int]:
+        """(file offset, bytes) of the pages of these rows of a slab: what must be backed before they are used."""
+        start = self._row(slab << 16) + first * ROW_BYTES
+        start -= start % mmap.PAGESIZE
+        return start, self._row(slab << 16) + end * ROW_BYTES - start
 
     def state(self, slot: int) -> int:
         return self._map[self._row(slot)]
@@ -250,7 +252,7 @@ class SlotTable:
         Not through the mapping: looking at a hole would fill it, or kill where there is no memory.
         """
         for slab in range(self._layout.slab_count):
-            start, size_bytes = self.row_range(slab, self._rows_per_slab)
+            start, size_bytes = self._row(slab << 16), self._rows_per_slab * ROW_BYTES
             if not _has_data(fd, start, start + size_bytes):
                 continue
             states = os.pread(fd, size_bytes, start)[::ROW_BYTES]

@@ -17,11 +17,12 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from kvstore.constants import ADOPT_PIECES
+from kvstore.constants import ADOPT_PIECES, ADOPT_ROWS
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
+from kvstore.steps import Steps
 from tiers.base import NAMESPACE_BYTES
 from tiers.device_table import Piece
 from tiers.errors import OpenError
@@ -87,11 +88,17 @@ class Adoption:
             if not runs:
                 self._finish(member)
                 return
-            for kind, run in runs:
-                self._load(member, kind, run)
-            self._read_next(member, rows)
+            self._residency.background.begin(self._load_steps(member, rows, runs))
 
         member.io.submit(work, done, failed=None)
+
+    def _load_steps(self, member: Member, rows: Iterator[Piece], runs: list[Run]) -> Steps[None]:
+        for kind, run in runs:
+            for at in range(0, len(run), ADOPT_ROWS):
+                if at:
+                    yield
+                self._load(member, kind, run[at : at + ADOPT_ROWS])
+        self._read_next(member, rows)
 
     def _load(self, member: Member, kind: Kind, run: list[AdoptedRow]) -> None:
         digest, size_bytes, columns = kind

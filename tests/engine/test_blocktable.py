@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections import deque
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -144,3 +146,23 @@ def test_a_walk_sees_all_that_stay(changes: list[tuple[int, bool, int]]) -> None
                     table.delete_run([name(number)])
                     stay.discard(number)
     assert {name(number) for number in stay} <= seen
+
+
+def test_parts_do_not_all_split_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes fill all parts alike. Of a run of 512 blocks few make a part split; were parts full at one size, ten did."""
+    table: BlockTable[int] = BlockTable()
+    splits, split = [0], BlockTable._split
+
+    def counted(self: BlockTable[int], part: Any, low: int) -> None:
+        splits[-1] += 1
+        split(self, part, low)
+
+    monkeypatch.setattr(BlockTable, "_split", counted)
+    draw = random.Random(1)
+    for number in range(300_000):
+        if number % 512 == 0:
+            splits.append(0)
+        table.setdefault(draw.getrandbits(60), number)  # type: ignore[arg-type]  # whose hash is the same in each process
+    assert len(table) == 300_000
+    assert max(splits) <= 6
+    assert sum(splits) > 100

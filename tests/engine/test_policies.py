@@ -281,7 +281,7 @@ def test_a_thinned_shadow_still_holds_together() -> None:
         run = [bytes(16) + chain(number % 20, depth)[-HASH_BYTES:] for depth in range(1, rng.randint(2, 12))]
         shadow.ask([(key, stretch(1, number)) for key in run], 1e9)
     before = len(shadow)
-    shadow.thin_out(EVERY_HASH // 2)
+    finish(shadow.thin_out_steps(EVERY_HASH // 2))
     assert 0.2 * before < len(shadow) < 0.8 * before
     shadow.ask([(bytes(16) + b"newcomer", stretch(1, 99))], 1)
     assert len(shadow) == 1

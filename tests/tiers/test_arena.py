@@ -391,6 +391,22 @@ def test_adoption_reads_only_what_was_written(path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("smallest_bytes", [4096, 256 << 10, 1 << 20])
+def test_rows_get_their_memory_as_they_are_used(path: Path, smallest_bytes: int) -> None:
+    """However many rows a slab has, one or thousands: all of its slots can be used, and are found again."""
+    size_bytes = min(smallest_bytes, SIZE)
+    few = open_arena(path, CAPACITY_BYTES, SLAB_BYTES, smallest_bytes)
+    slots = [store(few, 0, size_bytes)]
+    assert table_path(path).stat().st_blocks * 512 - few.layout.generations_end <= 256 * 256 + 2 * 4096
+    while few.has_room(size_bytes):
+        slots.append(store(few, len(slots), size_bytes))
+    few.close()
+    again = open_arena(path, CAPACITY_BYTES, SLAB_BYTES, smallest_bytes)
+    assert sorted(slot for slot, _ in again.adopted_slots()) == sorted(slots)
+    assert again.check() == []
+    again.close()
+
+
 # -- owners ----------------------------------------------------------------------------------
 
 

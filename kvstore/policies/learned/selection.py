@@ -31,6 +31,7 @@ from kvstore.constants import (
     CONTEST_DUE_MAX,
     CONTEST_SAMPLE_MAX,
     CONTEST_THINNED,
+    CONTEST_THINNED_AT_ONCE,
     CONTEST_THINNED_MOST,
     CONTEST_USES_MAX,
     CONTEST_WINDOW_CAPACITIES,
@@ -102,12 +103,16 @@ class Shadow:
                 self._leaves.push(seat, seat.stretch)
         return hits
 
-    def thin_out(self, below: int) -> None:
-        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left."""
+    def thin_out_steps(self, below: int) -> Steps[None]:
+        """Keep only the blocks of the smaller sample; they hang on the nearest one that is left. Nobody asks meanwhile."""
         self.below = below
-        for seat in [seat for seat in self._seats.values() if seat.mark >= below]:
-            del self._seats[seat.key]
-            self._take_out(seat, seat.kids)
+        seats = list(self._seats.values())
+        for first in range(0, len(seats), CONTEST_THINNED_AT_ONCE):
+            yield
+            for seat in seats[first : first + CONTEST_THINNED_AT_ONCE]:
+                if seat.mark >= below:
+                    del self._seats[seat.key]
+                    self._take_out(seat, seat.kids)
 
     def _make_room(self, capacity: float, newcomer: Stretch) -> bool:
         while len(self._seats) >= capacity:
@@ -174,19 +179,23 @@ class Contest:
                 for shadow in self._shadows:
                     answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
                     yield
+                yield from self._learn_steps(
+                    answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below)
+                )
                 self._due.popleft()
-                self._learn(answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below))
         finally:  # a lesson that raises is the last one of its round, not of the daemon
             self._due.clear()
 
-    def _learn(self, answers: Sequence[int], windows: float) -> None:
+    def _learn_steps(self, answers: Sequence[int], windows: float) -> Steps[None]:
         """The hits of all shadows in a request. windows: how much of one it is."""
         if self._full:
             self._score(answers, 0.5 ** min(windows, 1 / CONTEST_WINDOW_REQUESTS))
             self._choose()
         behind = [shadow for shadow in self._shadows if shadow.below > self.below]
         if behind:
-            behind[0].thin_out(self.below)  # one with each request: all at once would hold everybody up
+            yield from behind[0].thin_out_steps(
+                self.below
+            )  # one with each request: all at once would hold everybody up
         elif (most := max(map(len, self._shadows))) > CONTEST_SAMPLE_MAX:
             excess = min(most - CONTEST_SAMPLE_MAX, most // CONTEST_THINNED_MOST)
             self.below -= max(self.below // CONTEST_THINNED, self.below * excess // most)
