@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.objects import S3Server
-from tests.running import TIMEOUT_S, Daemon, Place, environment
+from tests.running import Daemon, Place, daemons
 
 # Where a shell starts the tests in the background, they and all that they start would ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,34 +28,8 @@ def place(tmp_path: Path) -> Place:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start daemons; what still runs at the end of the test is killed."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(place: Place, *arguments: str, **extra: str) -> Daemon:
-        errors = tmp_path / f"stderr{len(running)}"
-        words = list(arguments) or place.arguments
-        with open(errors, "w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kvstore", "serve", *words],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment(**extra),
-            )
-        running.append(process)
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        line = process.stdout.readline() if readable else ""
-        assert line.startswith("ready "), errors.read_text()
-        ready = dict(word.split("=", 1) for word in line.split()[1:])
-        return Daemon(process, ready, place.socket, errors, words)
-
-    yield start
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.wait(TIMEOUT_S)
-        assert process.stdout is not None
-        process.stdout.close()
+    with daemons(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,3 +88,38 @@ class Place:
     def arena(self) -> Path:
         (path,) = (self.path / "shm").glob("kvstore-*.arena")
         return path
+
+
+@contextmanager
+def daemons(directory: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start daemons, whose errors are written to files here; what still runs at the end is killed."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(place: Place, *arguments: str, **extra: str) -> Daemon:
+        errors = directory / f"stderr{len(running)}"
+        words = list(arguments) or place.arguments
+        with open(errors, "w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kvstore", "serve", *words],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment(**extra),
+            )
+        running.append(process)
+        assert process.stdout is not None
+        readable, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        line = process.stdout.readline() if readable else ""
+        assert line.startswith("ready "), errors.read_text()
+        ready = dict(word.split("=", 1) for word in line.split()[1:])
+        return Daemon(process, ready, place.socket, errors, words)
+
+    try:
+        yield start
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+            process.wait(TIMEOUT_S)
+            assert process.stdout is not None
+            process.stdout.close()
