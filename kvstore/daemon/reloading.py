@@ -16,6 +16,8 @@ from kvstore import logs
 from kvstore.daemon.config import Config, keys, misfits, value_of
 from kvstore.daemon.config_sources import written
 from kvstore.daemon.regional import rule_of
+from kvstore.door.api import Api
+from kvstore.door.processes import Limits
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
 
@@ -60,6 +62,7 @@ class InForce(NamedTuple):
     """What settings are applied to."""
 
     engine: Engine
+    api: Api
     door: Door
 
 
@@ -113,9 +116,12 @@ def carry_out(
     if engine.persister is not None and changed & (_RULE | {"report.gpu_hour_price"}):
         engine.persister.asks.rule = rule_of(new.durable, new.report.gpu_hour_price)
     if changed & _DOOR:
-        parts.door.limit(new.door.connections_max, new.door.leases_max, new.door.lease_share_max)
-    if parts.door.api.tracing is not None:
-        parts.door.api.tracing.sample = new.traces.sample
+        parts.door.limit(new.door.connections_max)
+        parts.api.limits = Limits.of(
+            parts.api.limits.arena_bytes, new.door.leases_max, new.door.lease_share_max
+        )
+    if parts.api.tracing is not None:
+        parts.api.tracing.sample = new.traces.sample
     say(new)
     if changed & _LOG and is_quieter:  # after what there is to say
         logs.configure(new.log.level, new.log.format)

@@ -57,6 +57,9 @@ from kvstore.daemon.settings import Settings
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
 from kvstore.daemon.webbing import WebProcess
+from kvstore.door.api import Api
+from kvstore.door.processes import Limits
+from kvstore.door.turns import Turns
 from kvstore.door.unix import Door
 from kvstore.durable.demand_file import DemandFile
 from kvstore.durable.warmer import Warmer
@@ -127,6 +130,7 @@ class Service:
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
         io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
         self._region = region_levels(self.config, self.storage.data_dir, loop.call_soon_threadsafe)
+        self._turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
         try:
             self._make_engine(io, pools)
             await self._require_region()
@@ -205,7 +209,7 @@ class Service:
         self.failure = f"a part of the daemon failed: {type(error).__name__}: {error}; its log has more"
         self._stop.set()
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""
         arena = self.storage.arena
         return {
@@ -252,7 +256,10 @@ class Service:
     def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
         """What is going on, in steps; docs/cli.md says what each field means."""
         told = yield from live_steps(self.engine, minutes_since_s, time.time())
-        told["latencies"] |= {"request": self.door.times, "loop_delay": {"": self._loop_delay.as_dict()}}
+        told["latencies"] |= {
+            "request": self.api.times_by_name(),
+            "loop_delay": {"": self._loop_delay.as_dict()},
+        }
         return {
             **self._identity(),
             "health": self._health(),
@@ -264,7 +271,7 @@ class Service:
             "door": self.door.counters,
         }
 
-    def totals(self, since_s: float, skip: int) -> dict[str, object]:
+    def totals(self, since_s: float, skip: int) -> dict[str, Any]:
         """The answer to `kvstore report`."""
         prices = self.config.report
         return {
@@ -341,30 +348,33 @@ class Service:
         self._save_totals()
 
     async def _open_door(self) -> None:
-        limits, arena = self.config.door, self.storage.arena
+        arena = self.storage.arena
         self._make_socket_directory()
+        self.api = self._make_api()
         self.door = Door(
-            self.engine,
+            self.api,
             arena,
             self.config.socket_path,
             instance=self.storage.data_dir.instance,
-            report=self.report,
-            totals=self.totals,
-            live=self.live_steps,
-            settings=self.settings,
-            connections_max=limits.connections_max,
+            connections_max=self.config.door.connections_max,
             connections_room=self._connections_room(),
-            leases_max=limits.leases_max,
-            lease_share_max=limits.lease_share_max,
             on_failure=self._fail,
         )
-        if (traces := self.config.traces).endpoint:
-            self._exporter = Exporter(self.config, self.storage.data_dir.instance, time.time)
-            self.door.api.tracing = Tracing(traces.sample, self.door.api.clock, self._exporter.take)
-        later, turns = asyncio.get_running_loop().call_later, self.door.turns
-        self.engine.blocks.family.later = lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)
-        self.settings.parts = InForce(self.engine, self.door)
+        self.settings.parts = InForce(self.engine, self.api, self.door)
         await self.door.start()
+
+    def _make_api(self) -> Api:
+        config, turns, later = self.config, self._turns, asyncio.get_running_loop().call_later
+        self.engine.background.serve(turns.run)
+        self.engine.blocks.family.later = lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)
+        tracing = None
+        if config.traces.endpoint:
+            self._exporter = Exporter(config, self.storage.data_dir.instance, time.time)
+            tracing = Tracing(config.traces.sample, turns.clock, self._exporter.take)
+        limits = Limits.of(
+            self.storage.arena.capacity_bytes, config.door.leases_max, config.door.lease_share_max
+        )
+        return Api(self.engine, self, limits, turns, later, tracing)
 
     def _connections_room(self) -> int:
         """For how many connections there are descriptors. Raises StartError."""
@@ -509,7 +519,7 @@ class Service:
             return
         figures.proven = True
         heap.freeze()
-        self.door.api.check().then(self._checked)
+        self.api.check().then(self._checked)
 
     def _checked(self, answer: Answer) -> None:
         self._problems = answer.lines if isinstance(answer, Problems) else []

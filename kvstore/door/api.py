@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore import constants
 from kvstore.door.processes import Limits, Process, Processes
+from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
 from kvstore.engine.sessions import Session
@@ -95,43 +96,52 @@ class Settings(Protocol):
         """Another value from now on. Raises BadRequest, with nothing changed."""
 
 
-class Api:
-    """What all callers share: the engine, the limits, and who is here.
+class Node(Protocol):
+    """The daemon around the engine, as far as it is asked about itself. docs/cli.md names the fields."""
 
-    report: the answer to Status; totals: to Report; live: to Live. times: from the first piece of a
-    request to its answer, by kind. clock: seconds, monotonic.
-    call_later: calls a function after so many seconds. run: does work that belongs to no caller,
-    piece by piece.
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+
+    def report(self) -> dict[str, Any]:
+        """The answer to Status."""
+
+    def totals(self, since_s: float, skip: int) -> dict[str, Any]:
+        """The answer to Report."""
+
+    def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+        """The answer to Live."""
+
+
+class Api:
+    """What all callers share, whatever door they came in by: the engine, the limits, and who is here.
+
+    times: from the first piece of a request to its answer, by kind. call_later: calls a function after so many
+    seconds. turns: of the loop that everything here runs on.
     """
 
     def __init__(
         self,
         engine: Engine,
+        node: Node,
         limits: Limits,
-        report: Callable[[], dict[str, Any]],
-        totals: Callable[[float, int], dict[str, Any]],
-        live: Callable[[float], Steps[dict[str, Any]]],
-        clock: Callable[[], float],
+        turns: Turns,
         call_later: Callable[[float, Callable[[], object]], Timer],
-        run: Callable[[Steps[None]], None],
-        settings: Settings | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.engine = engine
+        self.node = node
         self.limits = limits
-        self.report = report
-        self.totals = totals
-        self.live = live
-        self.settings = settings
-        self.clock = clock
+        self.turns = turns
+        self.clock = turns.clock
         self.call_later = call_later
+        self.tracing = tracing
         self.requests: Counter[str] = Counter()
         self.times = {kind: Histogram() for kind in KINDS}
         self.refused: Counter[str] = Counter()
         self.life = int.from_bytes(os.urandom(6), "little")  # every client is told
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self.recordings: list[Recording] = []
-        self.tracing: Tracing | None = None
-        self.run = run
         self._processes = Processes()
         self._check: Later | None = None
 
@@ -147,8 +157,12 @@ class Api:
         """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
         if self._check is None:
             self._check = Later()
-            self.run(self._checking(self._check))
+            self.turns.run(self._checking(self._check))
         return self._check
+
+    def times_by_name(self) -> dict[str, object]:
+        """How long requests took, of those kinds that came since the start."""
+        return {kind.__name__.lower(): t.as_dict() for kind, t in self.times.items() if t.count}
 
     def _checking(self, later: Later) -> Steps[None]:
         begun_s = self.clock()
@@ -284,7 +298,7 @@ class Caller:
         """Take the leases back that are held for too long, one after the other; others of this client stay."""
         if not self._is_expiring and self._expired() is not None:
             self._is_expiring = True
-            self._api.run(self._taking_expired())
+            self._api.turns.run(self._taking_expired())
 
     def _expired(self) -> int | None:
         """The oldest lease, if it is held for too long."""
@@ -633,17 +647,15 @@ class Caller:
     # -- the daemon --
 
     def _live(self, request: frames.Live) -> Steps[frames.Answer]:
-        return frames.StatusReport((yield from self._api.live(request.minutes_since_s)))
+        return frames.StatusReport((yield from self._api.node.live_steps(request.minutes_since_s)))
 
     def _get(self, r: frames.GetSettings) -> frames.Answer:
-        settings = self._api.settings
-        return frames.StatusReport({"settings": settings.told(r.name) if settings is not None else []})
+        return frames.StatusReport({"settings": self._api.node.settings.told(r.name)})
 
     def _set(self, r: frames.SetSetting) -> frames.Answer:
-        settings = self._api.settings
-        if settings is None or self.attached:
-            raise BadRequest("set: only for a connection without the arena, to a daemon that has settings")
-        return frames.StatusReport(settings.change(r.key, r.text))
+        if self.attached:
+            raise BadRequest("set: only for a connection without the arena, as that of `kvstore set`")
+        return frames.StatusReport(self._api.node.settings.change(r.key, r.text))
 
     def _record(self, _: frames.Record) -> frames.Answer:
         if self._recording is None:
@@ -714,9 +726,9 @@ KINDS: dict[type[Any], Kind] = {
     frames.Fill: Kind(Caller._fill, 30, 0.35),
     frames.Acquire: Kind(Caller._acquire, 30, 0.1, frames.LEASE_HASHES_MAX),
     frames.Release: Kind(Caller._release, 60),
-    frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.report()), 1000),
+    frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.node.report()), 1000),
     frames.Namespaces: Kind(Caller._list, 1000),
-    frames.Report: Kind(lambda c, r: frames.StatusReport(c._api.totals(r.since_s, r.skip)), 2000),
+    frames.Report: Kind(lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip)), 2000),
     frames.Explain: Kind(Caller._explain, 100, 0.05, frames.HASHES_MAX),
     frames.Check: Kind(Caller._check, 100),
     frames.SetPin: Kind(lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), 200),

@@ -21,7 +21,6 @@ from kvstore.door.api import Api, Caller, kind_of, price_us
 from kvstore.door.inbox import Inbox
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.processes import Process
-from kvstore.door.turns import Turns
 from kvstore.engine.sessions import Session
 from kvstore.errors import BadFrame, BadRequest, ConnectionRefused, FrameTooLarge, Internal, TooSlow
 from kvstore.protocol import frames
@@ -32,7 +31,6 @@ class Shared(NamedTuple):
     left unread."""
 
     api: Api
-    turns: Turns
     frame_memory: FrameMemory
     unread: UnreadAnswers
     connections: set[DoorConnection]
@@ -185,7 +183,7 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _queue(self, price: float) -> None:
         self._is_queued = True
-        self._shared.turns.add(self, price)
+        self._shared.api.turns.add(self, price)
 
     def _read(self, wanted: bool) -> None:
         """Have the event loop read from the socket, or leave what comes to the kernel."""

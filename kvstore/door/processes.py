@@ -30,11 +30,20 @@ class Limits(NamedTuple):
     process. lease_s_max: a lease that is held longer is taken back.
     """
 
+    arena_bytes: int
     leases_max: int
     lease_bytes_max: int
     process_lease_bytes_max: int
     process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX
     lease_s_max: float = constants.DOOR_LEASE_S_MAX
+
+    @classmethod
+    def of(cls, arena_bytes: int, leases_max: int, lease_share_max: float) -> Limits:
+        """lease_share_max: of the arena, what one connection may hold."""
+        process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
+        return cls(
+            arena_bytes, leases_max, int(arena_bytes * lease_share_max), int(arena_bytes * process_share)
+        )
 
 
 class Process:

@@ -31,11 +31,11 @@ class Worker(Protocol):
 
 
 class Turns:
-    """The queue of one event loop. call_soon: calls a function in the loop's next turn."""
+    """The queue of one event loop. call_soon: calls a function in the loop's next turn. clock: seconds, monotonic."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float]) -> None:
         self._call_soon = call_soon
-        self._clock = clock
+        self.clock = clock
         self._queue: list[tuple[float, int, float, Worker]] = []  # finish, number, start, whose
         self._number = 0
         self._now_us = 0.0  # of the processor that all share equally: the latest start of a piece
@@ -59,13 +59,13 @@ class Turns:
 
     def _turn(self) -> None:
         self._is_scheduled = False
-        until_s = self._clock() + DOOR_TURN_S
+        until_s = self.clock() + DOOR_TURN_S
         try:
             while self._queue:
                 _, _, start_us, worker = heappop(self._queue)
                 self._now_us = max(self._now_us, start_us)
                 worker.work()
-                if self._clock() >= until_s:
+                if self.clock() >= until_s:
                     break
         finally:  # whatever one of them raises, the others are served
             if self._queue:

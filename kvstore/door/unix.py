@@ -22,7 +22,6 @@ import logging
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,11 @@ from typing import Any
 import msgspec
 
 from kvstore import constants
-from kvstore.door.api import Api, Settings
+from kvstore.door.api import Api
 from kvstore.door.connection import DoorConnection, Shared
 from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
-from kvstore.door.processes import Limits, Process
-from kvstore.door.turns import Turns
-from kvstore.engine.engine import Engine
+from kvstore.door.processes import Process
 from kvstore.errors import (
     BadFrame,
     ConnectionRefused,
@@ -47,7 +44,6 @@ from kvstore.errors import (
     WrongProtocol,
 )
 from kvstore.protocol import frames
-from kvstore.steps import Steps
 from tiers.arena import Arena
 from tiers.constants import LOCK_BASE
 from tiers.errors import TierError
@@ -63,48 +59,27 @@ class Door:
 
     def __init__(
         self,
-        engine: Engine,
+        api: Api,
         arena: Arena,
         socket_path: str | os.PathLike[str],
         *,
         instance: str = "",
-        report: Callable[[], dict[str, Any]],
-        totals: Callable[[float, int], dict[str, Any]],
-        live: Callable[[float], Steps[dict[str, Any]]],
-        settings: Settings | None = None,
         connections_max: int = constants.DOOR_CONNECTIONS_MAX,
         connections_room: int = constants.CONNECTIONS_MAX_MAX,
         hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
         stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
-        leases_max: int = constants.DOOR_LEASES_MAX,
-        lease_share_max: float = constants.DOOR_LEASE_SHARE_MAX,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Opens nothing yet.
 
-        instance: every client is told. report: what a Status request answers; totals: a Report request;
-        live: a Live one. connections_room: for how many this process has descriptors. lease_share_max: what one
-        connection may hold of the arena. on_failure: called when the door cannot go on.
+        instance: every client is told. connections_room: for how many this process has descriptors. on_failure:
+        called when the door cannot go on.
         """
-        loop = asyncio.get_running_loop()
-        self.engine = engine
-        self.turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
-        engine.background.serve(self.turns.run)
-        self.api = Api(
-            engine,
-            _limits(arena, leases_max, lease_share_max),
-            report,
-            totals,
-            live,
-            time.monotonic,
-            loop.call_later,
-            self.turns.run,
-            settings,
-        )
+        self.api = api
+        self.engine = api.engine
         self.connections: set[DoorConnection] = set()
         self.shared = Shared(
-            self.api,
-            self.turns,
+            api,
             FrameMemory(constants.DOOR_FRAMES_BYTES_MAX),
             UnreadAnswers(constants.DOOR_UNREAD_BYTES_MAX),
             self.connections,
@@ -124,10 +99,9 @@ class Door:
         self._listener: DoorSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    def limit(self, connections_max: int, leases_max: int, lease_share_max: float) -> None:
-        """Other limits from now on; what is held already stays."""
+    def limit(self, connections_max: int) -> None:
+        """Another limit from now on; who is connected already stays."""
         self._connections_max = self._fitting(connections_max)
-        self.api.limits = _limits(self._arena, leases_max, lease_share_max)
 
     def _fitting(self, connections_max: int) -> int:
         if connections_max > self._connections_room:
@@ -363,11 +337,6 @@ class Door:
             for connection in list(self.connections):
                 connection.drop_if_stalled(loop.time())
 
-    @property
-    def times(self) -> dict[str, object]:
-        """How long requests took, by their name, of those that came since the start."""
-        return {kind.__name__.lower(): t.as_dict() for kind, t in self.api.times.items() if t.count}
-
 
 class _Spare:
     """One descriptor that is kept for refusing: who comes when there are no others is told so, and does not hang."""
@@ -410,13 +379,6 @@ async def _read(peer: socket.socket, size: int) -> bytes:
             raise ConnectionResetError("closed by the peer")
         received += data
     return received
-
-
-def _limits(arena: Arena, leases_max: int, lease_share_max: float) -> Limits:
-    process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
-    return Limits(
-        leases_max, int(arena.capacity_bytes * lease_share_max), int(arena.capacity_bytes * process_share)
-    )
 
 
 def _peer_of(peer: socket.socket) -> tuple[int, int, int]:

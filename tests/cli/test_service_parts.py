@@ -97,7 +97,7 @@ def test_problems_of_the_books_reach_the_report(caplog: Any) -> None:
         later.set(Problems(["arena: 1 slots in use, 2 in the table"]))
         return later
 
-    checking.door = cast(Any, SimpleNamespace(api=SimpleNamespace(check=check)))
+    checking.api = cast(Any, SimpleNamespace(check=check))
     figures = Figures(0.0)
     for _ in range(2):
         checking._prove(figures)

@@ -17,10 +17,18 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from kvstore.constants import DOOR_LEASE_SHARE_MAX, DOOR_LEASES_MAX
+from kvstore.daemon.config import Config
+from kvstore.daemon.config_sources import Loaded
+from kvstore.daemon.settings import Settings
+from kvstore.door.api import Api
+from kvstore.door.processes import Limits
+from kvstore.door.turns import Turns
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
 from kvstore.engine.live import live_steps
 from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.steps import Steps
 from tests.engine.fakes import FaultyDevice, SteppedIo
 from tiers.arena import Arena, open_arena
 
@@ -32,16 +40,33 @@ def make_engine(arena: Arena, nvme: FaultyDevice | None, io: SteppedIo) -> Engin
     return Engine(arena, [(nvme, io)] if nvme is not None else [], NamespaceRegistry(), io)
 
 
-def make_door(engine: Engine, arena: Arena, socket_path: Path, **limits: Any) -> Door:
-    """It reports the engine's status with its own counters under "door", as the service does."""
-    door: Door
-    answers: dict[str, Any] = {
-        "report": lambda: {**engine.status(), "door": door.counters},
-        "totals": engine.report,
-        "live": lambda since_s: live_steps(engine, since_s, time.time()),
-    }
-    door = Door(engine, arena, socket_path, instance="test", **{**answers, **limits})
-    return door
+class Node:
+    """It reports the engine's status with the door's counters, as the service does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.door: Door
+        self.totals = engine.report
+        self.settings = Settings(Loaded(Config(), {}, None))
+        self._engine = engine
+
+    def report(self) -> dict[str, Any]:
+        return {**self._engine.status(), "door": self.door.counters}
+
+    def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+        return live_steps(self._engine, minutes_since_s, time.time())
+
+
+def make_door(
+    engine: Engine, arena: Arena, socket_path: Path, leases_max: int = DOOR_LEASES_MAX, **limits: Any
+) -> Door:
+    loop, node = asyncio.get_running_loop(), Node(engine)
+    turns = Turns(loop.call_soon, time.monotonic)
+    engine.background.serve(turns.run)
+    may = Limits.of(arena.capacity_bytes, leases_max, DOOR_LEASE_SHARE_MAX)
+    node.door = Door(
+        Api(engine, node, may, turns, loop.call_later), arena, socket_path, instance="test", **limits
+    )
+    return node.door
 
 
 class Daemon:

@@ -18,7 +18,7 @@ import pytest
 
 from kvstore import constants
 from kvstore.client import Client
-from kvstore.door import api, processes
+from kvstore.door import api, processes, turns
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.turns import Turns
 from kvstore.protocol import frames
@@ -122,13 +122,16 @@ def test_every_request_has_its_line_in_the_table() -> None:
 
 def test_the_api_knows_no_transport() -> None:
     """What decides who may ask what uses neither sockets nor asyncio: another door can use it."""
-    for module in (api, processes):
+    for module in (api, processes, turns):
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
         nodes = list(ast.walk(tree))
         names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         assert not {"asyncio", "socket", "struct"} & names
-        assert {name for name in names if name and name.startswith("kvstore.door")} <= {processes.__name__}
+        assert {name for name in names if name and name.startswith("kvstore.door")} <= {
+            processes.__name__,
+            turns.__name__,
+        }
 
 
 @contextmanager
@@ -203,7 +206,7 @@ def test_peers_that_never_read_take_little_memory(daemon: Daemon) -> None:
         client.ping()
         unread = daemon.door.shared.unread
         until = time.monotonic() + 60
-        while daemon.call(lambda: len(daemon.door.turns)) and time.monotonic() < until:
+        while daemon.call(lambda: len(daemon.door.api.turns)) and time.monotonic() < until:
             assert daemon.call(lambda: unread.used_bytes) <= constants.DOOR_UNREAD_BYTES_MAX
             client.ping()
         assert daemon.door.counters["frames"]["Namespaces"] <= 8 * len(peers), "of 5,000 that each asked"
