@@ -12,22 +12,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from replication.auditing import AUDIT_INTERVAL_S, AUDITORS
 from replication.constants import (
-    AUDIT_INTERVAL_S,
-    AUDITORS,
-    FETCH_RANGE_BYTES,
-    FULL_LOOK_EVERY,
     NODE_INTERVAL_S,
-    ORDERS_INTERVAL_S,
-    POLL_INTERVAL_PER_WRITER_S,
-    POLL_INTERVAL_S,
     SOURCE_TOMBSTONES_S,
     TOMBSTONES_INTERVAL_S,
-    UPKEEP_DELETERS,
     UPKEEP_INTERVAL_S,
-    UPKEEP_SURE_S,
 )
+from replication.feed import FULL_LOOK_EVERY
+from replication.order_watch import ORDERS_INTERVAL_S
 from replication.region_node import announce_interval_s
+from replication.region_reader import FETCH_RANGE_BYTES
+from replication.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
+from replication.upkeep import UPKEEP_DELETERS, UPKEEP_SURE_S
 
 MONTH_S = 365.25 / 12 * 86_400
 UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average

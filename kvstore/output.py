@@ -25,7 +25,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from kvstore.constants import OUTPUT_END_S, OUTPUT_WAITING_BYTES_MAX
+from kvstore.constants import MIB
+
+OUTPUT_WAITING_BYTES_MAX = 4 * MIB  # of log lines that nobody takes; beyond it the oldest go
+OUTPUT_END_S = 1.0  # at the end of a process, for what was not written yet
 
 
 def hand_over() -> None:

@@ -25,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import AUDIT_AGAIN_S, AUDIT_DOUBTED_MAX, AUDIT_REQUESTS_MAX, AUDIT_SLICE_PACKS
+from replication.constants import AUDIT_REQUESTS_MAX
 from replication.digests import Digest, Seen, bucket_of
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError
@@ -41,6 +41,11 @@ from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.objects import ObjectInfo, Objects
 from tiers.packs import PACKS
 from tiers.together import together
+
+AUDIT_AGAIN_S: Final = 60.0  # before what is not there is asked for again
+AUDIT_SLICE_PACKS: Final = 128  # held against the catalogue at a time: 1 to 2 ms
+AUDIT_DOUBTED_MAX: Final = 4096  # packs that were not there once
+
 
 log = logging.getLogger("replication.audit")
 T = TypeVar("T")

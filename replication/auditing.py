@@ -14,29 +14,33 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from replication.announced import Announced
-from replication.audit import Audit, Report
-from replication.constants import (
-    AUDIT_GAP_PER_PACK_S,
-    AUDIT_GAP_S,
-    AUDIT_INTERVAL_S,
-    AUDIT_LOOK_S,
-    AUDIT_MIRROR_S,
-    AUDIT_RETRY_S,
-    AUDITORS,
-    ORPHAN_GRACE_S,
-)
+from replication.audit import AUDIT_AGAIN_S, Audit, Report
+from replication.constants import HEARTBEAT_LATE_S, ORPHAN_GRACE_S
 from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed import Gap
 from replication.mirror_state import MIRRORS, source_of
-from replication.orphans import Finding, Terms
+from replication.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
 from replication.tail import Tail
 from tiers.errors import ObjectError
 from tiers.objects import Objects
 from tiers.together import together
+
+AUDIT_INTERVAL_S: Final = 24 * 3600.0  # of one auditor, on average
+AUDITORS: Final = 3  # of all writers, on average; a mirror, where there is one, is the only one
+AUDIT_MIRROR_S: Final = 3600.0  # a mirror that wrote its state so long ago is there
+AUDIT_LOOK_S: Final = 10.0  # between two looks whether one is due
+AUDIT_RETRY_S: Final = 300.0  # after one that failed
+# After a gap each writer waits for a share of so long × writers, so that few audit.
+AUDIT_GAP_S: Final = 20.0
+AUDIT_GAP_PER_PACK_S: Final = 1e-4  # the same for each pack, if that is more: what listing it takes
+assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
+assert HEARTBEAT_LATE_S < AUDIT_MIRROR_S
+
 
 log = logging.getLogger("replication.auditing")
 

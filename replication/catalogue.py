@@ -30,13 +30,13 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from replication.announced import Announced, Entry, announced_of, entry_of, merged
-from replication.constants import CATALOGUE_CHUNK_PACKS, LOAD_KEYS
+from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged
 from replication.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
 from replication.rows import PREFIX_BYTES, RocksRows, Rows
@@ -45,6 +45,9 @@ from tiers.base import NAMESPACE_BYTES
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs import PACK_RECORDS_MAX, Pack, wrong_of_spec
 from tiers.parsing import ParserErrors, parser_failure
+
+LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
+
 
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"

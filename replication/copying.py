@@ -22,26 +22,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from replication.announced import Announced, lasts_longer
 from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
-from replication.constants import (
-    COPIES_MAX,
-    COPY_BACKOFF_S_MAX,
-    COPY_BACKOFF_S_MIN,
-    COPY_BYTES_MAX,
-    COPY_GET_BYTES_MAX,
-    COPY_GETS_MAX,
-    COPY_PAUSE_S_MIN,
-    DAMAGED_BACKOFF_S_MAX,
-    FAILURES_TOLD,
-    LOST_AFTER_S,
-    UNANNOUNCED_MAX,
-)
+from replication.constants import FAILURES_TOLD, MIB
 from replication.errors import CatalogueDamaged
 from replication.fetch_ahead import FetchAhead
 from replication.jobs import Job, Jobs
@@ -54,6 +42,20 @@ from tiers.errors import ObjectError, ObjectMissing, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import copy_pack
 from tiers.packs import Pack
+
+COPIES_MAX: Final = 16  # under way at a time
+COPY_BYTES_MAX: Final = 256 * MIB  # of packs in memory; one that is larger is copied alone
+# Being got: if all were got at once, all would be put at once, and each side would wait for the other.
+COPY_GETS_MAX: Final = 8
+COPY_GET_BYTES_MAX: Final = 128 * MIB  # of those being got
+UNANNOUNCED_MAX: Final = 4096  # packs put, and being announced
+COPY_PAUSE_S_MIN: Final = 0.001  # of waiting for a time to come
+COPY_BACKOFF_S_MIN: Final = 2.0  # after a copy that failed; doubles
+COPY_BACKOFF_S_MAX: Final = 300.0
+DAMAGED_BACKOFF_S_MAX: Final = 3600.0
+LOST_AFTER_S: Final = 3600.0  # that the source does not have a pack it announced
+assert COPY_GETS_MAX < COPIES_MAX and COPY_GET_BYTES_MAX < COPY_BYTES_MAX
+
 
 log = logging.getLogger("replication.copying")
 

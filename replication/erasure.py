@@ -13,16 +13,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import ERASE_INTERVAL_S, TOMBSTONES_INTERVAL_S
+from replication.constants import TOMBSTONES_INTERVAL_S
 from replication.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.tombstones import Tombstone, put_behind, read_behind
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
+
+ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
+
 
 log = logging.getLogger("replication.erasure")
 

@@ -20,19 +20,10 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from replication.announced import Announced
-from replication.constants import (
-    FEED_PAGE_SEGMENTS,
-    FEED_REQUESTS_MAX,
-    FULL_LOOK_EVERY,
-    HEAD_TRUST_S,
-    ROTTEN_LOOKS,
-    SEGMENT_BYTES_MAX,
-    SEGMENT_STORE_ATTEMPTS_MAX,
-    WRITER_IDS_MAX,
-)
+from replication.constants import HEAD_NUMBERS, ROTTEN_LOOKS, SEGMENT_BYTES_MAX
 from replication.errors import Damaged, WriterConflict
 from replication.segment import (
     FEED,
@@ -53,6 +44,15 @@ from replication.segment import (
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
 from tiers.together import together
+
+SEGMENT_STORE_ATTEMPTS_MAX: Final = 4  # of one announcement: put, read back, repair what was stored damaged
+WRITER_IDS_MAX: Final = 3  # tried in one announcement, if others write under the same id
+HEAD_TRUST_S: Final = 300.0  # since the last look; by then a writer may have gone round once
+FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
+FEED_REQUESTS_MAX: Final = 32  # under way at a time
+FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
+assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
+
 
 log = logging.getLogger("replication.feed")
 

@@ -19,8 +19,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Final
 
-from replication.constants import FILTER_PARTITION_BITS, FILTER_PRINT_BITS
+FILTER_PARTITION_BITS: Final = 16
+FILTER_PRINT_BITS: Final = 32
+assert FILTER_PARTITION_BITS + FILTER_PRINT_BITS <= 64
+
 
 _UNUSED_BITS = 64 - FILTER_PARTITION_BITS - FILTER_PRINT_BITS
 _PARTITION_SHIFT = 64 - FILTER_PARTITION_BITS

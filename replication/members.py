@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from replication.constants import MEMBERS_FAILED_MAX
 from replication.errors import Damaged
 from replication.problems import Problems
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.objects import ObjectInfo, Objects
+
+# Of a folder, in a row that the store failed for: the others wait for the next look.
+MEMBERS_FAILED_MAX: Final = 3
+
 
 T = TypeVar("T")
 

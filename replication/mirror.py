@@ -13,23 +13,25 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from replication.auditing import Elsewhere
 from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
-from replication.constants import (
-    FAILURES_TOLD,
-    HEARTBEAT_S,
-    MIRROR_JOIN_PAUSE_S,
-    STATE_INTERVAL_S,
-    STATE_READS_MAX,
-)
+from replication.constants import FAILURES_TOLD, HEARTBEAT_LATE_S
 from replication.copying import Ways
 from replication.errors import Damaged, ReplicationError
-from replication.mirror_state import MIRRORS, NOT_REACHED, Failure, MirrorState, encode_state, read_state
+from replication.mirror_state import (
+    IN_TIME_S,
+    MIRRORS,
+    NOT_REACHED,
+    Failure,
+    MirrorState,
+    encode_state,
+    read_state,
+)
 from replication.pull import Pull
 from replication.region_node import RegionNode
 from replication.rules import Rule
@@ -37,6 +39,13 @@ from replication.tail import TailStatus
 from replication.tasks import kept_going, reason_of
 from tiers.errors import ObjectError, ObjectRefused, TierError
 from tiers.objects import Objects
+
+MIRROR_JOIN_PAUSE_S: Final = 10.0
+STATE_INTERVAL_S: Final = 5.0  # between two looks whether there is news to write down
+STATE_READS_MAX: Final = 3  # of one that is damaged, before a start does without
+HEARTBEAT_S: Final = 60.0  # written down even without news
+assert STATE_INTERVAL_S < HEARTBEAT_S < HEARTBEAT_LATE_S < IN_TIME_S
+
 
 log = logging.getLogger("replication.mirror")
 

@@ -11,12 +11,12 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, IN_TIME_S, LAGS_KEPT, MIRROR_STATE_BYTES_MAX
+from replication.constants import HEAD_NUMBERS, HEARTBEAT_LATE_S, MIB
 from replication.errors import Damaged
 from replication.ranges import NAME, AgeS, Count, Positions, RegionName, Share, Size, UnixS, Word
 from replication.sealed import fetch, seal
@@ -24,6 +24,11 @@ from replication.segment import HEADS, ahead, is_writer
 from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.objects import Objects
 from tiers.together import together
+
+LAGS_KEPT: Final = 4096  # of the latest copies
+IN_TIME_S: Final = 900.0  # how soon a copy should be there
+MIRROR_STATE_BYTES_MAX: Final = 16 * MIB  # of 100,000 writers
+
 
 MIRRORS = "mirrors/"
 NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun

@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from replication.constants import (
-    NODE_BYTES_MAX,
-    NODE_READS_MAX,
-    NODE_ROWS_MAX,
-    TRAFFIC_HALF_LIFE_S,
-    TRAFFIC_TOKENS_MIN,
-)
+from replication.constants import MIB, NODE_ROWS_MAX
 from replication.errors import Damaged
 from replication.problems import Problems
 from replication.ranges import Rate, Size, Text, UnixS, Word
@@ -29,6 +23,12 @@ from replication.sealed import fetch, seal
 from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
 from tiers.together import together
+
+NODE_BYTES_MAX: Final = 1 * MIB
+NODE_READS_MAX: Final = 32  # at a time
+TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is stated
+TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
+
 
 NODES = "nodes/"
 _MAGIC = b"KVNODE1\n"

@@ -15,22 +15,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import msgspec
 
-from replication.constants import (
-    ORDER_HEARTBEAT_S,
-    ORDER_RETRY_S,
-    ORDER_TELL_S,
-    ORDERS_INTERVAL_S,
-    ORDERS_MAX,
-)
+from replication.constants import ORDERS_MAX
 from replication.errors import CatalogueDamaged
 from replication.orders import Order, Progress, put_progress, read_orders, read_progress
 from replication.problems import Problems
 from replication.tasks import kept_going
 from tiers.errors import ObjectError
 from tiers.objects import Objects
+
+ORDERS_INTERVAL_S: Final = 15.0  # between two looks for new ones
+ORDER_TELL_S: Final = 5.0  # between two writings of progress, where there is news
+ORDER_HEARTBEAT_S: Final = 20.0  # written even without
+ORDER_RETRY_S: Final = 10.0  # after a bucket or a catalogue that failed
+
 
 log = logging.getLogger("replication.order_watch")
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import ORDER_ATTEMPTS_MAX, ORDER_JOBS_MAX, ORDER_JOBS_PAUSE_S, ORDER_PRIORITY
 from replication.copying import Ways, is_lacking
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job
@@ -25,6 +25,12 @@ from replication.orders import MIRROR, Order
 from replication.rules import Rule, first_rule
 from replication.selection import choose
 from tiers.namespace_spec import NamespaceSpec
+
+ORDER_PRIORITY: Final = 1001  # of copies that are ordered: above all rules
+ORDER_JOBS_MAX: Final = 64  # of one order, waiting or under way: what is cancelled leaves no more behind
+ORDER_JOBS_PAUSE_S: Final = 0.5  # between two looks whether some have ended
+ORDER_ATTEMPTS_MAX: Final = 3  # then a pack counts as failed; it is tried on by its rule
+
 
 _LOOK_PACKS = 64  # compared with home in one turn of the loop
 

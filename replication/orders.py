@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import xxhash
 from msgspec import Meta
 
-from replication.constants import ORDER_BYTES_MAX, ORDER_PATTERNS_MAX
+from replication.constants import KIB
 from replication.errors import Damaged
 from replication.members import HEX_ID, read_members
 from replication.problems import Problems
@@ -28,6 +28,10 @@ from replication.sealed import fetch, seal
 from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
+
+ORDER_BYTES_MAX: Final = 64 * KIB  # of an order, and of progress
+ORDER_PATTERNS_MAX: Final = 256  # of models, and of tenants
+
 
 ORDERS = "orders/"
 PROGRESS = "warming/"

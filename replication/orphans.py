@@ -25,18 +25,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import (
-    AUDIT_REQUESTS_MAX,
-    ORPHANS_WAITING_MAX,
-    PARENTLESS_S,
-    RESTORED_KEPT_S,
-    SEGMENT_BLOCKS_MAX,
-    SEGMENT_ENTRIES_MAX,
-)
+from replication.constants import AUDIT_REQUESTS_MAX, SEGMENT_BLOCKS_MAX, SEGMENT_ENTRIES_MAX
 from replication.erasure import Erasure
 from tiers.codecs import CODECS
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
@@ -44,6 +37,11 @@ from tiers.objects import ObjectInfo, Objects
 from tiers.pack_io import read_pack
 from tiers.packs import PACK_HEADER_BYTES_MAX, PACKS, PRELUDE_BYTES, Pack, PackHeader, parse
 from tiers.together import together
+
+ORPHANS_WAITING_MAX: Final = 1 << 16  # for their parents; 300 bytes each
+PARENTLESS_S: Final = 24 * 3600.0  # an orphan waits for its parents, before it is deleted
+RESTORED_KEPT_S: Final = 7 * 24 * 3600.0  # life of a pack whose announcement was lost
+
 
 log = logging.getLogger("replication.orphans")
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
+from typing import Final
 
-from replication.constants import PROBLEMS_MAX, PROBLEMS_TOLD
+from replication.constants import PROBLEMS_TOLD
+
+PROBLEMS_MAX: Final = 256  # known of one place
+
 
 log = logging.getLogger("replication.problems")
 

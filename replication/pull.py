@@ -19,20 +19,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
 from replication.constants import (
-    JOBS_MAX,
-    OUTLIVED_S,
-    SETTLE_S_MAX,
+    CATALOGUE_CHUNK_PACKS,
+    SEGMENT_ENTRIES_MAX,
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
-    SWEEP_INTERVAL_S,
-    SWEEP_ROOM_PAUSE_S,
 )
 from replication.copying import Copying, Ways, is_lacking
 from replication.errors import CatalogueDamaged
@@ -49,6 +46,15 @@ from replication.waits import within
 from replication.watermark import Hold, Watermark
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
+
+JOBS_MAX: Final = 1 << 18  # waiting, 510 bytes each; what is more is found by a sweep
+SWEEP_INTERVAL_S: Final = 3600.0
+SWEEP_ROOM_PAUSE_S: Final = 1.0  # between two looks whether there is room for more jobs
+# A pack whose life is over for so long is forgotten: more than clocks may differ, twice.
+OUTLIVED_S: Final = 2 * 24 * 3600.0
+SETTLE_S_MAX: Final = 60.0  # a start waits so long for feeds to be read to their end
+assert CATALOGUE_CHUNK_PACKS + SEGMENT_ENTRIES_MAX < JOBS_MAX // 2
+
 
 log = logging.getLogger("replication.pull")
 

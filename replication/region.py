@@ -12,17 +12,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from replication.constants import REGION_BYTES_MAX, REGION_FORMAT
+from replication.constants import KIB
 from replication.errors import MarkerDamaged, RegionError
 from replication.ranges import RegionName, UnixS
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing
 from tiers.objects import Objects
 from tiers.parsing import ParserErrors
+
+REGION_FORMAT: Final = 1  # of everything below the root of a region
+REGION_BYTES_MAX: Final = 64 * KIB  # of a marker
+
 
 MARKER = "region.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

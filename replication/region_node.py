@@ -14,7 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import xxhash
@@ -23,14 +23,7 @@ from replication.announced import Announced
 from replication.audit import Audit
 from replication.auditing import Auditing, NodeHands
 from replication.catalogue import Catalogue
-from replication.constants import (
-    ANNOUNCE_INTERVAL_PER_WRITER_S,
-    ANNOUNCE_INTERVAL_S,
-    ANNOUNCE_RETRY_S,
-    CLOCK_SKEW_S,
-    SWEEP_STAGED_S,
-    UP_TO_DATE_PAUSE_S,
-)
+from replication.constants import CLOCK_SKEW_S
 from replication.erased import Erased
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged
@@ -45,6 +38,14 @@ from tiers.objects import Objects
 from tiers.pack_io import put_pack
 from tiers.packs import PackHeader
 from tiers.together import together
+
+ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
+ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
+ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
+UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
+# Between two looks for what killed processes left half written in a directory.
+SWEEP_STAGED_S: Final = 3600.0
+
 
 log = logging.getLogger("replication.region_node")
 

@@ -18,10 +18,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from replication.catalogue import Catalogue, Spot
-from replication.constants import CHAIN_HASHES_MAX, DOUBTED_PACKS_MAX, FETCH_RANGE_BYTES, PROBLEMS_TOLD
+from replication.constants import MIB, PROBLEMS_TOLD
 from replication.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.problems import Problems
@@ -34,6 +34,11 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
 from tiers.pack_io import fetch_records
 from tiers.packs import Pack
+
+FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
+CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
+DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
+
 
 log = logging.getLogger("replication.region_reader")
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from replication.announced import Announced, tabled, untabled, weight_bytes
 from replication.constants import (
-    HEAD_BYTES_MAX,
-    HEAD_BYTES_MIN,
     HEAD_NUMBERS,
+    MIB,
     SEGMENT_BLOCKS_MAX,
     SEGMENT_BYTES_MAX,
-    SEGMENT_CUT_BYTES,
     SEGMENT_ENTRIES_MAX,
 )
 from replication.errors import Damaged
@@ -31,6 +29,13 @@ from replication.ranges import Number, UnixS, WriterName
 from replication.sealed import fetch, seal, unseal
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import Objects
+from tiers.packs import PACK_HEADER_BYTES_MAX
+
+SEGMENT_CUT_BYTES: Final = 1 * MIB  # a segment that has so much takes no further pack
+HEAD_BYTES_MIN: Final = 128  # of a head, whose length says its number modulo HEAD_NUMBERS
+HEAD_BYTES_MAX: Final = HEAD_BYTES_MIN + HEAD_NUMBERS
+assert SEGMENT_CUT_BYTES + PACK_HEADER_BYTES_MAX < SEGMENT_BYTES_MAX
+
 
 FEED = "feed/"
 HEADS = "heads/"

@@ -23,7 +23,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import xxhash
@@ -31,18 +31,7 @@ from msgspec import Meta
 
 from replication.announced import Announced, tabled, untabled, weight_bytes
 from replication.catalogue import Catalogue
-from replication.constants import (
-    DELETE_NAMES_MAX,
-    RETENTION_S,
-    SNAPSHOT_MANIFEST_BYTES_MAX,
-    SNAPSHOT_PART_BYTES,
-    SNAPSHOT_PART_BYTES_MAX,
-    SNAPSHOT_PART_ENTRIES_MAX,
-    SNAPSHOT_PARTS_MAX,
-    SNAPSHOT_REQUESTS_MAX,
-    SNAPSHOT_STORE_ATTEMPTS_MAX,
-    SNAPSHOTS_KEPT,
-)
+from replication.constants import MIB
 from replication.errors import CatalogueDamaged, Damaged
 from replication.ranges import Count, Id, Number, Positions, UnixS
 from replication.sealed import fetch, seal, unseal
@@ -50,7 +39,22 @@ from replication.segment import FEED, cut, read_head, segment_number
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
+from tiers.packs import PACK_HEADER_BYTES_MAX
 from tiers.together import together
+
+SNAPSHOT_PART_BYTES: Final = 1 * MIB  # a part that has so much takes no further pack; read in 2 ms
+SNAPSHOT_PART_BYTES_MAX: Final = 4 * MIB
+SNAPSHOT_PART_ENTRIES_MAX: Final = 1 << 14  # each counts for 96 bytes at least
+SNAPSHOT_PARTS_MAX: Final = 1 << 16
+SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
+SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
+SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
+SNAPSHOTS_KEPT: Final = 3
+RETENTION_S: Final = 24 * 3600.0  # of segments that snapshots cover, by the clock of the store
+DELETE_NAMES_MAX: Final = 1000  # in one call
+assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
+assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
+
 
 log = logging.getLogger("replication.snapshots")
 

@@ -19,28 +19,30 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from replication.catalogue import Catalogue
-from replication.constants import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
-    POLL_INTERVAL_PER_WRITER_S,
-    POLL_INTERVAL_S,
-    POLL_JITTER,
-    SEGMENT_COST_BYTES,
-    SNAPSHOT_SEGMENTS_MIN,
-    SNAPSHOT_TRY_PASSES,
-)
+from replication.constants import KIB
 from replication.errors import CatalogueDamaged
-from replication.feed import FeedReader, Gap
+from replication.feed import HEAD_TRUST_S, FeedReader, Gap
 from replication.segment import Segment
 from replication.snapshots import Manifest, Snapshots, segments_behind
 from replication.waits import within
 from tiers.errors import ObjectError
 from tiers.objects import Objects
+
+POLL_INTERVAL_S: Final = 5.0
+POLL_INTERVAL_PER_WRITER_S: Final = 0.1
+POLL_JITTER: Final = 0.2  # share of the interval, up and down
+BACKOFF_S_MIN: Final = 1.0  # after a failed pass; doubles
+BACKOFF_S_MAX: Final = 300.0
+SNAPSHOT_SEGMENTS_MIN: Final = 1024  # in the tail, before a new one is worth it
+SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
+SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
+assert POLL_INTERVAL_S < HEAD_TRUST_S
+
 
 log = logging.getLogger("replication.tail")
 

@@ -12,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
-from replication.constants import TASK_PAUSE_S_MAX, TASK_PAUSE_S_MIN, TASK_SETTLED_S
 from replication.problems import Problems
 from tiers.together import first_failure
+
+TASK_PAUSE_S_MIN: Final = 1.0  # before a task that ended is begun again; doubles
+TASK_PAUSE_S_MAX: Final = 300.0
+TASK_SETTLED_S: Final = 60.0  # a task that goes on for so long is right again
+
 
 log = logging.getLogger("replication.tasks")
 

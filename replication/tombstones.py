@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
 from msgspec import Meta
 
-from replication.constants import BEHIND_BLOCKS_MAX, TOMBSTONE_BYTES_MAX
+from replication.constants import MIB
 from replication.errors import Damaged
 from replication.members import HEX_ID, Members, read_members
 from replication.problems import Problems
@@ -27,6 +27,10 @@ from replication.sealed import fetch, seal
 from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
+
+TOMBSTONE_BYTES_MAX: Final = 1 * MIB
+BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
+
 
 TOMBSTONES = "tombstones/"
 BEHIND = "behind/"

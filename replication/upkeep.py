@@ -16,15 +16,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import UPKEEP_DELETERS, UPKEEP_INTERVAL_S, UPKEEP_PACKS, UPKEEP_SURE_S
+from replication.constants import UPKEEP_INTERVAL_S
 from replication.errors import CatalogueDamaged
 from replication.tail import Tail
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused
 from tiers.objects import Objects
 from tiers.together import together
+
+UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
+UPKEEP_PACKS: Final = 256  # in one step
+UPKEEP_DELETERS: Final = 3  # of all writers, on average
+
 
 log = logging.getLogger("replication.upkeep")
 

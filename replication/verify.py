@@ -17,7 +17,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import xxhash
@@ -25,14 +25,7 @@ import xxhash
 from replication.announced import Announced
 from replication.audit import Audit, Report
 from replication.catalogue import Catalogue
-from replication.constants import (
-    DEEP_PACKS,
-    LACKING_AGAIN_S,
-    ORPHAN_GRACE_S,
-    ROTTEN_LOOKS,
-    VERIFY_AGAIN_S,
-    VERIFY_LOOK_S,
-)
+from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
 from replication.copying import is_lacking
 from replication.erasure import Erasure
 from replication.feed import FeedWriter
@@ -46,6 +39,12 @@ from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import verified_pack
 from tiers.together import together
+
+DEEP_PACKS: Final = 4  # read whole at a time, by whoever verifies every byte
+VERIFY_LOOK_S: Final = 0.2  # of a region that is verified from outside: between two looks at its feed
+VERIFY_AGAIN_S: Final = 2.0  # before what is not there is asked for again
+LACKING_AGAIN_S: Final = 10.0  # before what was not copied yet is asked for again
+
 
 _WRITER = xxhash.xxh3_64_hexdigest(b"kvstore region verify")
 Told = Callable[[Finding], None]

@@ -38,6 +38,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -45,22 +46,20 @@ from tiers import pages
 from tiers.arena_files import ArenaFiles, open_files
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record, TierStats
 from tiers.checksum import column_sizes, joined
-from tiers.constants import (
-    ARENA_OPEN_BYTES,
-    ARENA_RETRY_S,
-    ARENA_ROWS_AHEAD,
-    MEMORY_HEADROOM_BYTES,
-    SLAB_BYTES,
-    SLOT_BYTES_MIN,
-    SWEEP_SLOTS,
-    VERIFY_PIECE_BYTES,
-)
+from tiers.constants import MEMORY_HEADROOM_BYTES, MIB, SLAB_BYTES, SLOT_BYTES_MIN
 from tiers.errors import OpenError
 from tiers.memory_limits import memory_left
 from tiers.owners import Owners
 from tiers.sizes import format_bytes
 from tiers.slot_table import READY, WRITING, Extents, Layout, SlotTable
 from tiers.slots import CHECK_SLICE_SLOTS, SLAB_SLOTS_MAX, SlotPool, slot_bytes_for
+
+ARENA_OPEN_BYTES: Final = 256 * MIB  # has its memory when an open returns; 30 to 50 ms
+ARENA_ROWS_AHEAD: Final = 256  # rows of a slab that get their memory with the one that is used
+ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not there
+SWEEP_SLOTS: Final = 1000  # taken out of quarantine at once, about a millisecond
+VERIFY_PIECE_BYTES: Final = 1 * MIB  # read at a time to compare a checksum
+
 
 _log = logging.getLogger(__name__)
 

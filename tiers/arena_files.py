@@ -30,14 +30,20 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
 from tiers import locks, pages
-from tiers.constants import ARENA_HEADER_BYTES, ARENA_MAGIC, ARENA_VERSION, OPEN_ATTEMPTS_MAX, OWNER_DAEMON
+from tiers.constants import ARENA_HEADER_BYTES, OWNER_DAEMON
 from tiers.errors import NEVER_HEALS, BusyError, NotOursError, OpenError, SettingError
 from tiers.sizes import format_bytes
 from tiers.slot_table import Layout
+
+ARENA_MAGIC: Final = b"KVSARENA"
+ARENA_VERSION: Final = 4  # 3 had no columns in its rows
+OPEN_ATTEMPTS_MAX: Final = 5  # the arena's file was replaced while we opened it; look again
+
 
 _log = logging.getLogger(__name__)
 # magic, version, capacity, slab, smallest slot, inode of the data file; then xxh64 of these

@@ -36,23 +36,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tiers import checksum
 from tiers.base import Get, Put, Record, TierStats
-from tiers.constants import (
-    DEVICE_ASIDE_MAX,
-    DEVICE_SPARE_SLABS,
-    NVME_RETRY_S,
-    ROW_BYTES,
-    SLAB_BYTES,
-    SLOT_BYTES_MIN,
-)
+from tiers.constants import ROW_BYTES, SLAB_BYTES, SLOT_BYTES_MIN
 from tiers.device_home import Home
 from tiers.device_slabs import Slabs
 from tiers.device_table import Piece, Row, RowTable, runs
 from tiers.direct import Direct, DiskIO
 from tiers.errors import OpenError
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, SlotPool, slot_bytes_for
+
+NVME_RETRY_S: Final = 10.0  # pause before asking a full or failing medium again
+DEVICE_SPARE_SLABS: Final = 32  # backed ahead of need: more than all writes under way can use up
+DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then the oldest is tried again
+
 
 __all__ = ["Device", "DeviceCounters", "Row"]
 

@@ -25,10 +25,10 @@ import os
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from tiers.constants import DEVICE_VERSION, NVME_MAGIC
 from tiers.device_table import NAME as TABLE
 from tiers.errors import (
     NEVER_HEALS,
@@ -41,6 +41,10 @@ from tiers.errors import (
 )
 from tiers.files import replace_file
 from tiers.reading import Unreadable, as_json, read_bytes
+
+NVME_MAGIC: Final = "kvstore nvme directory"
+DEVICE_VERSION: Final = 3  # 2 had no columns in its rows, 1 had them in RocksDB
+
 
 _log = logging.getLogger(__name__)
 

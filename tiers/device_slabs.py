@@ -22,10 +22,15 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from tiers.constants import NVME_HEADROOM_BYTES, NVME_SLAB_FDS_MAX
+from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.device_home import LOCK
 from tiers.direct import Direct, DirectFile, DiskIO
+
+NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
+assert NVME_SLAB_FDS_MAX > 0
+
 
 _NAME = re.compile(r"slab-(\d{6,})\.kvs")
 

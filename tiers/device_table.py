@@ -30,15 +30,18 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX
 from tiers.checksum import COLUMNS_BYTES_MAX
-from tiers.constants import DEVICE_PIECE_ROWS, ROW_BYTES
+from tiers.constants import ROW_BYTES
 from tiers.direct import DiskIO
 from tiers.slots import SLAB_SLOTS_MAX
+
+DEVICE_PIECE_ROWS: Final = 512  # rows read and checked at a time: what stays in the processor's cache
+
 
 NAME = "slots.table"
 

@@ -25,22 +25,22 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
 import obstore
 
-from tiers.constants import (
-    DIRECT_FAILURES_MAX,
-    DIRECT_IDLE_S,
-    DIRECT_PAUSE_S,
-    DIRECT_URL_S,
-    OBJECT_REQUESTS_MAX,
-)
+from tiers.constants import OBJECT_REQUESTS_MAX
 from tiers.object_failures import StoreErrors
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
     from obstore.store import S3Store
+
+DIRECT_URL_S: Final = 900  # an address is good for
+DIRECT_IDLE_S: Final = 4.0  # a connection is kept: servers close theirs after 5 s and more
+DIRECT_FAILURES_MAX: Final = 3  # in a row; then direct reads pause
+DIRECT_PAUSE_S: Final = 60.0  # of direct reads that failed; obstore reads meanwhile
+
 
 log = logging.getLogger("tiers.direct_reads")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from tiers.constants import (
-    OBJECT_BACKOFF_S_MAX,
-    OBJECT_BACKOFF_S_MIN,
-    OBJECT_DEADLINE_S,
-    OBJECT_LEAST_BYTES_PER_S,
-    OBJECT_RETRIES_MAX,
-    OBJECT_TIMEOUT_S,
-)
+from tiers.constants import OBJECT_TIMEOUT_S
+
+# Of a store that works: the time for an attempt's bytes, with all that is under way.
+OBJECT_LEAST_BYTES_PER_S: Final = 4e6
+OBJECT_DEADLINE_S: Final = 60.0  # for one call, all attempts and pauses included
+OBJECT_RETRIES_MAX: Final = 4
+OBJECT_BACKOFF_S_MIN: Final = 0.1  # the longest first pause; doubles from one to the next
+OBJECT_BACKOFF_S_MAX: Final = 5.0
+assert OBJECT_TIMEOUT_S <= OBJECT_DEADLINE_S and OBJECT_BACKOFF_S_MIN <= OBJECT_BACKOFF_S_MAX
 
 
 @dataclass(frozen=True, kw_only=True)

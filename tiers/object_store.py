@@ -30,22 +30,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import count, groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import S3Store
 
 from tiers.checksum import digest
-from tiers.constants import (
-    OBJECT_DELETE_NAMES,
-    OBJECT_EXIT_S,
-    OBJECT_GAP_BYTES,
-    OBJECT_LIST_NAMES,
-    OBJECT_NAME_BYTES_MAX,
-    OBJECT_REQUESTS_MAX,
-    STAGED_S_MAX,
-)
+from tiers.constants import KIB, OBJECT_REQUESTS_MAX
 from tiers.direct_reads import DirectReads
 from tiers.directory import each_object, folder_names, sweep
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
@@ -58,6 +50,15 @@ from tiers.together import together
 if TYPE_CHECKING:  # exist in obstore's stubs only
     from obstore import ListStream, ObjectMeta
     from obstore.store import ObjectStore
+
+OBJECT_GAP_BYTES: Final = 64 * KIB  # between two ranges that are read with one request all the same
+OBJECT_LIST_NAMES: Final = 1000  # in a page of a list: what S3 answers at a time
+OBJECT_DELETE_NAMES: Final = 1000  # in one request: the most that S3 takes
+OBJECT_NAME_BYTES_MAX: Final = 1024  # of a name and its prefix: S3's limit
+# A file in a directory that is half written for so long has no writer any more.
+STAGED_S_MAX: Final = 3600.0
+OBJECT_EXIT_S: Final = 0.1  # the end of the process waits so long for obstore's threads
+
 
 T = TypeVar("T")
 

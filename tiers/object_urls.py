@@ -11,18 +11,21 @@ import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
-from tiers.constants import OBJECT_CLIENT_TIMEOUT_S
 from tiers.errors import ObjectRefused
 from tiers.object_failures import failure
 from tiers.object_options import ObjectOptions
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
     from obstore.store import ObjectStore
+
+# Of obstore's own client: our timeout, which knows of bytes, is over before.
+OBJECT_CLIENT_TIMEOUT_S: Final = 24 * 3600
+
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _PREFIX = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+-]+)*")

@@ -36,11 +36,19 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from typing import Final
 
-from tiers.constants import LIVES_MAX, OWNER_ANY, OWNER_DAEMON, OWNER_MAX
+from tiers.constants import LOCK_BASE, OWNER_ANY, OWNER_DAEMON
 from tiers.errors import TierError
 from tiers.locks import is_locked
 from tiers.slots import SLAB_SLOTS_MAX
+
+OWNER_MAX: Final = 1023  # the largest number of a client that may write into the arena
+# Lock bytes behind those of owners: writers share one, and each life of a daemon has another.
+LIVES_MAX: Final = 64
+assert OWNER_MAX < 1 << 16
+assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
+
 
 _LIVES = range(OWNER_MAX + 1, OWNER_MAX + 1 + LIVES_MAX)
 _EVERYBODY_BEFORE = frozenset(range(1, _LIVES.stop))

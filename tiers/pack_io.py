@@ -23,21 +23,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from tiers.base import Get
 from tiers.checksum import column_sizes, digest
 from tiers.codecs import CODECS, decode_into, encode
-from tiers.constants import (
-    DIRECT_READ_BYTES_MIN,
-    DIRECT_RECORD_BYTES_MIN,
-    PACK_FIRST_BYTES,
-    PACK_INLINE_BYTES_MAX,
-    PACK_PIECE_BYTES,
-    PACK_TURN_BYTES,
-)
+from tiers.constants import KIB, MIB
 from tiers.copying import copy_and_digest, digest_all
 from tiers.errors import (
     ObjectDamaged,
@@ -50,6 +43,14 @@ from tiers.errors import (
 from tiers.objects import Bytes, Objects
 from tiers.pack_memory import PackMemory
 from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
+
+DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
+DIRECT_RECORD_BYTES_MIN: Final = 64 * KIB  # shorter ones are copied as fast as they are received one by one
+PACK_FIRST_BYTES: Final = 64 * KIB  # read at first: the headers of about 1,000 records
+PACK_INLINE_BYTES_MAX: Final = 256 * KIB  # copied and hashed by the event loop itself, in 30 µs
+PACK_PIECE_BYTES: Final = 32 * MIB  # of a pack that is copied, with one request
+PACK_TURN_BYTES: Final = 2 * MIB  # moved before other threads have a turn: 0.3 ms
+
 
 T = TypeVar("T")
 

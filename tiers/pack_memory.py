@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import overload
+from typing import Final, overload
 
-from tiers.constants import PACK_ROOM_BYTES_MAX
+from tiers.constants import MIB
 from tiers.packs import PACK_HEADER_BYTES_MAX, PRELUDE_BYTES
 from tiers.slots import slot_bytes_for
+
+PACK_ROOM_BYTES_MAX: Final = 128 * MIB  # kept to be filled again
+
 
 _START = slot_bytes_for(PRELUDE_BYTES + PACK_HEADER_BYTES_MAX)
 

@@ -45,10 +45,14 @@ import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record
 from tiers.checksum import COLUMNS_BYTES_MAX
-from tiers.constants import ARENA_HEADER_BYTES, ROW_BYTES, SLAB_ALIGN_BYTES, SLAB_BYTES_MAX, SLOT_BYTES_MIN
+from tiers.constants import ARENA_HEADER_BYTES, GIB, ROW_BYTES, SLAB_ALIGN_BYTES, SLOT_BYTES_MIN
 from tiers.errors import SettingError
 from tiers.sizes import exact_bytes
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours
+
+SLAB_BYTES_MAX: Final = 4 * GIB - SLAB_ALIGN_BYTES  # a record's size is stored in 32 bits
+assert SLAB_BYTES_MAX < 1 << 32
+
 
 FREE: Final = 0
 WRITING: Final = 1

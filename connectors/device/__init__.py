@@ -27,8 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from connectors.constants import RUNS_MAX
 from connectors.device.driver import Numbers
+
+RUNS_MAX = 1 << 16  # contiguous pieces of one block; more is not a KV cache layout we know
+
 
 Buffer = memoryview  # exactly one record
 

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from connectors.constants import HASH_GROUP_BYTES
+from connectors.constants import MIB
 from connectors.device import BlockMover, Blocks, Buffer, address_of
 from connectors.device.driver import Driver, Numbers
 from connectors.device.pinning import Pinning
 from kvstore.client import copying
+
+HASH_GROUP_BYTES = 8 * MIB  # what is hashed while the next group is copied from the device
 
 
 class AcceleratorMover(BlockMover):

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from connectors.constants import COPY_SHARES
 from connectors.device import BlockMover, Buffer, address_of
 from connectors.device.driver import Numbers
 from kvstore.client import copying
+
+COPY_SHARES = 4  # of a load: the thread that copies it and its helper take one after the other
+
 
 _PIECES_MAX = 1024  # of one call: IOV_MAX of Linux
 

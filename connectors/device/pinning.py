@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from connectors.constants import PIN_PIECE_BYTES
+from connectors.constants import GIB
 from connectors.device.driver import Driver, Numbers
+
+PIN_PIECE_BYTES = 64 * GIB  # registered in one call: drivers limit it, and a stop waits for one
 
 
 class _Pinned:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from connectors.constants import ARENA_REFRESH_S, THREAD_JOIN_S
+from connectors.constants import THREAD_JOIN_S
 from connectors.device.pinning import Pinning
 from connectors.transfer.link import Line
 from kvstore.client import ClientError
+
+ARENA_REFRESH_S = 5.0  # an idle connection sees within this time that the arena was replaced
 
 
 class ArenaKeeper:

@@ -24,6 +24,9 @@ from connectors.transfer.link import Line
 from connectors.transfer.loads import Count, Note
 from connectors.transfer.orders import Load, LoadEnd, Part
 
+LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
+ACQUIRE_AT_ONCE_S = 0.005  # for which the scheduler leases slots of a load itself; threads go on then
+
 
 @dataclass(slots=True)
 class Fetch:
@@ -183,7 +186,7 @@ class Fetching:
         try:
             while fetch.at < len(fetch.parts) and not fetch.dropped:
                 now_s = time.monotonic()
-                if not patient and now_s > fetch.begun_s + limits.ACQUIRE_AT_ONCE_S:
+                if not patient and now_s > fetch.begun_s + ACQUIRE_AT_ONCE_S:
                     return False
                 left_s = fetch.give_up_s - now_s if patient else 0.0
                 if left_s < 0:
@@ -199,7 +202,7 @@ class Fetching:
                 if not patient:
                     return False
                 if barren and not got:  # the daemon may have had no reason to wait
-                    time.sleep(min(limits.LOAD_RETRY_S, left_s))
+                    time.sleep(min(LOAD_RETRY_S, left_s))
                 barren = not got  # then the first block alone tells whether it is missing or on its way
         except Exception as error:  # noqa: BLE001 - what was not acquired is reported as missing
             self._note("load", error)

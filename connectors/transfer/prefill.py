@@ -15,13 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from connectors.constants import (
-    PREFILL_SAMPLES,
-    PREFILL_SAMPLES_MIN,
-    PREFILL_SHARE_MIN,
-    PREFILL_STEP_TOKENS_MIN,
-    STEPS_AHEAD_MAX,
-)
+PREFILL_STEP_TOKENS_MIN = 64  # a step with fewer tokens is mostly overhead
+PREFILL_SHARE_MIN = 0.9  # of a step's tokens beyond one for each request: then it is prefill
+PREFILL_SAMPLES, PREFILL_SAMPLES_MIN = 32, 3  # steps that are remembered, and needed to say anything
+STEPS_AHEAD_MAX = 64  # steps planned and not seen to end; pipelines have a few
 
 
 class PrefillSpeed:

@@ -25,6 +25,8 @@ from connectors.transfer.loads import Note
 from connectors.transfer.orders import Column, Save
 from kvstore.client import FillsRefused
 
+FILLS_MAX = 16  # saves that are reported in one call
+
 
 @dataclass(slots=True)
 class SaveTask:
@@ -108,9 +110,7 @@ class Saves:
         task = self._queue.get()
         while task is not None:
             tasks, blocks = [task], len(task.save.block_ids)
-            while (
-                blocks < limits.LEASE_BLOCKS_MAX and len(tasks) < limits.FILLS_MAX and not self._queue.empty()
-            ):
+            while blocks < limits.LEASE_BLOCKS_MAX and len(tasks) < FILLS_MAX and not self._queue.empty():
                 task = self._queue.get()
                 if task is None:
                     break

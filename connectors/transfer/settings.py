@@ -17,7 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from connectors import constants as limits
+from connectors.constants import GIB, MIB, SYNC_WAIT_S_MAX
 from kvstore.client import default_socket
+
+LOOKUP_TIMEOUT_S = 0.1  # the scheduler waits inside a step: what a missing daemon may cost, once
+LOAD_TIMEOUT_S = 3.0  # from the step that asks for a load to its last byte, slower tiers included
+SAVE_TIMEOUT_S = 1.0  # one call of the save thread: what a hanging daemon keeps finished blocks occupied
+TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.001, 60.0
+LOAD_THREADS = 2
+LOAD_THREADS_MAX = 16
+SAVE_QUEUE_BYTES = 1 * GIB  # saves waiting for their copy; beyond it blocks are skipped and counted
+SAVE_QUEUE_BYTES_MIN = 1 * MIB
+NEAREST_NAME_CUTOFF = 0.6
+if not LOOKUP_TIMEOUT_S < SYNC_WAIT_S_MAX <= LOAD_TIMEOUT_S <= TIMEOUT_S_MAX:
+    raise AssertionError("a lookup is shorter than a synchronous load, and that shorter than any load")
+if not TIMEOUT_S_MIN < LOOKUP_TIMEOUT_S:
+    raise AssertionError("the default timeouts are allowed")
+if SAVE_QUEUE_BYTES_MIN > SAVE_QUEUE_BYTES:
+    raise AssertionError("the default save queue is allowed")
 
 
 class SettingError(ValueError):
@@ -47,12 +64,12 @@ class Settings:
     kvstore_socket: str = field(default_factory=default_socket)
     load: str = "async"
     save: str = "async"
-    lookup_timeout_s: float = limits.LOOKUP_TIMEOUT_S
-    load_timeout_s: float = limits.LOAD_TIMEOUT_S
-    save_timeout_s: float = limits.SAVE_TIMEOUT_S
+    lookup_timeout_s: float = LOOKUP_TIMEOUT_S
+    load_timeout_s: float = LOAD_TIMEOUT_S
+    save_timeout_s: float = SAVE_TIMEOUT_S
     still_writing_wait_s: float = limits.STILL_WRITING_WAIT_S
-    save_queue_bytes: int = limits.SAVE_QUEUE_BYTES
-    load_threads: int = limits.LOAD_THREADS
+    save_queue_bytes: int = SAVE_QUEUE_BYTES
+    load_threads: int = LOAD_THREADS
     tenant: str = ""
     model_digest: str = ""
     cache_dir: str = ""
@@ -68,7 +85,7 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     known = [setting.name for setting in fields(Settings)]
     for key, value in extra.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=limits.NEAREST_NAME_CUTOFF)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=NEAREST_NAME_CUTOFF)
             hint = f"did you mean {near[0]}? " if near else ""
             raise SettingError(key, value, f"not a key; {hint}the keys are {', '.join(known)}")
     settings = Settings(**{key: _checked(key, value) for key, value in extra.items()})
@@ -81,13 +98,13 @@ def _checked(key: str, value: Any) -> Any:
     if key in ("load", "save"):
         return _one_of(key, value, ("async", "sync"))
     if key.endswith("_timeout_s"):
-        return float(_number(key, value, limits.TIMEOUT_S_MIN, limits.TIMEOUT_S_MAX))
+        return float(_number(key, value, TIMEOUT_S_MIN, TIMEOUT_S_MAX))
     if key == "still_writing_wait_s":
-        return float(_number(key, value, 0, limits.TIMEOUT_S_MAX))
+        return float(_number(key, value, 0, TIMEOUT_S_MAX))
     if key == "save_queue_bytes":
-        return int(_number(key, value, limits.SAVE_QUEUE_BYTES_MIN, 1 << 50))
+        return int(_number(key, value, SAVE_QUEUE_BYTES_MIN, 1 << 50))
     if key == "load_threads":
-        return int(_number(key, value, 1, limits.LOAD_THREADS_MAX))
+        return int(_number(key, value, 1, LOAD_THREADS_MAX))
     if not isinstance(value, str):
         raise SettingError(key, value, "a string")
     if key == "kvstore_socket" and not Path(value).is_absolute():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from connectors.constants import TICKETS_OWED_MAX
+TICKETS_OWED_MAX = 64  # lookups that were not answered in time, and not yet settled
 
 
 class Debts:

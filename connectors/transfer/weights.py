@@ -36,6 +36,16 @@ from typing import Any
 import xxhash
 
 from connectors import constants as limits
+from connectors.constants import KIB, MIB
+
+WEIGHTS_CHUNK_BYTES = 1 * MIB
+WEIGHTS_THREADS = 8
+WEIGHTS_READS_MAX = 3  # of a file that changes while it is read
+WEIGHTS_HEADER_BYTES_MAX = 100 * MIB  # of a safetensors file; its own library reads no longer one
+WEIGHTS_SAMPLE_HEAD_BYTES = 256 * KIB  # of a file whose digest is remembered, read at each start
+WEIGHTS_SAMPLE_PAGES, WEIGHTS_SAMPLE_PAGE_BYTES = 32, 4 * KIB
+WEIGHTS_SETTLED_S = 0.05  # after which a further change of a file gets another change time
+
 
 Part = tuple[str, str, str]  # name, what it is (dtype and shape), digest of its bytes
 Facts = list[str | int]
@@ -51,7 +61,7 @@ def weights_digest(files: list[Path], cache: Path, stop: threading.Event) -> str
     Raises OSError when a file cannot be read; WeightsUnknown when one changes meanwhile, when two hold a tensor of
     the same name with different contents (which of them counts is the loader's to say), and when `stop` is set.
     """
-    with ThreadPoolExecutor(limits.WEIGHTS_THREADS, thread_name_prefix="kvstore-weights") as pool:
+    with ThreadPoolExecutor(WEIGHTS_THREADS, thread_name_prefix="kvstore-weights") as pool:
         of_files = list(pool.map(lambda path: _parts(path, cache, stop), files))
     known: dict[str, Part] = {}
     for path, parts in zip(files, of_files, strict=True):
@@ -81,7 +91,7 @@ def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
     known = _recall(note, file_facts(where), where)
     if known is not None:
         return known
-    for _ in range(limits.WEIGHTS_READS_MAX):
+    for _ in range(WEIGHTS_READS_MAX):
         _let_settle(where)
         before = file_facts(where)
         parts = _read_through(where, stop)
@@ -102,18 +112,18 @@ def _let_settle(path: Path) -> None:
     """Wait until a further change would get another change time: file systems take it from this clock, as it was at
     its last tick."""
     age_s = time.clock_gettime(time.CLOCK_REALTIME) - path.stat().st_ctime
-    if 0 <= age_s < limits.WEIGHTS_SETTLED_S:
-        time.sleep(limits.WEIGHTS_SETTLED_S - age_s)
+    if 0 <= age_s < WEIGHTS_SETTLED_S:
+        time.sleep(WEIGHTS_SETTLED_S - age_s)
 
 
 def _sample(path: Path) -> str:
     """Of the head of the file, where safetensors says what is in it, and of pages spread over the rest."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        size, page = os.fstat(file.fileno()).st_size, limits.WEIGHTS_SAMPLE_PAGE_BYTES
-        digest.update(os.pread(file.fileno(), limits.WEIGHTS_SAMPLE_HEAD_BYTES, 0))
-        for index in range(limits.WEIGHTS_SAMPLE_PAGES):
-            place = max(0, size - page) * index // (limits.WEIGHTS_SAMPLE_PAGES - 1)
+        size, page = os.fstat(file.fileno()).st_size, WEIGHTS_SAMPLE_PAGE_BYTES
+        digest.update(os.pread(file.fileno(), WEIGHTS_SAMPLE_HEAD_BYTES, 0))
+        for index in range(WEIGHTS_SAMPLE_PAGES):
+            place = max(0, size - page) * index // (WEIGHTS_SAMPLE_PAGES - 1)
             digest.update(os.pread(file.fileno(), page, place))
     return digest.hexdigest()
 
@@ -133,7 +143,7 @@ def _read_through(path: Path, stop: threading.Event) -> list[Part]:
 def _read_bytes(file: Any, count: int, stop: threading.Event) -> str:
     """Digest of the next so many bytes of it."""
     digest = xxhash.xxh3_128()
-    chunk = memoryview(bytearray(min(count, limits.WEIGHTS_CHUNK_BYTES)))
+    chunk = memoryview(bytearray(min(count, WEIGHTS_CHUNK_BYTES)))
     while count:
         if stop.is_set():
             raise WeightsUnknown("stopped while reading weights")
@@ -150,7 +160,7 @@ def _tensors(file: Any, size: int) -> tuple[list[tuple[str, str, int]] | None, i
     begin; None for any other file, and where they do not lie one behind the other. What its metadata says counts
     as a tensor without bytes: some loaders go by it."""
     length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(size - 8, limits.WEIGHTS_HEADER_BYTES_MAX):
+    if not 2 <= length <= min(size - 8, WEIGHTS_HEADER_BYTES_MAX):
         return None, 0
     try:
         header = json.loads(file.read(length))

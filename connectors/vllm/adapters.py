@@ -39,6 +39,9 @@ from connectors.transfer.weights import (
     write_note,
 )
 
+ADAPTERS_KNOWN_MAX = 1 << 16  # of which it is remembered what they stand for
+
+
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # the first one is loaded
 Key = tuple[str, str]  # name and path, as in block hashes
 
@@ -111,7 +114,7 @@ class Adapters:
         self._keys.setdefault(lora.lora_int_id, set()).add(_key(lora))
         known: tuple[dict[Any, Any], ...] = (self._keys, self._meant, self._unloaded)
         for of_adapters in known:
-            while len(of_adapters) > limits.ADAPTERS_KNOWN_MAX:
+            while len(of_adapters) > ADAPTERS_KNOWN_MAX:
                 of_adapters.pop(next(iter(of_adapters)))
 
     def to_load(self, lora: Any, base: bytes) -> tuple[bool, Adapter | None]:

@@ -31,7 +31,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from connectors import constants as limits
+# Identifiers of images and the like, of which it is remembered what they stand for.
+CONTENTS_KNOWN_MAX = 1 << 16
+
 
 _NUMBERED = re.compile(r"renderer\d+-mm-\d+-.*")
 
@@ -146,7 +148,7 @@ class Contents:
         digest = _digest({"modality": feature.modality, "data": tensors})
         known = self._known.setdefault(feature.identifier, digest)
         self._known.move_to_end(feature.identifier)
-        while len(self._known) > limits.CONTENTS_KNOWN_MAX:
+        while len(self._known) > CONTENTS_KNOWN_MAX:
             self._known.popitem(last=False)
         if known != digest:
             self._known[feature.identifier] = ""

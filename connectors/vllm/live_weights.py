@@ -23,7 +23,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from connectors import constants as limits
+WEIGHTS_SUM_WORDS = 1 << 20  # of one sum over live weights: three times 8 MiB on the device meanwhile
+# Times smaller than it was made may a layer's weights be packed (16 to 4 bits, and room).
+WEIGHTS_SHRINK_MAX = 8
+if not WEIGHTS_SUM_WORDS <= 1 << 23:
+    raise AssertionError("places in a sum over weights have 23 bits")
 
 
 class Unseen(Exception):
@@ -82,7 +86,7 @@ def _check_seen(model: Any) -> None:
         made = sum(tensor.nbytes for tensor in info.restore_metadata[0].values())
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         left = sum(tensor.nbytes for pair in own for _, tensor in _inner(*pair))
-        if left * limits.WEIGHTS_SHRINK_MAX < made:
+        if left * WEIGHTS_SHRINK_MAX < made:
             raise Unseen(f"{name} does not keep them in its tensors")
 
 
@@ -136,12 +140,12 @@ def _words(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     pieces: Iterator[torch.Tensor] | list[torch.Tensor] = [ordered]
     if not ordered.is_contiguous():
         row_bytes = tensor.nbytes // ordered.shape[0]
-        pieces = iter(ordered.split(max(1, limits.WEIGHTS_SUM_WORDS * 4 // row_bytes)))
+        pieces = iter(ordered.split(max(1, WEIGHTS_SUM_WORDS * 4 // row_bytes)))
     for piece in pieces:
         flat = piece.contiguous().view(-1).view(torch.uint8)
         if flat.numel() % 4 == 0 and flat.storage_offset() % 4 == 0:
             flat = flat.view(torch.int32)
-        yield from flat.split(limits.WEIGHTS_SUM_WORDS)
+        yield from flat.split(WEIGHTS_SUM_WORDS)
 
 
 def _multipliers(count: int, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,8 @@ from connectors.vllm.tracked import Hit, Tracked
 from connectors.vllm.transfer_params import another_brings_it, promised_tokens
 from kvstore.client import IN_ANY, WRITING
 
+LOOKUP_SPACES_MAX = 64  # namespaces of one lookup
+
 
 class Lookups:
     """computes_last: whether a hit must leave one token to compute."""
@@ -120,11 +122,11 @@ class Lookups:
             count = min(reach // block_tokens, limits.LOOKUP_HASHES_MAX)
             hashes = plan.hashes(groups[0], tracked.names, 0, count)
             spaces = [tracked.columns[group.index].space for group in groups]
-            for start in range(0, len(spaces), limits.LOOKUP_SPACES_MAX):
+            for start in range(0, len(spaces), LOOKUP_SPACES_MAX):
                 if not hashes:
                     return 0, 0
                 found = self._line.client.lookup(
-                    spaces[start : start + limits.LOOKUP_SPACES_MAX], hashes, **asking, more=more
+                    spaces[start : start + LOOKUP_SPACES_MAX], hashes, **asking, more=more
                 )
                 held = min(held, found * block_tokens)
                 hashes, more = hashes[: found + found.writing], True

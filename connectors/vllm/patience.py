@@ -22,6 +22,8 @@ from connectors.transfer.prefill import PrefillSpeed
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Hit, Tracked, Wait
 
+WAITS_MAX = 20  # waits for blocks that keep coming, one behind the other
+
 
 class Patience:
     """Of one engine. wait_s: the longest wait in which nothing comes; 0: none. clock: seconds, that of `Hit.stale_s`."""
@@ -54,7 +56,7 @@ class Patience:
 
     def _is_worth_it(self, wait: Wait, hit: Hit, coming: int, now_s: float) -> bool:
         still_s = self._wait_s if hit.writing else min(self._wait_s, limits.PROMISED_WAIT_S)
-        longest_s = limits.WAITS_MAX * self._wait_s
+        longest_s = WAITS_MAX * self._wait_s
         if self._prefill.tokens_per_s:
             longest_s = min(longest_s, (wait.here + coming - wait.tokens) / self._prefill.tokens_per_s)
         return now_s - wait.grown_s < still_s and now_s - wait.begun_s < longest_s

@@ -16,6 +16,9 @@ from connectors.transfer.orders import Columns, Part
 from connectors.vllm.spaces import Spaces
 from connectors.vllm.tracked import Tracked
 
+# Requests that wait in the engine's queue and whose blocks are promoted meanwhile.
+QUEUED_PROMOTIONS_MAX = 32
+
 
 class Queue:
     """columns_of: the namespaces that a request is looked up in, as far as is known. Of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about, the blocks are promoted."""
@@ -40,7 +43,7 @@ class Queue:
         plan = self._spaces.plan
         if plan is None or not self._spaces.columns:
             return
-        for request_id, tracked in itertools.islice(self._waiting.items(), limits.QUEUED_PROMOTIONS_MAX):
+        for request_id, tracked in itertools.islice(self._waiting.items(), QUEUED_PROMOTIONS_MAX):
             if request_id in self._promoted:
                 continue
             columns = self._columns_of(tracked.request)

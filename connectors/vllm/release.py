@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from connectors.constants import VLLM_FIRST, VLLM_LAST
+VLLM_FIRST, VLLM_LAST = (0, 32), (0, 33)  # releases of vLLM that the connector is made for, and tested with
+
 
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?!\d)")
 

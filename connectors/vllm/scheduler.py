@@ -72,6 +72,11 @@ from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Tracked
 from connectors.vllm.transfer_params import promise, wants_promise
 
+# A request that needs blocks waits so long for saves to give some back, instead of preempting.
+FREES_WAIT_S = 0.1
+# Saves of one step for which the scheduler leases slots itself: 50 to 100 us each.
+RESERVES_AT_ONCE_MAX = 16
+
 
 class SchedulerHalf:
     """Called by vLLM's scheduler thread only. It asks the daemon for lookups and for what is in DRAM; threads
@@ -378,7 +383,7 @@ class SchedulerHalf:
             self._note_filled(scheduler_output, state)
         at_once = 0
         for store in self._take_unsent():
-            is_urgent = not store.decoding and at_once < limits.RESERVES_AT_ONCE_MAX
+            is_urgent = not store.decoding and at_once < RESERVES_AT_ONCE_MAX
             at_once += is_urgent
             self._storing.send(store, is_urgent or self._settings.save == "sync")
 
@@ -598,8 +603,7 @@ class SchedulerHalf:
         window has left behind. Not for longer than FREES_WAIT_S: vLLM preempts nobody meanwhile."""
         held_s = [store.begun_s for store in self._storing.stores.values() if store.held]
         return any(
-            time.monotonic() - since_s < limits.FREES_WAIT_S
-            for since_s in [*self._draining_s.values(), *held_s]
+            time.monotonic() - since_s < FREES_WAIT_S for since_s in [*self._draining_s.values(), *held_s]
         )
 
     def has_transfers(self) -> bool:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors import constants as limits
+from connectors.constants import MIB
 from connectors.transfer.link import Line
 from connectors.transfer.orders import Adapter, Column, Columns
 from connectors.transfer.settings import Settings
@@ -44,6 +45,12 @@ from connectors.vllm.namespace import (
     space_spec,
 )
 from kvstore.client import ClientError, Namespace
+
+EPOCHS_OWED_MAX = 64  # resets whose namespaces are not ended yet; beyond it the daemon drops them in time
+LEASE_BYTES_MAX = 64 * MIB  # of one reserve or acquire, that one rank copies (at least one block)
+# The engine's start waits this long for the digest; then it goes on in the background.
+WEIGHTS_START_WAIT_S = 10.0
+ADAPTERS_MAX = 256  # of LoRA, that are stored by one engine: each has namespaces of its own
 
 
 class Spaces:
@@ -74,14 +81,14 @@ class Spaces:
         self._model = model_fields(vllm_config)
         self._no_files = ""  # why files do not name the weights
         self._weights = DigestInBackground(self._digest_weights, self._weights_unknown)
-        self._weights.wait(limits.WEIGHTS_START_WAIT_S)
+        self._weights.wait(WEIGHTS_START_WAIT_S)
         self._ranks: list[Rank] = []
         self._ranks_due_s, self._asked = 0.0, False
         self._live = Weights()  # of all ranks together
         self._epoch, self._said = "", ""
         self._has_said_connected = False
         # To be ended: the number of the first store that is not theirs, and the namespaces of one epoch.
-        self._old: deque[tuple[int, list[Namespace]]] = deque(maxlen=limits.EPOCHS_OWED_MAX)
+        self._old: deque[tuple[int, list[Namespace]]] = deque(maxlen=EPOCHS_OWED_MAX)
 
     @property
     def cache_dir(self) -> Path:
@@ -205,8 +212,8 @@ class Spaces:
         """The namespaces of what is computed with it; empty where there are too many. Only when `ready`."""
         known = self._of_adapters.get(adapter)
         if known is None and self.plan is not None:
-            if len(self._of_adapters) >= limits.ADAPTERS_MAX:
-                self._guard.say_once(f"of adapters, the first {limits.ADAPTERS_MAX} are stored")
+            if len(self._of_adapters) >= ADAPTERS_MAX:
+                self._guard.say_once(f"of adapters, the first {ADAPTERS_MAX} are stored")
                 return {}
             known = self._of_adapters[adapter] = self._make_columns(self.plan, adapter)
         return known or {}
@@ -228,7 +235,7 @@ class Spaces:
             )
             starts = enumerate(itertools.accumulate(sizes, initial=0))
             of_shard = {shard: Column(*start) for shard, start in zip(facts, starts, strict=False)}
-            lease_blocks = max(1, min(limits.LEASE_BLOCKS_MAX, limits.LEASE_BYTES_MAX // max(sizes)))
+            lease_blocks = max(1, min(limits.LEASE_BLOCKS_MAX, LEASE_BYTES_MAX // max(sizes)))
             made[group.index] = Columns(group.index, space, of_shard, lease_blocks, adapter)
         return made
 

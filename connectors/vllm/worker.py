@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from connectors import constants as limits
+from connectors.constants import MIB
 from connectors.device import BlockMover, Blocks, blocks_of
 from connectors.device.driver import DriverError
 from connectors.device.movers import movers_for
@@ -43,6 +44,8 @@ from connectors.vllm.messages import Orders, Rank, Report, Weights
 from connectors.vllm.model_files import elsewhere, foreign_code
 from connectors.vllm.namespace import rank_facts
 from connectors.vllm.stats import Tally
+
+IDLE_LOAD_BYTES_MAX = 256 * MIB  # copied by the engine's own thread in a step that computes nothing
 
 
 class WorkerHalf:
@@ -179,7 +182,7 @@ class WorkerHalf:
         self._saves.cancel(orders.cancel)
 
     def start_loads(self, orders: Orders) -> None:
-        at_once = limits.IDLE_LOAD_BYTES_MAX if orders.idle else 0
+        at_once = IDLE_LOAD_BYTES_MAX if orders.idle else 0
         for load in orders.loads:
             refused = not self._adapters.agrees(load.adapter)
             column = self._column_of(orders, load.group)

@@ -19,11 +19,14 @@ from kvstore.cli import FAILED, OK, UNREACHABLE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, start_failure
 from kvstore.cli.output import print_json, progress_bars
 from kvstore.cli.prefixes import ask
-from kvstore.constants import CHECK_TIMEOUT_S
+from kvstore.constants import STATUS_TIMEOUT_S, require
 from kvstore.units import plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.fsck import Finding
+
+CHECK_TIMEOUT_S = 120.0  # check() reads every row of every tier
+require(STATUS_TIMEOUT_S < CHECK_TIMEOUT_S, "a check may take longer than a status")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ from kvstore.cli.options import add_config_arguments, duration
 from kvstore.cli.output import print_json
 from kvstore.cli.prefixes import ask
 from kvstore.cli.streams import drawing
-from kvstore.constants import RECORD_POLL_S, RECORD_S_MAX, RECORD_S_MIN
+from kvstore.constants import DAY_S
 from kvstore.units import count, format_bytes, format_duration, percent, plural, printable, short_count
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from kvstore.client import Client
     from kvstore.replay.recorder import Recorder
+
+RECORD_POLL_S, RECORD_S_MIN, RECORD_S_MAX = 0.25, 1e-3, 365 * DAY_S
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

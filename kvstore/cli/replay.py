@@ -32,7 +32,7 @@ from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.options import add_output_argument, names
 from kvstore.cli.output import print_json, print_table, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
-from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_BLOCK_TOKENS_MAX
+from kvstore.constants import REPLAY_BLOCK_TOKENS
 from kvstore.units import (
     exact_bytes,
     format_bytes,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     from kvstore.replay.table import Cell, Result
     from kvstore.replay.trace import Trace
+
+REPLAY_BLOCK_TOKENS_MAX = 1 << 20
+
 
 CAPACITIES = "1%,5%,10%,25%"
 _A_SECOND = {"ms": 1000, "s": 1}

@@ -23,11 +23,14 @@ from kvstore.cli.options import add_config_arguments, duration, socket_path
 from kvstore.cli.output import is_terminal, print_json
 from kvstore.cli.prefixes import ask
 from kvstore.cli.streams import can_draw
-from kvstore.constants import STATUS_TIMEOUT_S, WATCH_INTERVAL_S_MAX, WATCH_INTERVAL_S_MIN
+from kvstore.constants import STATUS_TIMEOUT_S
 
 if TYPE_CHECKING:
     from kvstore.cli.full_screen import FullScreen
     from kvstore.client import Client
+
+WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
+
 
 MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
 COLUMNS_PLAIN = 100  # where there is no terminal to fit

@@ -21,12 +21,58 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvstore import constants as limits
-from kvstore.constants import GIB, KIB, MIB
+from kvstore.constants import (
+    CONNECTIONS_MAX_MAX,
+    DAY_S,
+    DOOR_CONNECTIONS_MAX,
+    DOOR_LEASE_SHARE_MAX,
+    GIB,
+    HOUR_S,
+    IO_THREADS_MAX,
+    KIB,
+    MIB,
+    NVME_CAPACITY_BYTES_MAX,
+    NVME_CAPACITY_BYTES_MIN,
+    PINNED_SHARE_DEFAULT,
+    PREFILL_TOKENS_PER_S_MAX,
+    SOCKET_PATH_BYTES_MAX,
+    STALL_S,
+    STALL_S_MAX,
+    STALL_S_MIN,
+    TIB,
+    require,
+)
 from kvstore.daemon.listening import parse_listen
 from kvstore.protocol.places import default_data_dir, default_socket
 from kvstore.units import exact_bytes, parse_bytes
-from tiers.constants import ROW_BYTES, SLOT_BYTES_MIN
+from tiers.constants import ROW_BYTES, SLAB_ALIGN_BYTES, SLOT_BYTES_MIN
+
+DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
+SLAB_BYTES_MAX = 256 * MIB  # what one slab's slot numbers can address at 4 KiB a slot
+SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX = 4 * KIB, 16 * MIB
+NVME_DIRECTORIES_MAX = 64
+STOP_TIMEOUT_S_MAX = 3600
+GPU_HOUR_PRICE_MAX = 1_000_000.0
+NVME_WRITE_BYTES_MIN = 1 * GIB  # a day; less would not pay for a handful of records
+LEASES_MAX_MAX = 65536
+DOOR_LEASES_MAX = 1024  # per connection
+EVENTS_INTERVAL_S_MIN, EVENTS_INTERVAL_S_MAX = 0.001, 60.0
+EVENTS_REPLAY_BYTES_MIN = 64 * KIB
+EVENTS_TOPIC_CHARS_MAX = 256
+SEEN_TIMES_MAX, DEMAND_S_MAX = 1_000_000, 365 * DAY_S
+PERSIST_BYTES_PER_S_MIN, PACK_BYTES_MIN, PACK_BYTES_MAX = 64 * KIB, 64 * KIB, 512 * MIB
+require(
+    SLAB_ALIGN_BYTES <= SLAB_BYTES_MAX and SLAB_BYTES_MAX % SLAB_ALIGN_BYTES == 0,
+    "slabs are whole huge pages",
+)
+require(SLAB_BYTES_MAX <= DRAM_CAPACITY_BYTES_MAX, "a slab fits into the largest arena")
+require(DRAM_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest arena holds a slab")
+require(NVME_CAPACITY_BYTES_MIN >= SLAB_ALIGN_BYTES, "the smallest NVMe directory holds a slab")
+require(SLOT_BYTES_MIN_MIN <= SLOT_BYTES_MIN_MAX <= SLAB_BYTES_MAX, "the smallest slot fits into a slab")
+require(
+    DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
+)
+
 
 DEFAULT_FILE = Path("/etc/kvstore/kvstore.toml")
 
@@ -85,8 +131,8 @@ def _absolute(value: Path) -> Path:
 
 
 def _socket_fits(value: Path) -> Path:
-    if len(bytes(value)) > limits.SOCKET_PATH_BYTES_MAX:
-        raise ValueError(f"{len(bytes(value))} bytes long: the kernel allows {limits.SOCKET_PATH_BYTES_MAX}")
+    if len(bytes(value)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"{len(bytes(value))} bytes long: the kernel allows {SOCKET_PATH_BYTES_MAX}")
     return value
 
 
@@ -116,9 +162,9 @@ def _endpoint(value: str) -> str:
     """ZeroMQ would take more, and say less of what is wrong."""
     path = value.removeprefix("ipc://")
     if path != value:
-        if not path.startswith("/") or len(path.encode()) > limits.SOCKET_PATH_BYTES_MAX:
+        if not path.startswith("/") or len(path.encode()) > SOCKET_PATH_BYTES_MAX:
             raise ValueError(
-                f"allowed is ipc:// and an absolute path of at most {limits.SOCKET_PATH_BYTES_MAX} bytes"
+                f"allowed is ipc:// and an absolute path of at most {SOCKET_PATH_BYTES_MAX} bytes"
             )
     elif value:
         tcp = _TCP.fullmatch(value)
@@ -162,7 +208,7 @@ Flag = Annotated[bool, BeforeValidator(_switched)]
 Count = Annotated[int, BeforeValidator(_no_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Size = Annotated[int, BeforeValidator(parse_bytes)]
-SlabBytes = Annotated[Size, size_between(limits.SLAB_ALIGN_BYTES, limits.SLAB_BYTES_MAX)]
+SlabBytes = Annotated[Size, size_between(SLAB_ALIGN_BYTES, SLAB_BYTES_MAX)]
 
 
 class Section(BaseModel):
@@ -184,13 +230,11 @@ class Dram(Section):
     capacity_bytes: Annotated[
         int | Literal["auto"],
         BeforeValidator(_size_or_auto),
-        size_between(limits.DRAM_CAPACITY_BYTES_MIN, limits.DRAM_CAPACITY_BYTES_MAX),
+        size_between(DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX),
     ] = "auto"
     when_short: Literal["refuse", "shrink"] = "refuse"
     slab_bytes: SlabBytes = 64 * MIB
-    slot_bytes_min: Annotated[Size, size_between(limits.SLOT_BYTES_MIN_MIN, limits.SLOT_BYTES_MIN_MAX)] = (
-        16 * KIB
-    )
+    slot_bytes_min: Annotated[Size, size_between(SLOT_BYTES_MIN_MIN, SLOT_BYTES_MIN_MAX)] = 16 * KIB
     huge_pages: Switch = "auto"
     directory: AbsolutePath | Literal["auto"] = "auto"
     prefault: Flag = True
@@ -202,39 +246,37 @@ class Nvme(Section):
     """Slot files on local disks; without directories there is no such tier."""
 
     directories: Annotated[
-        tuple[AbsolutePath, ...], BeforeValidator(_listed), Field(max_length=limits.NVME_DIRECTORIES_MAX)
+        tuple[AbsolutePath, ...], BeforeValidator(_listed), Field(max_length=NVME_DIRECTORIES_MAX)
     ] = ()
-    capacity_bytes: Annotated[
-        Size, size_between(limits.NVME_CAPACITY_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX)
-    ] = 64 * GIB
+    capacity_bytes: Annotated[Size, size_between(NVME_CAPACITY_BYTES_MIN, NVME_CAPACITY_BYTES_MAX)] = 64 * GIB
     slab_bytes: SlabBytes = 64 * MIB
     direct: Switch = "auto"
     write_bytes_per_day: Annotated[
-        Size, size_between(limits.NVME_WRITE_BYTES_MIN, limits.NVME_CAPACITY_BYTES_MAX, or_none=True)
+        Size, size_between(NVME_WRITE_BYTES_MIN, NVME_CAPACITY_BYTES_MAX, or_none=True)
     ] = 0
-    stall_s: Annotated[Number, between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.STALL_S
+    stall_s: Annotated[Number, between(STALL_S_MIN, STALL_S_MAX)] = STALL_S
 
 
 class Engine(Section):
     """How bytes move between the tiers, and which leave."""
 
     policy: Literal["lru", "kvstore"] = "kvstore"
-    io_threads: Annotated[Count, between(1, limits.IO_THREADS_MAX)] = 4
-    prefill_tokens_per_s: Annotated[Number, between(0, limits.PREFILL_TOKENS_PER_S_MAX)] = 0.0
+    io_threads: Annotated[Count, between(1, IO_THREADS_MAX)] = 4
+    prefill_tokens_per_s: Annotated[Number, between(0, PREFILL_TOKENS_PER_S_MAX)] = 0.0
 
 
 class Door(Section):
     """What the processes that attach here may take."""
 
-    connections_max: Annotated[Count, between(1, limits.CONNECTIONS_MAX_MAX)] = limits.DOOR_CONNECTIONS_MAX
-    leases_max: Annotated[Count, between(2, limits.LEASES_MAX_MAX)] = limits.DOOR_LEASES_MAX
-    lease_share_max: Annotated[Number, between(0.01, 1.0)] = limits.DOOR_LEASE_SHARE_MAX
+    connections_max: Annotated[Count, between(1, CONNECTIONS_MAX_MAX)] = DOOR_CONNECTIONS_MAX
+    leases_max: Annotated[Count, between(2, LEASES_MAX_MAX)] = DOOR_LEASES_MAX
+    lease_share_max: Annotated[Number, between(0.01, 1.0)] = DOOR_LEASE_SHARE_MAX
 
 
 class Report(Section):
     """What saved prefill is worth, in reports."""
 
-    gpu_hour_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
+    gpu_hour_price: Annotated[Number, between(0, GPU_HOUR_PRICE_MAX)] = 0.0
     currency: Annotated[str, Field(min_length=1, max_length=8)] = "USD"
 
 
@@ -242,23 +284,23 @@ class Durable(Section):
     """What is persisted in the region's bucket."""
 
     rule: Literal["seen", "cost", "off"] = "seen"
-    seen_times: Annotated[Count, between(1, limits.SEEN_TIMES_MAX)] = 2
-    seen_within_s: Annotated[Number, between(1, limits.DEMAND_S_MAX)] = limits.DAY_S
-    keep_s: Annotated[Number, between(60, limits.DEMAND_S_MAX)] = 7 * limits.DAY_S
-    half_life_s: Annotated[Number, between(1, limits.DEMAND_S_MAX)] = 6 * limits.HOUR_S
-    bytes_per_s: Annotated[Size, size_between(limits.PERSIST_BYTES_PER_S_MIN, limits.TIB)] = 128 * MIB
-    pack_bytes: Annotated[Size, size_between(limits.PACK_BYTES_MIN, limits.PACK_BYTES_MAX)] = 16 * MIB
+    seen_times: Annotated[Count, between(1, SEEN_TIMES_MAX)] = 2
+    seen_within_s: Annotated[Number, between(1, DEMAND_S_MAX)] = DAY_S
+    keep_s: Annotated[Number, between(60, DEMAND_S_MAX)] = 7 * DAY_S
+    half_life_s: Annotated[Number, between(1, DEMAND_S_MAX)] = 6 * HOUR_S
+    bytes_per_s: Annotated[Size, size_between(PERSIST_BYTES_PER_S_MIN, TIB)] = 128 * MIB
+    pack_bytes: Annotated[Size, size_between(PACK_BYTES_MIN, PACK_BYTES_MAX)] = 16 * MIB
     compression: Literal["off", "split-zstd"] = "off"
-    storage_gb_month_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.023
-    put_million_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 5.0
-    copy_gb_price: Annotated[Number, between(0, limits.GPU_HOUR_PRICE_MAX)] = 0.0
+    storage_gb_month_price: Annotated[Number, between(0, GPU_HOUR_PRICE_MAX)] = 0.023
+    put_million_price: Annotated[Number, between(0, GPU_HOUR_PRICE_MAX)] = 5.0
+    copy_gb_price: Annotated[Number, between(0, GPU_HOUR_PRICE_MAX)] = 0.0
     found_nowhere_share: Annotated[Number, between(0, 1)] = 0.1
 
 
 class Retention(Section):
     """What pins may take."""
 
-    pinned_share_max: Annotated[Number, between(0, 0.9)] = limits.PINNED_SHARE_DEFAULT
+    pinned_share_max: Annotated[Number, between(0, 0.9)] = PINNED_SHARE_DEFAULT
 
 
 class Events(Section):
@@ -266,10 +308,10 @@ class Events(Section):
 
     endpoint: Endpoint = ""
     replay_endpoint: Endpoint = ""
-    topic: Annotated[str, Field(max_length=limits.EVENTS_TOPIC_CHARS_MAX)] = ""
+    topic: Annotated[str, Field(max_length=EVENTS_TOPIC_CHARS_MAX)] = ""
     hash: Literal["int", "bytes"] = "int"
-    interval_s: Annotated[Number, between(limits.EVENTS_INTERVAL_S_MIN, limits.EVENTS_INTERVAL_S_MAX)] = 0.1
-    replay_bytes: Annotated[Size, size_between(limits.EVENTS_REPLAY_BYTES_MIN, limits.TIB)] = 64 * MIB
+    interval_s: Annotated[Number, between(EVENTS_INTERVAL_S_MIN, EVENTS_INTERVAL_S_MAX)] = 0.1
+    replay_bytes: Annotated[Size, size_between(EVENTS_REPLAY_BYTES_MIN, TIB)] = 64 * MIB
 
 
 class Web(Section):
@@ -293,7 +335,7 @@ class Config(Section):
     socket_path: SocketPath = Field(default_factory=lambda: Path(default_socket()))
     region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     regions_file: AbsolutePath | Literal[""] = ""
-    stop_timeout_s: Annotated[Number, between(0, limits.STOP_TIMEOUT_S_MAX)] = 20.0
+    stop_timeout_s: Annotated[Number, between(0, STOP_TIMEOUT_S_MAX)] = 20.0
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
@@ -347,8 +389,8 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
         ("dram", dram.slab_bytes, dram.capacity_bytes),
         ("nvme", nvme.slab_bytes, nvme.capacity_bytes),
     ):
-        if slab_bytes % limits.SLAB_ALIGN_BYTES:
-            yield f"{name}.slab_bytes", f"allowed are multiples of {exact_bytes(limits.SLAB_ALIGN_BYTES)}"
+        if slab_bytes % SLAB_ALIGN_BYTES:
+            yield f"{name}.slab_bytes", f"allowed are multiples of {exact_bytes(SLAB_ALIGN_BYTES)}"
         if isinstance(capacity_bytes, int) and capacity_bytes < slab_bytes:
             yield (
                 f"{name}.capacity_bytes",
@@ -360,10 +402,10 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     if nvme.slab_bytes <= nvme.capacity_bytes < nvme.slab_bytes + row_bytes:
         least = exact_bytes(nvme.slab_bytes + row_bytes)
         yield "nvme.capacity_bytes", f"allowed are at least {least}: one nvme.slab_bytes and its rows"
-    if dram.slot_bytes_min % limits.SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
+    if dram.slot_bytes_min % SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
         yield (
             "dram.slot_bytes_min",
-            f"allowed are multiples of {exact_bytes(limits.SLOT_BYTES_MIN_MIN)} up to dram.slab_bytes",
+            f"allowed are multiples of {exact_bytes(SLOT_BYTES_MIN_MIN)} up to dram.slab_bytes",
         )
     if config.regions_file and not config.region:
         yield "region", "which of the regions in regions_file this node is in: it must be set"

@@ -25,10 +25,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX, NEAREST_NAME_CUTOFF
+from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX
 from kvstore.daemon.config import DEFAULT_FILE, Config, keys, misfits, sections, value_of
 from kvstore.units import printable
 from tiers.reading import Unreadable, as_toml, read_text
+
+NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
+
 
 ENV_PREFIX = "KVSTORE_"
 ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting

@@ -32,11 +32,14 @@ import stat
 import uuid
 from pathlib import Path
 
-from kvstore.constants import DATA_DIR_FORMAT, DATA_DIR_MARK_BYTES_MAX
+from kvstore.constants import DATA_DIR_MARK_BYTES_MAX
 from kvstore.errors import DataDirBusy, DataDirError, DataDirNotOurs
 from kvstore.protocol import places
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
+
+DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
+
 
 log = logging.getLogger("kvstore.daemon.data_dir")
 

@@ -19,19 +19,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvstore import __version__
-from kvstore.constants import (
-    TRACES_BATCH_SPANS,
-    TRACES_CLOSE_S,
-    TRACES_INTERVAL_S,
-    TRACES_TIMEOUT_S,
-    TRACES_WAITING_MAX,
-)
 from kvstore.daemon.config import Config
 from kvstore.errors import StartSettingError
 from kvstore.ledger.tracing import Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+
+TRACES_WAITING_MAX = 8192  # spans that wait for the collector; beyond it they are lost
+TRACES_BATCH_SPANS = 32  # sent at once: encoding them takes the interpreter for about a millisecond
+TRACES_INTERVAL_S = 1.0  # between two looks at what waits
+TRACES_TIMEOUT_S = 5.0  # of one request to the collector, tries included
+TRACES_CLOSE_S = 1.0  # at a stop, for what is not sent yet
+
 
 log = logging.getLogger("kvstore.daemon.exporting")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.constants import VERIFY_BATCH_RECORDS
 from kvstore.daemon.config import Config
 from kvstore.daemon.data_dir import hold
 from kvstore.daemon.sizing import preferred_directory
@@ -27,6 +26,9 @@ from tiers.device import Device
 from tiers.device_home import read_marker
 from tiers.errors import OpenError
 from tiers.pages import find_arena
+
+VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
+
 
 # (what, records done, records in all): called after every batch of a verification
 Progress = Callable[[str, int, int], None]

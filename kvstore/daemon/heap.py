@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import gc
 
-from kvstore.constants import GC_FULL_ROUNDS, GC_MIDDLE_ROUNDS, GC_YOUNG_OBJECTS
+GC_YOUNG_OBJECTS = 2000  # Python looks for cycles among the youngest objects after so many new ones
+GC_MIDDLE_ROUNDS = 5  # of those rounds before it looks among the objects that stayed
+GC_FULL_ROUNDS = 1_000_000  # of the middle rounds before it looks at everything: never
 
 
 def give_back() -> None:

@@ -16,12 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import SERVING_BYTES_MAX
+from kvstore.constants import KIB
 from kvstore.retention.clock import boot_id
 from tiers import memory_limits
 from tiers.constants import MEMORY_HEADROOM_BYTES
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
+
+SERVING_BYTES_MAX = 64 * KIB  # serving.json is a hundred bytes
+
 
 log = logging.getLogger("kvstore.daemon.last_run")
 

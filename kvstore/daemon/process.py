@@ -22,8 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore import output
-from kvstore.constants import DESCRIPTORS_LEAST, DESCRIPTORS_MAX, DOOR_CONNECTIONS_LEAST, DOOR_TOOLS_MAX
+from kvstore.constants import DOOR_TOOLS_MAX
 from kvstore.errors import StartError, TooFewDescriptors
+
+DESCRIPTORS_MAX = 1 << 20  # that a process asks for; some systems give a thousand times as many
+DESCRIPTORS_LEAST = 32  # with fewer, libraries end the process without a word
+DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
+
 
 log = logging.getLogger("kvstore.daemon.process")
 

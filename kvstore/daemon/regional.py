@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore.constants import OBJECT_BATCH_RECORDS, OBJECT_JOBS_MAX
 from kvstore.daemon.config import Config, Durable
 from kvstore.daemon.data_dir import DataDir
 from kvstore.daemon.regions_file import Deployment, Place, load_regions
@@ -25,6 +24,9 @@ from replication.erased import Erased
 from replication.read_through import ReadThrough
 from replication.region_node import RegionNode
 from replication.tombstones import Tombstone
+
+OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
+
 
 Reply = Callable[[Callable[[], None]], object]
 

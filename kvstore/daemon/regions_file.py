@@ -21,8 +21,15 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
-from kvstore import constants as limits
-from kvstore.constants import CONFIG_FILE_BYTES_MAX, CONFIG_SHOWN_CHARS_MAX
+from kvstore.constants import (
+    CONFIG_FILE_BYTES_MAX,
+    CONFIG_SHOWN_CHARS_MAX,
+    DAY_S,
+    KIB,
+    STALL_S_MAX,
+    STALL_S_MIN,
+    TIB,
+)
 from kvstore.daemon.config import Number, Section, Switch, between, size_between
 from kvstore.errors import StartError
 from kvstore.units import parse_bytes
@@ -33,6 +40,13 @@ from tiers.object_store import open_objects
 from tiers.object_urls import is_host_label
 from tiers.objects import Objects
 from tiers.reading import Unreadable, as_toml, read_text
+
+# By which clocks differ at most; no less than news takes to be read.
+CLOCK_SKEW_S, CLOCK_SKEW_S_MIN = (300.0, 8.0)
+BUCKET_STALL_S = 5.0  # one request of a bucket hangs
+REGIONS_MAX, COPY_RULES_MAX = 64, 1000  # of one deployment
+COPY_BYTES_PER_S_MIN = 64 * KIB
+
 
 REGION_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _URL = re.compile(r"(s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s?#]*")
@@ -85,7 +99,7 @@ class Place(Section):
     endpoint: Annotated[str, AfterValidator(_endpoint)] = ""
     bucket_region: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9-]*$")] = ""
     path_style: Switch = "auto"
-    stall_s: Annotated[Number, between(limits.STALL_S_MIN, limits.STALL_S_MAX)] = limits.BUCKET_STALL_S
+    stall_s: Annotated[Number, between(STALL_S_MIN, STALL_S_MAX)] = BUCKET_STALL_S
     read_through: tuple[RegionName, ...] = ()
 
     def options(self) -> ObjectOptions:
@@ -118,7 +132,7 @@ class CopyRule(Section):
     action: Literal["copy", "skip"] = "copy"
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     bytes_per_s: Annotated[
-        int, BeforeValidator(parse_bytes), size_between(limits.COPY_BYTES_PER_S_MIN, limits.TIB, or_none=True)
+        int, BeforeValidator(parse_bytes), size_between(COPY_BYTES_PER_S_MIN, TIB, or_none=True)
     ] = 0
     copier: Annotated[Literal["own", "juicefs"], AfterValidator(_copier)] = "own"
 
@@ -133,9 +147,9 @@ class Deployment(Section):
     """All regions that belong together."""
 
     deployment: RegionName
-    clock_skew_s: Annotated[Number, between(limits.CLOCK_SKEW_S_MIN, limits.DAY_S)] = limits.CLOCK_SKEW_S
-    regions: Annotated[dict[RegionName, Place], Field(min_length=1, max_length=limits.REGIONS_MAX)]
-    rules: Annotated[tuple[CopyRule, ...], Field(max_length=limits.COPY_RULES_MAX)] = ()
+    clock_skew_s: Annotated[Number, between(CLOCK_SKEW_S_MIN, DAY_S)] = CLOCK_SKEW_S
+    regions: Annotated[dict[RegionName, Place], Field(min_length=1, max_length=REGIONS_MAX)]
+    rules: Annotated[tuple[CopyRule, ...], Field(max_length=COPY_RULES_MAX)] = ()
 
     def place(self, region: str, asked_by: str) -> Place:
         """Raises RegionsFileError; asked_by: who names it, such as "region"."""

@@ -23,26 +23,12 @@ from typing import Any
 
 from kvstore import __version__
 from kvstore.constants import (
-    CHECK_IDLE_S,
-    DESCRIPTORS_KEPT,
-    DESCRIPTORS_KEPT_PER_DEVICE,
-    DESCRIPTORS_KEPT_PER_REGION,
-    EXPIRY_PAUSE_S,
-    FILE_THREADS,
-    FLUSH_POLL_S,
-    HEAP_INTERVAL_S,
+    EXPIRY_SLICE_S,
     IO_CLOSE_S,
-    JOIN_WAIT_S,
-    LOOP_DELAY_INTERVAL_S,
-    PERSIST_PAUSE_S,
-    POLICY_LEARNS_AFTER_S,
     PROBE_READS_MAX,
-    STATS_LOG_INTERVAL_S,
-    THREADS_SPARE,
     TICK_INTERVAL_S,
     WARM_PAUSE_S,
-    WATCH_INTERVAL_S_LEAST,
-    WATCH_SHARE,
+    require,
 )
 from kvstore.daemon import heap
 from kvstore.daemon.config import Config
@@ -80,6 +66,27 @@ from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
 from tiers.arenas_left import held_bytes
+
+DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets and the like
+DESCRIPTORS_KEPT_PER_REGION = 128  # for the requests to each region that is read
+DESCRIPTORS_KEPT_PER_DEVICE = 64  # for the slab files of each NVMe directory
+THREADS_SPARE = 32  # that libraries start, besides those of ours
+CHECK_IDLE_S = 300.0  # check() runs when no client has asked anything for this long
+FLUSH_POLL_S = 0.02  # between two looks at whether everything is on NVMe, while stopping
+HEAP_INTERVAL_S = 60.0  # memory that is not used goes back to the system
+STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happened
+FILE_THREADS = 3  # for files of our own, and for comparing checksums of adopted records
+WATCH_SHARE = 0.25  # of nvme.stall_s between two looks at what hangs
+WATCH_INTERVAL_S_LEAST = 0.02  # between two looks at what hangs, however short the stall
+LOOP_DELAY_INTERVAL_S = 0.1  # between two looks at how late the event loop is
+EXPIRY_PAUSE_S = 0.006  # for everybody else, between two slices of sweeping
+POLICY_LEARNS_AFTER_S = 0.001  # what nobody waits for, while the client copies
+# Of a start, for a bucket that refuses: one that does not answer does not delay it longer.
+JOIN_WAIT_S = 3.0
+PERSIST_PAUSE_S = 0.1  # between two looks where there is nothing to count
+require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
+require(EXPIRY_SLICE_S < EXPIRY_PAUSE_S < TICK_INTERVAL_S, "dropping leaves most of the time to others")
+
 
 log = logging.getLogger("kvstore.service")
 

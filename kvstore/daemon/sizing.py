@@ -18,7 +18,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.constants import DRAM_SHARE
 from kvstore.daemon.config import Dram
 from kvstore.errors import MemoryShort, StartSettingError
 from tiers import memory_limits, pages
@@ -28,6 +27,9 @@ from tiers.errors import NotOursError, OpenError
 from tiers.memory_limits import Limit
 from tiers.sizes import exact_bytes, format_bytes
 from tiers.slot_table import Layout
+
+DRAM_SHARE = 4  # with dram.capacity_bytes = "auto": one part in so many of the memory that is free
+
 
 log = logging.getLogger("kvstore.daemon.sizing")
 

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.constants import PLACE_CHECK_S
 from kvstore.daemon.config import Config
 from kvstore.daemon.data_dir import DataDir, hold
 from kvstore.daemon.last_run import LastRun
@@ -27,6 +26,10 @@ from tiers.device import Device
 from tiers.device_home import require_place
 from tiers.errors import OpenError
 from tiers.sizes import format_bytes
+
+# For NVMe directories to prove at a start that they are ours; one that hangs is left out.
+PLACE_CHECK_S = 1.0
+
 
 log = logging.getLogger("kvstore.daemon.storage")
 

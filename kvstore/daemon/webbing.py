@@ -18,8 +18,14 @@ import sys
 from pathlib import Path
 
 import kvstore
-from kvstore.constants import WEB_END_S, WEB_LOOK_S, WEB_RESTART_S_MAX, WEB_RESTART_S_MIN, WEB_STEADY_S
 from kvstore.daemon.config import Config
+
+WEB_LOOK_S = 0.5  # between two looks whether that process lives
+# Pause before the page is started again; doubles while it ends at once.
+WEB_RESTART_S_MIN, WEB_RESTART_S_MAX = (0.5, 60.0)
+WEB_STEADY_S = 30.0  # a page that ran for so long did not end at once
+WEB_END_S = 0.3  # at a stop, until it is killed: it has nothing to lose
+
 
 log = logging.getLogger("kvstore.daemon.webbing")
 

@@ -21,11 +21,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvstore.constants import BUNDLE_COMMAND_S, BUNDLE_LOG_LINES, BUNDLE_MEMBER_BYTES_MAX
+from kvstore.constants import MIB
 from kvstore.daemon.config import keys, plain, value_of
 from kvstore.doctor.findings import Case, read_text
 from kvstore.doctor.scrub import Scrubber, names_in, names_in_log, secrets_in, secrets_of
 from tiers import memory_limits
+
+BUNDLE_LOG_LINES = 2000
+BUNDLE_MEMBER_BYTES_MAX = 8 * MIB  # of one file in it
+BUNDLE_COMMAND_S = 10.0  # for journalctl
+
 
 _UNITS = ("kvstore", "kvstore-mirror")
 _OF_THE_KERNEL = ("meminfo", "limits")  # in which nobody else writes

@@ -15,15 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.constants import (
-    DOCTOR_DISK_BYTES,
-    DOCTOR_DISK_PIECE_BYTES,
-    DOCTOR_DISK_SMALL_READS,
-    DOCTOR_DISK_THREADS,
-    KIB,
-)
+from kvstore.constants import KIB, MIB
 from kvstore.units import format_bytes
 from tiers.direct import free_bytes
+
+DOCTOR_DISK_BYTES = 256 * MIB  # written and read by --disks in each directory
+DOCTOR_DISK_PIECE_BYTES, DOCTOR_DISK_THREADS = 2 * MIB, 4  # written or read at once, and threads that do so
+DOCTOR_DISK_SMALL_READS = 64  # reads of 4 KiB that measure the latency
 
 
 class NotMeasured(Exception):

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.constants import DOCTOR_DISK_READ_BYTES_PER_S
 from kvstore.daemon.config import Nvme
 from kvstore.doctor.disk_speed import NotMeasured, Speed, measure
 from kvstore.doctor.findings import Case, Finding, Level, nearest_there, user_name
@@ -17,6 +16,9 @@ from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.device_home import read_marker
 from tiers.direct import NO_LIMIT_BYTES, free_bytes
 from tiers.errors import DamagedError, OpenError
+
+DOCTOR_DISK_READ_BYTES_PER_S = 500_000_000  # slower than that is no local NVMe
+
 
 _MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "glusterfs", "gpfs", "afs")

@@ -10,11 +10,15 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.constants import DATA_DIR_MARK_BYTES_MAX, DOCTOR_ANSWER_S, DOCTOR_SPARE_FILES
+from kvstore.constants import DATA_DIR_MARK_BYTES_MAX
 from kvstore.daemon.data_dir import LOCK, MARK
 from kvstore.daemon.listening import Listen, parse_listen
 from kvstore.doctor.findings import Case, Finding, Level, is_ours, nearest_there, user_name
 from tiers.reading import Unreadable, read_json
+
+DOCTOR_ANSWER_S = 3.0  # for the port of the web, and for each question to a bucket
+DOCTOR_SPARE_FILES = 256  # descriptors that a daemon needs besides its connections
+DOCTOR_FUTURE_S = 60.0  # a file that is so much newer than now: the clock went back
 
 
 def instance_of(data_dir: Path) -> str | None:
@@ -78,7 +82,6 @@ def _foreign(case: Case, path: Path) -> Finding:
 
 
 def _from_the_future(case: Case, path: Path, names: list[str]) -> Path | None:
-    from kvstore.constants import DOCTOR_FUTURE_S
 
     limit_s = case.clock() + DOCTOR_FUTURE_S
     for name in sorted(names):

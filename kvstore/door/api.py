@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kvstore import constants
+from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
 from kvstore.door.processes import Limits, Process, Processes
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
@@ -50,6 +50,13 @@ from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY
 from tiers.errors import TierError
 from tiers.namespace_spec import NamespaceSpec
+
+DOOR_NAMESPACES_MAX = 1024  # per process
+DOOR_NAMESPACE_BYTES_MAX = 4 * MIB  # of the fields of a process's namespaces
+DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
+RECORDINGS_MAX = 8  # under way at a time
+require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more than there may be")
+
 
 log = logging.getLogger("kvstore.door")
 
@@ -173,9 +180,9 @@ class Api:
             log.exception("checking the books failed")
             lines = [f"the check itself failed: {type(error).__name__}; the daemon's log has more"]
         log.info("checked the books in %.3f s: %d problems", self.clock() - begun_s, len(lines))
-        if len(lines) > constants.DOOR_PROBLEMS_MAX:
-            more = len(lines) - constants.DOOR_PROBLEMS_MAX
-            lines = [*lines[: constants.DOOR_PROBLEMS_MAX], f"and {more} more"]
+        if len(lines) > DOOR_PROBLEMS_MAX:
+            more = len(lines) - DOOR_PROBLEMS_MAX
+            lines = [*lines[:DOOR_PROBLEMS_MAX], f"and {more} more"]
         self._check = None
         later.set(frames.Problems(lines))
 
@@ -341,8 +348,8 @@ class Caller:
     def _register(self, request: frames.Register) -> frames.Answer:
         for namespace in [n for n in self._namespaces.values() if n.is_ended]:
             self._let_go(namespace)
-        if self._process.namespaces >= constants.DOOR_NAMESPACES_MAX:
-            raise LimitExceeded(f"{constants.DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
+        if self._process.namespaces >= DOOR_NAMESPACES_MAX:
+            raise LimitExceeded(f"{DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
         r = request
         try:
             columns = pack_columns(r.columns, r.record_bytes)
@@ -353,9 +360,9 @@ class Caller:
             raise LimitExceeded(
                 f"fields of {size_bytes} bytes: at most {frames.FIELDS_BYTES_MAX} are allowed"
             )
-        if self._process.namespace_bytes + size_bytes > constants.DOOR_NAMESPACE_BYTES_MAX:
+        if self._process.namespace_bytes + size_bytes > DOOR_NAMESPACE_BYTES_MAX:
             raise LimitExceeded(
-                f"fields of one process's namespaces: {constants.DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
+                f"fields of one process's namespaces: {DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
             )
         spec = NamespaceSpec(r.digest, r.record_bytes, r.hash_bytes, r.block_tokens, r.fields, columns)
         number = self._engine.register(spec)
@@ -381,7 +388,7 @@ class Caller:
         self._process.namespace_bytes -= self._spec_bytes.pop(namespace.id)
 
     def _list(self, r: frames.Namespaces) -> frames.Answer:
-        return frames.StatusReport(self._engine.list_namespaces(min(r.skip, constants.NAMESPACES_MAX)))
+        return frames.StatusReport(self._engine.list_namespaces(min(r.skip, NAMESPACES_MAX)))
 
     # -- reading --
 
@@ -399,7 +406,7 @@ class Caller:
             request.more,
             request.tokens,
             request.local_tokens,
-            rate if rate >= constants.PREFILL_TOKENS_PER_S_MIN else 0.0,
+            rate if rate >= PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = yield from self._engine.find_steps(request.namespaces, request.hashes, asking)
         self._answer(frames.Count(found.usable, found.writing))
@@ -659,8 +666,8 @@ class Caller:
 
     def _record(self, _: frames.Record) -> frames.Answer:
         if self._recording is None:
-            if len(self._api.recordings) >= constants.RECORDINGS_MAX:
-                raise LimitExceeded(f"{constants.RECORDINGS_MAX} recordings at a time are allowed")
+            if len(self._api.recordings) >= RECORDINGS_MAX:
+                raise LimitExceeded(f"{RECORDINGS_MAX} recordings at a time are allowed")
             self._recording = Recording(self._api.clock)
             self._api.recordings.append(self._recording)
         return self._recording.take()
@@ -757,4 +764,4 @@ def price_us(tag: int, size_bytes: int) -> float:
     if tag not in _BY_TAG:
         return 5.0  # it will be refused
     kind = KINDS[_BY_TAG[tag]]
-    return min(kind.price_us + size_bytes * kind.byte_us, max(kind.price_us, constants.DOOR_PIECE_US))
+    return min(kind.price_us + size_bytes * kind.byte_us, max(kind.price_us, DOOR_PIECE_US))

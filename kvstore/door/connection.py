@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from kvstore import constants
+from kvstore.constants import DOOR_PIECE_US, DOOR_RECEIVE_BYTES, MIB
 from kvstore.door.api import Api, Caller, kind_of, price_us
 from kvstore.door.inbox import Inbox
 from kvstore.door.memory import FrameMemory, UnreadAnswers
@@ -24,6 +24,9 @@ from kvstore.door.processes import Process
 from kvstore.engine.sessions import Session
 from kvstore.errors import BadFrame, BadRequest, ConnectionRefused, FrameTooLarge, Internal, TooSlow
 from kvstore.protocol import frames
+
+DOOR_STALLED_S_PRESSED = 1.0  # for half a frame, while others wait for its memory
+DOOR_SKIPPED_BYTES_MAX = 64 * MIB  # of a frame that is too large; one that claims more is none of ours
 
 
 class Shared(NamedTuple):
@@ -117,7 +120,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._caller.take_expired()
         patience_s = self._shared.stalled_s_max
         if self._shared.frame_memory.waiting and self._taken_bytes:
-            patience_s = min(patience_s, constants.DOOR_STALLED_S_PRESSED)
+            patience_s = min(patience_s, DOOR_STALLED_S_PRESSED)
         if self._stalled_since is None or now_s - self._stalled_since <= patience_s:
             return
         if self._is_closing or self._is_unread:  # one more Error frame would not be read either
@@ -145,7 +148,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         if self._is_queued or self._is_working or self._is_closing:
             return
         if self._caller.has_steps:
-            self._queue(constants.DOOR_PIECE_US)
+            self._queue(DOOR_PIECE_US)
         elif self._caller.is_free and not self._is_unread:
             self._give_back()
             try:
@@ -160,7 +163,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             self._next_bytes = size
             self._queue(price_us(self._inbox.tag(), size))
             return
-        if size > constants.DOOR_RECEIVE_BYTES and not self._taken_bytes:
+        if size > DOOR_RECEIVE_BYTES and not self._taken_bytes:
             if not self._shared.frame_memory.take(self._process, size, self._look):
                 self._stalled_since = None  # it is us who does not read
                 self._read(False)
@@ -174,7 +177,7 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _skip(self, refusal: FrameTooLarge) -> None:
         """Refuse a frame that is too large, and go on behind it; hang up where that would be far away."""
-        if refusal.size_bytes > constants.DOOR_SKIPPED_BYTES_MAX:
+        if refusal.size_bytes > DOOR_SKIPPED_BYTES_MAX:
             self._hang_up(refusal)
             return
         self._inbox.skip(frames.HEADER_BYTES + refusal.size_bytes)

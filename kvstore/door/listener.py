@@ -19,8 +19,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.constants import DOOR_LOCK_POLL_S, DOOR_LOCK_S, DOOR_PROBE_TIMEOUT_S, SOCKET_PATH_BYTES_MAX
+from kvstore.constants import SOCKET_PATH_BYTES_MAX
 from kvstore.errors import SocketBusy, SocketPathError
+
+DOOR_PROBE_TIMEOUT_S = 1.0  # how long a daemon that owns the socket file has to answer
+# For the lock of the socket's directory, while another daemon opens its own.
+DOOR_LOCK_S, DOOR_LOCK_POLL_S = (5.0, 0.01)
 
 
 class DoorSocket:

@@ -14,11 +14,15 @@ import logging
 import os
 from typing import NamedTuple
 
-from kvstore import constants
+from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX
 from kvstore.errors import TooManyConnections
 from kvstore.units import format_bytes
 from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
+
+DOOR_PROCESS_CONNECTIONS_MAX = 128  # of one process: an engine that leaks them must not lock others out
+DOOR_LEASE_S_MAX = 600.0  # whoever holds a lease for longer hangs: its connection is closed
+
 
 log = logging.getLogger("kvstore.door")
 
@@ -34,13 +38,13 @@ class Limits(NamedTuple):
     leases_max: int
     lease_bytes_max: int
     process_lease_bytes_max: int
-    process_connections_max: int = constants.DOOR_PROCESS_CONNECTIONS_MAX
-    lease_s_max: float = constants.DOOR_LEASE_S_MAX
+    process_connections_max: int = DOOR_PROCESS_CONNECTIONS_MAX
+    lease_s_max: float = DOOR_LEASE_S_MAX
 
     @classmethod
     def of(cls, arena_bytes: int, leases_max: int, lease_share_max: float) -> Limits:
         """lease_share_max: of the arena, what one connection may hold."""
-        process_share = max(lease_share_max, constants.DOOR_PROCESS_LEASE_SHARE_MAX)
+        process_share = max(lease_share_max, DOOR_PROCESS_LEASE_SHARE_MAX)
         return cls(
             arena_bytes, leases_max, int(arena_bytes * lease_share_max), int(arena_bytes * process_share)
         )

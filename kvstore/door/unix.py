@@ -28,9 +28,16 @@ from typing import Any
 
 import msgspec
 
-from kvstore import constants
+from kvstore.constants import (
+    CONNECTIONS_MAX_MAX,
+    DOOR_CONNECTIONS_MAX,
+    DOOR_RECEIVE_BYTES,
+    DOOR_TOOLS_MAX,
+    MIB,
+    require,
+)
 from kvstore.door.api import Api
-from kvstore.door.connection import DoorConnection, Shared
+from kvstore.door.connection import DOOR_STALLED_S_PRESSED, DoorConnection, Shared
 from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
 from kvstore.door.processes import Process
@@ -48,6 +55,19 @@ from tiers.arena import Arena
 from tiers.constants import LOCK_BASE
 from tiers.errors import TierError
 
+DOOR_BACKLOG = 512  # clients that may wait to be accepted
+DOOR_HELLO_TIMEOUT_S = 5.0  # a peer that connects and says nothing
+DOOR_STALLED_S_MAX = 10.0  # for half a frame, or for answers that are not read
+DOOR_ACCEPTED_AT_ONCE = 16  # in one turn of the loop, a fraction of a millisecond
+DOOR_REFUSAL_LOG_S = 1.0  # between two lines about connections that are refused for the same reason
+DOOR_ACCEPT_RETRY_S = 0.1  # after running out of descriptors
+DOOR_FRAMES_BYTES_MAX = 32 * MIB  # frames larger than one read, all connections together
+DOOR_UNREAD_BYTES_MAX = 16 * MIB  # answers that are not read, all connections together
+require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shortest thing to wait for")
+require(DOOR_STALLED_S_MAX >= DOOR_STALLED_S_PRESSED, "pressed is shorter")
+require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "a frame of 4 MiB fits beside another")
+
+
 log = logging.getLogger("kvstore.door")
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -64,10 +84,10 @@ class Door:
         socket_path: str | os.PathLike[str],
         *,
         instance: str = "",
-        connections_max: int = constants.DOOR_CONNECTIONS_MAX,
-        connections_room: int = constants.CONNECTIONS_MAX_MAX,
-        hello_timeout_s: float = constants.DOOR_HELLO_TIMEOUT_S,
-        stalled_s_max: float = constants.DOOR_STALLED_S_MAX,
+        connections_max: int = DOOR_CONNECTIONS_MAX,
+        connections_room: int = CONNECTIONS_MAX_MAX,
+        hello_timeout_s: float = DOOR_HELLO_TIMEOUT_S,
+        stalled_s_max: float = DOOR_STALLED_S_MAX,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Opens nothing yet.
@@ -80,10 +100,10 @@ class Door:
         self.connections: set[DoorConnection] = set()
         self.shared = Shared(
             api,
-            FrameMemory(constants.DOOR_FRAMES_BYTES_MAX),
-            UnreadAnswers(constants.DOOR_UNREAD_BYTES_MAX),
+            FrameMemory(DOOR_FRAMES_BYTES_MAX),
+            UnreadAnswers(DOOR_UNREAD_BYTES_MAX),
             self.connections,
-            memoryview(bytearray(constants.DOOR_RECEIVE_BYTES)),
+            memoryview(bytearray(DOOR_RECEIVE_BYTES)),
             stalled_s_max,
         )
         self._arena = arena
@@ -151,7 +171,7 @@ class Door:
     def another_socket(self) -> DoorSocket:
         """For `listen_at`, where the file is gone. Blocks on the file system: for any thread. Raises SocketBusy,
         SocketPathError."""
-        return DoorSocket(self.path, constants.DOOR_BACKLOG)
+        return DoorSocket(self.path, DOOR_BACKLOG)
 
     def listen_at(self, another: DoorSocket) -> None:
         """From now on; those who came to the socket before are served. Closes it where the door is closed already."""
@@ -196,11 +216,11 @@ class Door:
                     self.api.refused["accept_failed"] += 1
                     if error.errno in (errno.EMFILE, errno.ENFILE):
                         spare.refuse(listener)
-                    await asyncio.sleep(constants.DOOR_ACCEPT_RETRY_S)
+                    await asyncio.sleep(DOOR_ACCEPT_RETRY_S)
                     continue
                 self._accepted += 1
                 self._admit(peer)
-                if self._accepted % constants.DOOR_ACCEPTED_AT_ONCE == 0:
+                if self._accepted % DOOR_ACCEPTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # whoever is inside comes first
 
     def _admit(self, peer: socket.socket) -> None:
@@ -209,7 +229,7 @@ class Door:
         try:
             pid, uid, key = _peer_of(peer)
             peer.setblocking(False)
-            self._require_room(constants.DOOR_TOOLS_MAX - 1)  # this peer is not counted yet
+            self._require_room(DOOR_TOOLS_MAX - 1)  # this peer is not counted yet
             process = self.api.enter(key)
         except ConnectionRefused as refusal:
             self._refuse(peer, pid, uid, refusal)
@@ -224,7 +244,7 @@ class Door:
         """Say why, and close. A line in the log for each reason, and no more than one a second."""
         self.api.refused[refusal.code] += 1
         now_s = self.api.clock()
-        if now_s - self._refused_s.get(refusal.code, -1.0) >= constants.DOOR_REFUSAL_LOG_S:
+        if now_s - self._refused_s.get(refusal.code, -1.0) >= DOOR_REFUSAL_LOG_S:
             self._refused_s[refusal.code] = now_s
             log.warning("connection of pid %d, uid %d refused: %s: %s", pid, uid, refusal.code, refusal)
         with contextlib.suppress(OSError):

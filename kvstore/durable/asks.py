@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstore.constants import GRANULE_TOKENS, KEEP_TOLD_SHARE, PERSIST_ASKS_BYTES_MAX, PERSIST_TICKETS_MAX
+from kvstore.constants import PERSIST_ASKS_BYTES_MAX
 from kvstore.durable.demand import Demand, name_of
 from kvstore.durable.traffic import Traffic
 from kvstore.durable.worth import Block, Worth
 from kvstore.index.block import Namespace
+
+GRANULE_TOKENS = 256  # of a prompt, counted and persisted together; one block, if that is more
+KEEP_TOLD_SHARE = 0.5  # of its life: a durable prefix that gains more is announced to be kept longer
+PERSIST_TICKETS_MAX = 65_536  # requests remembered, so that each counts once
 
 
 class Worthy(NamedTuple):

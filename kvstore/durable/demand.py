@@ -17,7 +17,9 @@ from collections.abc import Callable
 
 import xxhash
 
-from kvstore.constants import DEMAND_PLACES, DEMAND_SET_PLACES
+# Prefixes that are counted, 16 bytes each, and how many share a set.
+DEMAND_PLACES, DEMAND_SET_PLACES = (1 << 20, 8)
+
 
 _MAGIC = b"KVDEMND1"
 _HEAD = struct.Struct("<8sQ16s")

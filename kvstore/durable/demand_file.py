@@ -6,11 +6,13 @@ import logging
 import threading
 from pathlib import Path
 
-from kvstore.constants import DEMAND_SAVE_INTERVAL_S
 from kvstore.durable.demand import Demand
 from kvstore.io_pool import Io
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_bytes
+
+DEMAND_SAVE_INTERVAL_S = 300.0  # what a kill may lose of the counts
+
 
 log = logging.getLogger("kvstore.durable.demand_file")
 

@@ -25,14 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kvstore.constants import (
-    PERSIST_CANDIDATES_MAX,
-    PERSIST_DELAY_S,
-    PERSIST_JOBS_MAX,
-    PERSIST_LOOKS_MAX,
-    PERSIST_STEP_GRANULES,
-    PERSIST_TRIES_MAX,
-)
+from kvstore.constants import PERSIST_CANDIDATES_MAX, PERSIST_JOBS_MAX
 from kvstore.durable import worth
 from kvstore.durable.asks import Asks, Worthy, granule_blocks
 from kvstore.durable.demand import Demand
@@ -46,6 +39,11 @@ from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.pack_memory import PackMemory, PackRoom
 from tiers.packs import PACK_RECORDS_MAX, PackHeader
+
+PERSIST_STEP_GRANULES = 400  # counted between two yields: about a millisecond
+PERSIST_DELAY_S = 2.0  # from a lookup until its blocks are looked for; doubles with each try
+PERSIST_TRIES_MAX = 5  # of the same part of a prefix
+PERSIST_LOOKS_MAX = 16  # candidates looked at in one step
 
 
 class Life(NamedTuple):

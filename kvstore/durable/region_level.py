@@ -17,7 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from kvstore.constants import JOIN_PAUSE_S, REGION_CLOSE_S, TICK_INTERVAL_S
+from kvstore.constants import JOIN_PAUSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
@@ -27,6 +27,9 @@ from replication.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError
+
+REGION_CLOSE_S = 2.0  # at a stop, for requests under way
+
 
 log = logging.getLogger("kvstore.durable.region_level")
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
-from kvstore.constants import TRAFFIC_KINDS_MAX
 from kvstore.index.block import Namespace
 from replication.constants import NODE_ROWS_MAX
 from replication.nodes import Asked, faded
+
+TRAFFIC_KINDS_MAX = 4096  # models and tenants whose traffic is counted, those asked for latest
 
 
 @dataclass(slots=True)

@@ -16,13 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from kvstore.constants import AUDIT_TRIES_MAX, STEP_SLOW_BLOCKS
+from kvstore.constants import STEP_SLOW_BLOCKS
 from kvstore.engine.parts import Parts
 from kvstore.engine.sessions import ReadLease, WriteLease
 from kvstore.index import forest
 from kvstore.index.block import NO_SLOT, Block, Namespace
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Steps
+
+AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, before they are left alone
 
 
 def check_steps(engine: Parts) -> Steps[list[str]]:

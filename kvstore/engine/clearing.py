@@ -19,15 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kvstore.constants import (
-    CLEAR_PAUSE_S,
-    CLEAR_ROWS_S,
-    CLEAR_USED_S,
-    CLEARS_MAX,
-    EXPIRY_LOOKS,
-    EXPIRY_SLICE_S,
-    RETENTION_DELETE_ROWS,
-)
+from kvstore.constants import CLEARS_MAX, EXPIRY_LOOKS, EXPIRY_SLICE_S, RETENTION_DELETE_ROWS
 from kvstore.engine.rule_names import one_namespace
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
@@ -38,6 +30,11 @@ from kvstore.residency.residency import Residency
 from kvstore.retention.expiry import leaves_first
 from kvstore.retention.quotas import tenant_of
 from kvstore.retention.rules import Book
+
+CLEAR_PAUSE_S = 0.1  # between two passes of a clearing, when something was in use
+CLEAR_USED_S = 3.0  # for which a clearing tries blocks in use again
+# For rows of NVMe to be cleared: the answer does not wait longer for a device that hangs.
+CLEAR_ROWS_S = 10.0
 
 
 class Cleared(NamedTuple):

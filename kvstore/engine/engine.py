@@ -31,17 +31,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import islice
 
-from kvstore.constants import (
-    LEASE_BYTES,
-    PINNED_SHARE_DEFAULT,
-    PREFIXES_TOLD,
-    STALL_S,
-    STATUS_BYTES,
-    STATUS_NAMESPACES_MAX,
-    STEP_BLOCKS,
-    TOTALS_TOLD,
-    TOTALS_TOLD_BYTES,
-)
+from kvstore.constants import MIB, PINNED_SHARE_DEFAULT, STALL_S, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit, prefetching
 from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
@@ -92,6 +82,14 @@ from tiers.constants import OWNER_ANY, OWNER_DAEMON
 from tiers.device import Device
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
+
+STATUS_NAMESPACES_MAX = 256  # namespaces that a status lists, those with most blocks first
+STATUS_BYTES = 1 * MIB  # of the namespaces in a status; its sessions have as much
+LEASE_BYTES = 8  # of randomness in the number of a lease
+TOTALS_TOLD = 500  # rows of one answer: a client asks for page after page
+TOTALS_TOLD_BYTES = 2 * MIB  # of one answer, if its names are long
+PREFIXES_TOLD = 50  # heaviest prefixes that a report lists
+
 
 log = logging.getLogger("kvstore.engine")
 

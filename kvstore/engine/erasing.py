@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.constants import ERASE_STEP_BLOCKS, ERASE_TRIES_MAX
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
 from kvstore.protocol import outcomes
@@ -20,6 +19,9 @@ from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.residency import Residency
 from kvstore.retention.expiry import leaves_first
 from replication.tombstones import Tombstone
+
+ERASE_STEP_BLOCKS = 100  # dropped between two yields
+ERASE_TRIES_MAX = 600  # steps in a row in which everything left was in use; about ten minutes
 
 
 @dataclass(slots=True, eq=False)

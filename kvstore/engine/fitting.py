@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-from kvstore.constants import NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES, TOTALS_ROW_BYTES
 from kvstore.engine.sessions import Session
 from kvstore.index.block import Namespace
 from kvstore.ledger.totals import Total
 from kvstore.protocol.frames import fields_bytes
+
+# Of a namespace, and of a session, in an answer, without its words.
+NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 256, 64
+TOTALS_ROW_BYTES = 500  # of a row without its names
+
 
 T = TypeVar("T")
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.constants import LIVE_MINUTES_TOGETHER, LIVE_PREFIXES, LIVE_SESSIONS_MAX
 from kvstore.engine.engine import Engine
 from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.steps import Steps
+
+LIVE_MINUTES_TOGETHER = 120  # of an answer, between two yields
+LIVE_PREFIXES = 10
+LIVE_SESSIONS_MAX = 64
+
 
 _OF_TIERS = ("name", "capacity_bytes", "used_bytes", "records")
 _OF_STATUS = ("counters", "namespaces_total", "adopting", "endurance", "breakers", "speeds", "queues")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from heapq import merge
 from typing import NamedTuple
 
-from kvstore.constants import LOOKUP_WRITING_MAX, STEP_BLOCKS
+from kvstore.constants import STEP_BLOCKS
 from kvstore.health.breakeven import BreakEven, Slow
 from kvstore.index import forest
 from kvstore.index.block import Namespace
@@ -27,6 +27,8 @@ from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
+
+LOOKUP_WRITING_MAX = 4096  # blocks behind those held of which a lookup says that they are being written
 
 
 class Lookup(NamedTuple):

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvstore.constants import FOUND_PREFIXES_MAX, STEP_BLOCKS
+from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Namespace
 from kvstore.steps import Steps
+
+FOUND_PREFIXES_MAX = 5  # blocks that are named where the beginning of a hash is not unique
 
 
 def prefixes_steps(beginning: str, spaces: Sequence[Namespace], shown: Iterable[str]) -> Steps[list[str]]:

@@ -19,13 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvstore.constants import (
-    AS_IT_IS,
-    EXPIRY_SLICE_S,
-    RETENTION_ROWS_BEHIND_MAX,
-    RULE_COMMANDS_MAX,
-    TTL_S_MAX,
-)
+from kvstore.constants import AS_IT_IS, EXPIRY_SLICE_S, RULE_COMMANDS_MAX, TTL_S_MAX
 from kvstore.engine.retention_report import TIERS, report_steps
 from kvstore.engine.rule_names import one_namespace, prefix_namespaces, require_tenant_alone
 from kvstore.errors import BadRequest, LimitExceeded, NotSaved, RequestError
@@ -41,6 +35,9 @@ from kvstore.retention.quotas import tenant_of
 from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
+
+RETENTION_ROWS_BEHIND_MAX = 32_768  # rows still to be deleted: beyond it nothing more is dropped
+
 
 Done = Callable[[RequestError | None, Sequence[Rule]], None]
 CLOCK_DRIFT_S = 1.0  # of the clock that is on disk; less is not worth a write

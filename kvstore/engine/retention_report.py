@@ -10,22 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-from kvstore.constants import (
-    PINNED_BLOCKS_TOLD,
-    RETENTION_TOLD_BYTES,
-    RULE_BYTES,
-    STEP_BLOCKS,
-    STEP_SLOW_BLOCKS,
-    TENANTS_TOLD,
-    TENANTS_TOLD_BYTES,
-    require,
-)
+from kvstore.constants import KIB, MIB, RULE_BYTES, STEP_BLOCKS, STEP_SLOW_BLOCKS, require
 from kvstore.index.block import Namespace
 from kvstore.protocol.frames import FRAME_BYTES_MAX
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
-from kvstore.retention.rules import Book, Quota, Ttl, name_bytes, rule_bytes
+from kvstore.retention.rules import RULES_BYTES_MAX, Book, Quota, Ttl, name_bytes, rule_bytes
 from kvstore.steps import Steps
+
+TENANTS_TOLD = 256  # of those that hold most, in one answer
+TENANTS_TOLD_BYTES = 512 * KIB  # of their names in one answer
+RETENTION_TOLD_BYTES = 4 * MIB - 64 * KIB  # of one answer, without the little that is in each
+PINNED_BLOCKS_TOLD = 200_000  # blocks of pinned prefixes that one report looks at
+require(
+    RULES_BYTES_MAX + TENANTS_TOLD_BYTES + TENANTS_TOLD * RULE_BYTES <= RETENTION_TOLD_BYTES,
+    "all rules and the tenants that hold most fit one answer",
+)
+
 
 require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))

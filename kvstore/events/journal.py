@@ -14,9 +14,12 @@ from itertools import islice
 
 import msgspec
 
-from kvstore.constants import EVENTS_SLICE_BLOCKS, EVENTS_WAITING_MAX
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+
+# Blocks that came or went and are not published; beyond it subscribers see a gap.
+EVENTS_WAITING_MAX = 1 << 20
+EVENTS_SLICE_BLOCKS = 2000  # of everything that is held, read in one go: half a millisecond
 
 
 class Change(msgspec.Struct, gc=False):

@@ -24,21 +24,21 @@ from dataclasses import dataclass
 
 import zmq
 
-from kvstore.constants import (
-    EVENTS_ANSWERS_MAX,
-    EVENTS_BEAT_S,
-    EVENTS_CLOSE_S,
-    EVENTS_QUEUED_MAX,
-    EVENTS_REQUEST_BYTES_MAX,
-    EVENTS_SLICE_PAUSE_S,
-    EVENTS_STALLED_S,
-    EVENTS_TURN_MESSAGES,
-)
+from kvstore.constants import EVENTS_BEAT_S, EVENTS_SLICE_PAUSE_S, require
 from kvstore.errors import StartError
 from kvstore.events.answers import Answer, Ask, FullState, Replay, Slices
 from kvstore.events.journal import Journal, Taken
 from kvstore.events.stream import Stream, Writer
 from kvstore.events.wire import END, SEQUENCE_BYTES, Frames, HashForm
+
+EVENTS_QUEUED_MAX = 1000  # messages that wait for one subscriber that does not read
+EVENTS_ANSWERS_MAX = 64  # under way; further requests are not read before there is room
+EVENTS_STALLED_S = 10.0  # in which a peer takes nothing of its answer: the rest of it is dropped
+EVENTS_TURN_MESSAGES = 64  # of an answer, before others get their turn
+EVENTS_REQUEST_BYTES_MAX = 1024
+EVENTS_CLOSE_S = 2.0  # at a stop, for what is not sent yet
+require(EVENTS_SLICE_PAUSE_S < EVENTS_BEAT_S < EVENTS_STALLED_S, "a slow answer is not a stalled one")
+
 
 log = logging.getLogger("kvstore.events")
 

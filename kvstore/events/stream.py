@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from kvstore.constants import EVENTS_BATCH_BLOCKS, EVENTS_MESSAGE_BYTES
-from kvstore.events.journal import Change, Taken
+from kvstore.constants import require
+from kvstore.events.journal import EVENTS_WAITING_MAX, Change, Taken
 from kvstore.events.wire import (
     LOCALITY,
     MEDIUMS,
@@ -31,6 +31,11 @@ from kvstore.events.wire import (
     owner_name,
     sequence_bytes,
 )
+
+EVENTS_BATCH_BLOCKS = 1024  # of one message, which is closed then: about 10 KB, or 36 KB of whole hashes
+EVENTS_MESSAGE_BYTES = 128  # of memory for each batch that is kept, besides its own
+require(EVENTS_BATCH_BLOCKS <= EVENTS_WAITING_MAX, "a full batch may wait")
+
 
 Send = Callable[[Frames], None]
 

@@ -29,16 +29,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.constants import (
-    BREAKER_CALM_S,
-    BREAKER_FAILURES_MAX,
-    BREAKER_PAUSE_JITTER,
-    BREAKER_PAUSE_S_MAX,
-    BREAKER_PAUSE_S_MIN,
-    LATE_SHARE,
-    NVME_LEAST_BYTES_PER_S,
-)
+from kvstore.constants import BREAKER_PAUSE_JITTER, require
 from kvstore.ledger.latencies import Histogram
+
+# Of a disk that works: the time for a job's bytes, before it counts as hanging.
+NVME_LEAST_BYTES_PER_S = 32e6
+LATE_SHARE = 0.5  # of the stall: nothing is begun behind what takes so long
+BREAKER_FAILURES_MAX = 3  # in a row: then it trips
+BREAKER_PAUSE_S_MIN = 1.0  # before the first probe; doubles with each trip or failed probe
+BREAKER_PAUSE_S_MAX = 60.0  # between two probes
+BREAKER_CALM_S = 60.0  # closed for so long: the next pause is the shortest one again
+require(BREAKER_PAUSE_S_MIN <= BREAKER_PAUSE_S_MAX, "pauses grow")
+
 
 log = logging.getLogger("kvstore.health.breaker")
 

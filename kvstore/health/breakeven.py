@@ -24,10 +24,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-from kvstore.constants import PREFILL_RATES_MAX, PREFILL_SHARE, STEP_BLOCKS, STEP_SLOW_BLOCKS
+from kvstore.constants import NAMESPACES_MAX, STEP_BLOCKS, STEP_SLOW_BLOCKS
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking
 from kvstore.steps import Steps
+
+PREFILL_SHARE = 0.3  # of one more statement of an engine in what is known of its prefill rate
+PREFILL_RATES_MAX = NAMESPACES_MAX  # namespaces whose rate is remembered
 
 
 class Priced(Protocol):

@@ -8,7 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from kvstore.constants import BREAKER_PAUSE_JITTER, PROBE_GAIN, PROBE_PAUSE_S_MAX, PROBE_PAUSE_S_MIN
+from kvstore.constants import BREAKER_PAUSE_JITTER, PROBE_READS_MAX, PROBE_TARGETS_MAX, require
+
+PROBE_PAUSE_S_MIN = 1.0  # between two measurements of a tier that was refused; doubles with each
+PROBE_PAUSE_S_MAX = 60.0  # between two such measurements, until the tier is used again
+PROBE_GAIN = 1.2  # times as fast as before: a tier recovers, and is measured again soon
+require(
+    PROBE_PAUSE_S_MIN <= PROBE_PAUSE_S_MAX and PROBE_READS_MAX <= PROBE_TARGETS_MAX, "probes are possible"
+)
 
 
 class Measuring:

@@ -20,17 +20,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kvstore.constants import (
-    SPEED_FLOW_LEAST,
-    SPEED_KEPT,
-    SPEED_SHARE,
-    SPEED_SHARE_PROBE,
-    SPEED_SIMILAR,
-    SPEED_STRETCH_JOBS_MAX,
-    SPEED_STRETCH_S_MIN,
-    SPEED_SUDDEN,
-)
+from kvstore.constants import require
 from kvstore.health.breaker import Job
+
+SPEED_KEPT = 0.8  # weight of earlier stretches with each new one
+SPEED_SUDDEN = 2.0  # times longer or shorter than predicted: then the tier has changed
+SPEED_SHARE = 0.5  # of a sudden change, in its logarithm, that is believed at once
+SPEED_SHARE_PROBE = 0.8  # the same, where the speed was measured on purpose
+SPEED_SIMILAR = 1e-3  # stretches whose sizes differ less than this do not tell latency from flow
+SPEED_FLOW_LEAST = 0.05  # of the time per byte of a typical stretch: bytes never flow for nothing
+SPEED_STRETCH_JOBS_MAX = 16  # jobs after which a busy stretch counts, even if it goes on
+# That such a stretch takes at least: jobs that end together came in all of the time before.
+SPEED_STRETCH_S_MIN = 0.05
+require(0 < SPEED_SHARE <= SPEED_SHARE_PROBE <= 1, "a probe counts at least as much as a load")
 
 
 class TierSpeed:

@@ -16,14 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kvstore.constants import (
-    FLIGHT_S,
-    FLIGHT_STALL_SHARE,
-    LOADS_UNDER_WAY_BYTES_MAX,
-    QUICKEST_SHARE,
-    WINDOW_GROWTH_MAX,
+from kvstore.constants import GIB, require
+from kvstore.health.breaker import LATE_SHARE, Job
+
+FLIGHT_S = 1.0  # what comes in within this time, and within that of the quickest job, may be under way
+FLIGHT_STALL_SHARE = 0.25  # of the stall: the most that either of the two times counts for
+WINDOW_GROWTH_MAX = 8.0  # times of what came back: so fast it grows while jobs are much quicker
+QUICKEST_SHARE = 0.01  # of a slower job in what the quickest one takes: an old one does not count for ever
+LOADS_UNDER_WAY_BYTES_MAX = 1 * GIB  # however fast the tier is
+require(
+    2 * FLIGHT_STALL_SHARE <= LATE_SHARE < 1,
+    "what is under way is over before anything is late, let alone hangs",
 )
-from kvstore.health.breaker import Job
 
 
 class Window:

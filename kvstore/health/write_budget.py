@@ -33,7 +33,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kvstore.constants import DAY_S, ENDURANCE_BURST_S, ENDURANCE_LINE_POWER, ENDURANCE_STRETCH_SHARE, HOUR_S
+from kvstore.constants import DAY_S, HOUR_S
+
+ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
+ENDURANCE_STRETCH_SHARE = 0.5  # of the burst: so much is written down as spent before it is spent
+# Of the used share of the allowance: with half of it used, a sixteenth of a hit is enough.
+ENDURANCE_LINE_POWER = 4
+
 
 Spent = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 

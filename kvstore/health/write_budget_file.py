@@ -19,11 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import ENDURANCE_FILE_BYTES_MAX
+from kvstore.constants import MIB
 from kvstore.health.write_budget import Endurance, Ledger
 from kvstore.io_pool import Io
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
+
+ENDURANCE_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
+
 
 log = logging.getLogger("kvstore.health.write_budget")
 

@@ -32,13 +32,15 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from kvstore.constants import CHILDREN_FEW_MAX
 from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import slot_bytes_for
+
+CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, whose growth stops nobody
+
 
 ROOTED = 4
 NO_SLOT = -1

@@ -14,9 +14,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from kvstore.constants import DEPARTED_KEYS_MAX, require
+from kvstore.constants import require
 from kvstore.index.block import Namespace
 from kvstore.protocol import outcomes
+
+DEPARTED_KEYS_MAX = 1 << 21  # keys whose end is remembered, 4 bytes each
+
 
 _WHY_BITS = 5
 _WHY_MASK = (1 << _WHY_BITS) - 1

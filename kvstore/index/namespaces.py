@@ -27,14 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.constants import (
-    NAMESPACE_DROP_BLOCKS,
-    NAMESPACE_DROP_LOOKS,
-    NAMESPACES_ENDED_MAX,
-    NAMESPACES_FILE_BYTES_MAX,
-    NAMESPACES_MAX,
-    NAMESPACES_UNUSED_MAX,
-)
+from kvstore.constants import MIB, NAMESPACES_MAX
 from kvstore.errors import NamespaceConflict, UnknownNamespace
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_ANY
@@ -43,6 +36,13 @@ from tiers.checksum import column_sizes, described
 from tiers.files import replace_file
 from tiers.namespace_spec import NamespaceSpec
 from tiers.reading import Unreadable, as_json, read_json
+
+NAMESPACES_FILE_BYTES_MAX = 512 * MIB  # as many with as long names as may be registered: never so much
+NAMESPACE_DROP_BLOCKS = 100  # of an ended namespace, dropped in one go: about a millisecond
+NAMESPACE_DROP_LOOKS = 2000  # steps down to leaves in one go, when blocks are in use
+NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
+NAMESPACES_UNUSED_MAX = 64  # without a block, that nobody has registered any more: the last ones stay known
+
 
 log = logging.getLogger("kvstore.index.namespaces")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvstore.constants import REUSE_SHARED_USES
+REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
+
 
 TURNS_COUNTED_MAX = 8
 

@@ -25,7 +25,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kvstore.constants import TABLE_PART_ENTRIES, TABLE_SPLIT_BITS
+# Blocks that a dict takes before it grows: 2/3 of 512, of 1,024 and of 2,048.
+TABLE_PART_ENTRIES = (341, 682, 1365)
+TABLE_SPLIT_BITS = 2  # a part that is too full becomes four: a third of the moves that two would take
+
 
 B = TypeVar("B")
 

@@ -22,13 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from kvstore.constants import (
-    BOOK_LOOKS_MAX,
-    PREFILL_TOKENS_PER_S_MIN,
-    STEP_BLOCKS,
-    TICKETS_OPEN_MAX,
-    TOTALS_SAVE_INTERVAL_S,
-)
+from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, STEP_BLOCKS, TICKETS_OPEN_MAX
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.index.evicted import Departed
@@ -37,6 +31,11 @@ from kvstore.ledger.totals import Rows, Snapshot, Totals
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.steps import Steps
+
+# Blocks that booking a lookup looks at; of longer prompts every second, third and so on.
+BOOK_LOOKS_MAX = 1024
+TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
+
 
 Piece = tuple[int, int]  # tokens, outcome
 _OWNED, _MISSED = 0, 5  # parts of a prompt, see `_bounds`

@@ -7,8 +7,10 @@ when it is over; who shows them asks for the last few again.
 
 from __future__ import annotations
 
-from kvstore.constants import LIVE_MINUTES_MAX
 from kvstore.ledger.sums import Sums
+
+LIVE_MINUTES_MAX = 360  # kept in memory, and answered
+
 
 MINUTE_S = 60
 

@@ -16,15 +16,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvstore.constants import (
-    RECORD_ANSWER_BYTES,
-    RECORD_REQUEST_BYTES,
-    RECORD_WAITING_BYTES_MAX,
-    RECORD_WAITING_MAX,
-    TICKETS_OPEN_MAX,
-)
+from kvstore.constants import KIB, MIB, TICKETS_OPEN_MAX, require
 from kvstore.index.block import Namespace
 from kvstore.protocol.frames import FRAME_BYTES_MAX, Asked, Lookup, Recorded, Reserve
+
+RECORD_WAITING_MAX = 16_384  # requests that were not fetched yet; freeing as many takes 3 ms
+RECORD_WAITING_BYTES_MAX = 16 * MIB  # of the hashes of those requests; freeing them takes as long
+RECORD_ANSWER_BYTES = 512 * KIB  # of one answer, about a millisecond; more only for a single request
+RECORD_REQUEST_BYTES = 100  # of an answer, besides its hashes
+require(RECORD_ANSWER_BYTES <= RECORD_WAITING_BYTES_MAX, "an answer can be filled")
 
 
 @dataclass(slots=True)

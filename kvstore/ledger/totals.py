@@ -26,19 +26,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.constants import (
-    PREFIXES_KEPT,
-    STEP_BLOCKS,
-    TOTALS_BUSY_TIMEOUT_S,
-    TOTALS_KEPT_DAYS,
-    TOTALS_PUT_TOGETHER,
-    TOTALS_ROWS_MAX,
-)
+from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Namespace
 from kvstore.ledger.minutes import Minutes, minute_of
 from kvstore.ledger.since_start import SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.protocol import outcomes
+
+# Hours × models × tenants; beyond it the oldest hours are merged into one row each.
+TOTALS_ROWS_MAX = 20_000
+TOTALS_PUT_TOGETHER = 8  # hours are merged until one in so many of all rows is free
+TOTALS_KEPT_DAYS = 90
+TOTALS_BUSY_TIMEOUT_S = 2.0  # for another process that reads the file
+PREFIXES_KEPT = 256  # heaviest prefixes that are counted
+
 
 log = logging.getLogger("kvstore.ledger.totals")
 

@@ -23,11 +23,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.constants import TRACES_REQUESTS_MAX, TRACES_SAVES_MAX
 from kvstore.index.block import Namespace
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Lookup
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME, IN_SHARED
+
+# Traced requests that are remembered: what an older one does is not traced any more.
+TRACES_REQUESTS_MAX = 4096
+TRACES_SAVES_MAX = 32  # spans for what one request stores: a long answer would have one for every block
+
 
 Piece = tuple[int, int]  # tokens, outcome
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from kvstore.constants import ADOPT_PIECES, ADOPT_ROWS
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM
 from kvstore.residency.levels import Member
@@ -26,6 +25,10 @@ from kvstore.steps import Steps
 from tiers.base import NAMESPACE_BYTES
 from tiers.device_table import Piece
 from tiers.errors import OpenError
+
+ADOPT_PIECES = 1  # pieces of 512 rows that are read at a time while starting
+ADOPT_ROWS = 128  # rows indexed between two looks at requests: less than a millisecond, but parts may split
+
 
 log = logging.getLogger("kvstore.movement.adoption")
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from kvstore.constants import LOAD_LOOKS, LOAD_LOOKS_EVICTING, STEP_SLOW_BLOCKS, SUSPECTS_MAX
+from kvstore.constants import STEP_SLOW_BLOCKS, SUSPECTS_MAX
 from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
@@ -41,6 +41,9 @@ from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.base import Get
 from tiers.constants import OWNER_DAEMON
+
+LOAD_LOOKS = 600  # blocks that wait for a load, looked at between two yields: a whole lease at once
+LOAD_LOOKS_EVICTING = 5  # the same, where other blocks have to be evicted for each
 
 
 class Loader:

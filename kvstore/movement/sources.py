@@ -17,13 +17,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from kvstore.constants import (
-    LOAD_BATCH_BYTES,
-    LOAD_BATCH_RECORDS,
-    LOAD_BATCH_SHARE,
-    PREFETCH_SHARE,
-    PROBE_TARGETS_MAX,
-)
+from kvstore.constants import LOAD_BATCH_RECORDS, MIB, PROBE_TARGETS_MAX, require
 from kvstore.health.breaker import Breaker, Job
 from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
@@ -35,6 +29,12 @@ from kvstore.movement.load_queue import LoadQueue
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
 from kvstore.residency.levels import Member
 from tiers.base import NAMESPACE_BYTES, Get
+
+LOAD_BATCH_BYTES = 8 * MIB  # bytes that one job reads at most
+LOAD_BATCH_SHARE = 0.25  # of what may be under way, in one job
+PREFETCH_SHARE = 0.75  # of what may be under way, for loads that no request waits for yet
+require(0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that somebody waits for")
+
 
 Slotted = tuple[Block, int]  # a block, and the arena slot in state WRITING that its bytes go into
 Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT

@@ -20,14 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from kvstore.constants import (
-    DEMOTE_BATCH_BYTES,
-    DEMOTE_BATCH_RECORDS,
-    DEMOTE_RETRY_S,
-    PUMP_IN_VAIN_MAX,
-    QUOTA_LOOKS_MAX,
-    RETENTION_DELETE_ROWS,
-)
+from kvstore.constants import DEMOTE_BATCH_RECORDS, MIB, QUOTA_LOOKS_MAX, RETENTION_DELETE_ROWS
 from kvstore.health.breaker import Job
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.accounts import Accounts
@@ -39,6 +32,11 @@ from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.base import Put
 from tiers.device_table import Row
+
+DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
+PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
+DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
+
 
 Placed = tuple[Block, int]  # a block, and the slot of a device it is written to
 

@@ -20,8 +20,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from kvstore.constants import RECORD_HOLD_S, RECORD_QUIET_S
 from kvstore.protocol.frames import Asked, Recorded
+
+# Without news of a request, or since it came: then its line is written.
+RECORD_QUIET_S, RECORD_HOLD_S = (10.0, 60.0)
 
 
 class Line(msgspec.Struct):

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.constants import REPLAY_HASH_BYTES, REPLAY_PROCESSES_MAX
+from kvstore.constants import REPLAY_HASH_BYTES
 from kvstore.index.forest import split_hashes
 from kvstore.processes import workers
 from kvstore.replay import cell
 from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES, REFERENCES
 from kvstore.replay.policies.belady import Oracle
 from kvstore.replay.trace import Trace
+
+REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
+
 
 Progress = Callable[[int, int], None]  # cells done, cells in all
 

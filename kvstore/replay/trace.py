@@ -28,8 +28,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kvstore.constants import REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES, REPLAY_LINE_BYTES_MAX
+from kvstore.constants import MIB, REPLAY_BLOCK_TOKENS, REPLAY_HASH_BYTES
 from kvstore.errors import ReplayError
+
+REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
+
 
 GZIP_MAGIC = b"\x1f\x8b"
 

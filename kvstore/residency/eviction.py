@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice, takewhile
 
-from kvstore.constants import EVICTED_IN_VAIN_MAX, QUOTA_LOOKS_MAX, QUOTA_TRIM_BLOCKS, SLAB_TAKEOVER_EVERY
+from kvstore.constants import QUOTA_LOOKS_MAX
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.policies.base import Policy
@@ -26,6 +26,11 @@ from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
 from kvstore.residency.takeover import Takeovers
 from kvstore.retention.quotas import Holder
+
+SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size class is colder
+EVICTED_IN_VAIN_MAX = 1024  # blocks that leave for one request beyond those that made room for it
+QUOTA_TRIM_BLOCKS = 64  # blocks that leave between two yields after a quota was lowered
+
 
 Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from kvstore.constants import TAKEOVER_SLOTS
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Member
@@ -22,6 +21,8 @@ from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.base import SizeClass
 from tiers.device_table import Row
+
+TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
 
 
 class Slab(ABC):

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from typing import Protocol
 
-from kvstore.constants import DEMOTING_MAX, QUOTA_REQUEUE_BLOCKS, STEP_SLOW_BLOCKS, UNDEMOTED_MAX
+from kvstore.constants import DEMOTING_MAX, STEP_SLOW_BLOCKS, UNDEMOTED_MAX
 from kvstore.health.write_budget import Endurance
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.counters import Counters
@@ -24,6 +24,8 @@ from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.levels import Nvme
 from kvstore.retention.quotas import Quotas
 from kvstore.steps import Steps
+
+QUOTA_REQUEUE_BLOCKS = 1000  # blocks of namespaces under a quota that are offered to NVMe again at once
 
 
 class Books(Protocol):

@@ -31,23 +31,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from kvstore.constants import (
-    EXPIRY_CHILDREN_COMPARED,
-    EXPIRY_FIND_BLOCKS,
-    EXPIRY_LOOKS,
-    EXPIRY_REST_S_PER_LOOK,
-    EXPIRY_SECONDS_SHARED,
-    EXPIRY_SWEEP_S_MAX,
-    EXPIRY_SWEEP_S_MIN,
-    EXPIRY_SWEEP_SHARE,
-    STEP_BLOCKS,
-)
+from kvstore.constants import EXPIRY_LOOKS, STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.forest import split_hashes
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.retention.clock import Clock
 from kvstore.steps import Steps
+
+EXPIRY_FIND_BLOCKS = 512  # blocks whose rows are asked for their times at once
+EXPIRY_SWEEP_SHARE = 0.1  # of the shortest TTL of a namespace: the pause between two sweeps
+EXPIRY_SWEEP_S_MIN = 10.0  # of that pause
+EXPIRY_SWEEP_S_MAX = 600.0  # of that pause
+EXPIRY_REST_S_PER_LOOK = 2e-5  # of that pause for each block at least: 20 times what a look takes
+EXPIRY_CHILDREN_COMPARED = 16  # beyond it a block counts as newer than one of its children
+EXPIRY_SECONDS_SHARED = 4096  # seconds of which all blocks share one object
+
 
 NEVER = float("inf")
 

@@ -26,11 +26,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from kvstore.constants import PIN_PARTS, PIN_STEP_BLOCKS, STEP_BLOCKS
+from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.table import BlockTable
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Background, Steps
+
+PIN_PARTS = 64  # dicts that the pinned blocks of a namespace are in
+PIN_STEP_BLOCKS = 200  # of a pinned prefix, marked, guarded or given up between two yields
+
 
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 

@@ -26,17 +26,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from kvstore.constants import (
-    RULE_BYTES,
-    RULES_BYTES_MAX,
-    RULES_FILE_BYTES_MAX,
-    RULES_OF_A_KIND_MAX,
-    TENANT_CHARS_MAX,
-)
+from kvstore.constants import MIB, RULE_BYTES, TENANT_CHARS_MAX, require
 from kvstore.errors import LimitExceeded, NotFound
 from tiers.base import NAMESPACE_BYTES
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
+
+RULES_OF_A_KIND_MAX = 4096  # pins, TTLs, quotas
+RULES_BYTES_MAX = 3 * MIB  # of all rules, so counted: more would not fit into one answer
+RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
+require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
+
 
 log = logging.getLogger("kvstore.retention.rules")
 

@@ -20,20 +20,19 @@ from pathlib import Path
 
 from aiohttp import web
 
-from kvstore.constants import (
-    WEB_BIND_PAUSE_S,
-    WEB_BIND_RETRY_S,
-    WEB_BIND_TRIES,
-    WEB_CONNECTIONS_MAX,
-    WEB_NICE,
-    WEB_OOM_SCORE,
-)
 from kvstore.daemon.listening import Listen
 from kvstore.daemon.process import Signals
 from kvstore.errors import StartError
 from kvstore.web.asking import Asking
 from kvstore.web.server import Web
 from kvstore.web.strangers import Names
+
+WEB_CONNECTIONS_MAX = 256  # open at once; beyond it the oldest one is closed
+WEB_BIND_TRIES, WEB_BIND_PAUSE_S = 10, 0.5  # to bind a port that another process may be about to give back
+WEB_BIND_RETRY_S = 60.0  # between later tries to bind it
+WEB_NICE = 10  # of the process beside the daemon: the engines' requests come first
+WEB_OOM_SCORE = 500  # of the page and the daemon, the kernel kills the page
+
 
 log = logging.getLogger("kvstore.web")
 

@@ -58,13 +58,16 @@ from typing import Any
 import msgspec
 from aiohttp import hdrs, web
 
-from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S, WEB_STEP_S_MAX
+from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S
 from kvstore.daemon.listening import Listen
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.web.asking import Answer, Asking
 from kvstore.web.collector import exposition, kind_of
 from kvstore.web.history import History
 from kvstore.web.strangers import HIDDEN, Askers, Names
+
+WEB_STEP_S_MAX = 3600  # of samples that are added up into one
+
 
 log = logging.getLogger("kvstore.web")
 

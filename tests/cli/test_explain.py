@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.constants import STATUS_NAMESPACES_MAX
+from kvstore.engine.engine import STATUS_NAMESPACES_MAX
 from kvstore.ledger.explain import Unclear, choose, engine_of, judged, runs
 from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, cbor, none_hash
 from kvstore.protocol import outcomes

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from kvstore.client import Client
-from kvstore.constants import LIVE_MINUTES_MAX
 from kvstore.ledger.latencies import BOUNDS_S
+from kvstore.ledger.minutes import LIVE_MINUTES_MAX
 from tests.cli.test_service import HASHES, RECORD_BYTES, namespace, put
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 
 from kvstore.cli.status import _print_health
-from kvstore.constants import STATS_LOG_INTERVAL_S
 from kvstore.daemon.config import Config
-from kvstore.daemon.service import Figures, Service
+from kvstore.daemon.service import STATS_LOG_INTERVAL_S, Figures, Service
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.api import Later
 from kvstore.engine.engine import Engine

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from kvstore.constants import DOOR_LEASE_SHARE_MAX, DOOR_LEASES_MAX
-from kvstore.daemon.config import Config
+from kvstore.constants import DOOR_LEASE_SHARE_MAX
+from kvstore.daemon.config import DOOR_LEASES_MAX, Config
 from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.settings import Settings
 from kvstore.door.api import Api

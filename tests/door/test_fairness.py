@@ -20,7 +20,8 @@ from kvstore import constants
 from kvstore.client import Client
 from kvstore.door import api, processes, turns
 from kvstore.door.memory import FrameMemory, UnreadAnswers
-from kvstore.door.turns import Turns
+from kvstore.door.turns import DOOR_TURN_S, Turns
+from kvstore.door.unix import DOOR_FRAMES_BYTES_MAX, DOOR_UNREAD_BYTES_MAX
 from kvstore.protocol import frames
 from tests.door.conftest import HASH_BYTES, DaemonProcess, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
@@ -79,7 +80,7 @@ def test_a_turn_is_short() -> None:
     for number in range(10):
         Sender(loop, f"heavy {number}", 900.0, 1000)
     loop.turn()
-    assert loop.now_s < constants.DOOR_TURN_S + 0.001
+    assert loop.now_s < DOOR_TURN_S + 0.001
     assert len(loop.turns) == 10
 
 
@@ -207,7 +208,7 @@ def test_peers_that_never_read_take_little_memory(daemon: Daemon) -> None:
         unread = daemon.door.shared.unread
         until = time.monotonic() + 60
         while daemon.call(lambda: len(daemon.door.api.turns)) and time.monotonic() < until:
-            assert daemon.call(lambda: unread.used_bytes) <= constants.DOOR_UNREAD_BYTES_MAX
+            assert daemon.call(lambda: unread.used_bytes) <= DOOR_UNREAD_BYTES_MAX
             client.ping()
         assert daemon.door.counters["frames"]["Namespaces"] <= 8 * len(peers), "of 5,000 that each asked"
     for peer in peers:
@@ -233,7 +234,7 @@ def test_half_frames_are_bounded_together(daemon: Daemon) -> None:
     with Client(daemon.socket_path, timeout_s=60) as client:
         client.ping()
         used_bytes = daemon.call(lambda: daemon.door.shared.frame_memory.used_bytes)
-        assert used_bytes <= constants.DOOR_FRAMES_BYTES_MAX // 2
+        assert used_bytes <= DOOR_FRAMES_BYTES_MAX // 2
     for peer in peers:
         peer.socket.close()
 

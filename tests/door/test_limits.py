@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from kvstore import constants
 from kvstore.client import Client, Refused, Unavailable
 from kvstore.daemon.config import Config
 from kvstore.daemon.service import Service
-from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.door.api import DOOR_NAMESPACES_MAX
+from kvstore.index.namespaces import NAMESPACE_DROP_BLOCKS, NamespaceRegistry
 from kvstore.protocol import frames
 from tests.door.conftest import HASH_BYTES, RECORD_BYTES, DaemonProcess, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
@@ -169,7 +169,7 @@ def test_leases_of_one_process(daemon: Daemon) -> None:
 
 def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
     """A process may have so many namespaces at a time, and any number one after another."""
-    monkeypatch.setattr(constants, "DOOR_NAMESPACES_MAX", 2)
+    monkeypatch.setattr("kvstore.door.api.DOOR_NAMESPACES_MAX", 2)
     with Client(daemon.socket_path, timeout_s=10) as client:
         spaces = [space_of(client, f"epoch {number}") for number in range(6)]
         for space in spaces[:2]:
@@ -189,7 +189,7 @@ def test_namespaces_are_given_back(daemon: Daemon, monkeypatch: Any) -> None:
 
 def test_namespaces_that_nobody_has_a_handle_of(daemon: Daemon, monkeypatch: Any) -> None:
     """A client whose handle is gone gives the namespace back with its next registration, whatever became of it."""
-    monkeypatch.setattr(constants, "DOOR_NAMESPACES_MAX", 3)
+    monkeypatch.setattr("kvstore.door.api.DOOR_NAMESPACES_MAX", 3)
     with Client(daemon.socket_path, timeout_s=10) as client:
         kept = space_of(client, "kept")
         hashes = hashes_of(2)
@@ -208,7 +208,7 @@ def test_namespaces_that_nobody_has_a_handle_of(daemon: Daemon, monkeypatch: Any
 
 def test_a_namespace_that_is_ended(daemon: Daemon) -> None:
     """Nobody finds its blocks from that moment on; they are dropped in slices, those in use later."""
-    count = constants.NAMESPACE_DROP_BLOCKS + 40
+    count = NAMESPACE_DROP_BLOCKS + 40
     with (
         Client(daemon.socket_path, timeout_s=10) as client,
         Client(daemon.socket_path, timeout_s=10) as other,
@@ -274,7 +274,7 @@ def test_what_a_client_registers_breaks_no_answer(daemon: Daemon) -> None:
         Client(daemon.socket_path, timeout_s=60) as client,
     ):
         spaces, refused = [], 0
-        for number in range(constants.DOOR_NAMESPACES_MAX + 8):
+        for number in range(DOOR_NAMESPACES_MAX + 8):
             fields = {f"{number} {key} {LONG}"[:900]: LONG for key in range(32)}
             fields["tenant"] = f"{number}" + LONG
             spaces.append(client.namespace(f"{number}".zfill(16).encode(), 4096, HASH_BYTES, 16, fields))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.constants import DRAM_CAPACITY_BYTES_MAX, SLAB_ALIGN_BYTES
+from kvstore.daemon.config import DRAM_CAPACITY_BYTES_MAX
 from kvstore.index.block import NO_SLOT, PIN, ROOTED, SLOT_MAX, Block
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from tiers.constants import SLAB_ALIGN_BYTES
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import SLAB_SLOTS_MAX
 

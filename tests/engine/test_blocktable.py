@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import TABLE_PART_ENTRIES
 from kvstore.index.block import Block
 from kvstore.index.namespaces import NamespaceRegistry
-from kvstore.index.table import BlockTable
+from kvstore.index.table import TABLE_PART_ENTRIES, BlockTable
 from tiers.namespace_spec import NamespaceSpec
 
 PART_BYTES_MAX = sys.getsizeof(dict.fromkeys(range(TABLE_PART_ENTRIES[-1])))

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import BREAKER_FAILURES_MAX, BREAKER_PAUSE_S_MAX, BREAKER_PAUSE_S_MIN
 from kvstore.engine.engine import Engine
-from kvstore.health.breaker import CLOSED, OPEN, PROBING, Breaker
+from kvstore.health.breaker import (
+    BREAKER_FAILURES_MAX,
+    BREAKER_PAUSE_S_MAX,
+    BREAKER_PAUSE_S_MIN,
+    CLOSED,
+    OPEN,
+    PROBING,
+    Breaker,
+)
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking, Found
 from kvstore.protocol import outcomes

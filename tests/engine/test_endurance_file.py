@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import DAY_S, ENDURANCE_STRETCH_SHARE, HOUR_S
-from kvstore.health.write_budget import Endurance
+from kvstore.constants import DAY_S, HOUR_S
+from kvstore.health.write_budget import ENDURANCE_STRETCH_SHARE, Endurance
 from kvstore.health.write_budget_file import EnduranceFile
 from tests.engine.fakes import SteppedIo
 from tests.engine.test_endurance import most_in_a_day

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import EXPIRY_SLICE_S, EXPIRY_SWEEP_S_MAX, EXPIRY_SWEEP_S_MIN
+from kvstore.constants import EXPIRY_SLICE_S
 from kvstore.engine import retention_commands
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
@@ -16,7 +16,7 @@ from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.retention import expiry
 from kvstore.retention.clock import Clock
-from kvstore.retention.expiry import NEVER, Expiry
+from kvstore.retention.expiry import EXPIRY_SWEEP_S_MAX, EXPIRY_SWEEP_S_MIN, NEVER, Expiry
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
 from tests.engine.test_retention import Node, chain, joined

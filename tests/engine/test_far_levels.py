@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import PROBE_PAUSE_S_MAX
 from kvstore.engine.engine import Engine
+from kvstore.health.measuring import PROBE_PAUSE_S_MAX
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
 from kvstore.ledger.accounts import Asking, Found
 from kvstore.movement.shared import SharedLimits

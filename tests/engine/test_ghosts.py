@@ -8,9 +8,9 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import REUSE_GHOSTS_MIN, REUSE_GHOSTS_PARTS
+from kvstore.constants import REUSE_GHOSTS_MIN
 from kvstore.index.stretch import Stretch
-from kvstore.policies.learned.ghosts import Ghosts
+from kvstore.policies.learned.ghosts import REUSE_GHOSTS_PARTS, Ghosts
 
 NAMES = 1 << 63
 

@@ -7,9 +7,8 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.constants import REUSE_STALE_ENTRIES_MIN, REUSE_SWEEP_LOOKS
 from kvstore.index.stretch import Stretch
-from kvstore.policies.learned.leaves import Entry, Leaves, Queue
+from kvstore.policies.learned.leaves import REUSE_STALE_ENTRIES_MIN, REUSE_SWEEP_LOOKS, Entry, Leaves, Queue
 
 
 @given(st.lists(st.one_of(st.integers(0, 30), st.none()), max_size=80), st.integers(0, 3))

@@ -12,18 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.constants import (
-    LIVE_MINUTES_MAX,
-    LIVE_PREFIXES,
-    LIVE_ROWS_MAX,
-    LIVE_SESSIONS_MAX,
-    NAMESPACES_MAX,
-)
-from kvstore.engine.live import live_steps
+from kvstore.constants import NAMESPACES_MAX
+from kvstore.engine.live import LIVE_PREFIXES, LIVE_SESSIONS_MAX, live_steps
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.latencies import BOUNDS, BOUNDS_S, Histogram
-from kvstore.ledger.minutes import MINUTE_S, Minutes
-from kvstore.ledger.since_start import SinceStart
+from kvstore.ledger.minutes import LIVE_MINUTES_MAX, MINUTE_S, Minutes
+from kvstore.ledger.since_start import LIVE_ROWS_MAX, SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.ledger.totals import Totals
 from kvstore.protocol import outcomes

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.constants import BUCKET_LEAST_BYTES_PER_S, LATE_SHARE
-from kvstore.health.breaker import CLOSED, Breaker
+from kvstore.health.breaker import CLOSED, LATE_SHARE, Breaker
 from kvstore.index.block import Block, Namespace
 from kvstore.movement.load_queue import LoadQueue
-from kvstore.movement.shared import SharedLimits
+from kvstore.movement.shared import BUCKET_LEAST_BYTES_PER_S, SharedLimits
 from kvstore.movement.waiting import Prefetch
 from tests.engine.healthy_store import BLOCKS_MAX, HASH_BYTES, LOOK_S, StoreNode
 from tiers.base import NAMESPACE_BYTES

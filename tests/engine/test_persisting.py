@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import DEMAND_SET_PLACES, PERSIST_DELAY_S, PERSIST_JOBS_MAX, PERSIST_LOOKS_MAX
-from kvstore.durable.demand import Demand, name_of
-from kvstore.durable.persister import Life, Persisting
+from kvstore.constants import PERSIST_JOBS_MAX
+from kvstore.durable.demand import DEMAND_SET_PLACES, Demand, name_of
+from kvstore.durable.persister import PERSIST_DELAY_S, PERSIST_LOOKS_MAX, Life, Persisting
 from kvstore.durable.worth import Block as Weight
 from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine

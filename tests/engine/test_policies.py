@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from kvstore.constants import REUSE_STALE_ENTRIES_MIN
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
 from kvstore.policies.base import Policies
@@ -24,7 +23,7 @@ from kvstore.policies.learned.hazard import (
     kind_of,
     kind_of_last,
 )
-from kvstore.policies.learned.leaves import Leaves
+from kvstore.policies.learned.leaves import REUSE_STALE_ENTRIES_MIN, Leaves
 from kvstore.policies.learned.selection import Contest, Shadow
 from kvstore.replay.cell import Node
 from kvstore.replay.policies import POLICIES

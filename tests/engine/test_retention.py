@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import EXPIRY_SWEEP_S_MIN
 from kvstore.engine.engine import Engine
 from kvstore.errors import LimitExceeded, NotFound, RequestError
 from kvstore.index.block import Namespace
@@ -20,6 +19,7 @@ from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.policies import POLICIES
 from kvstore.residency import write_queue
+from kvstore.retention.expiry import EXPIRY_SWEEP_S_MIN
 from kvstore.retention.rules import Pin, RuleFile
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held

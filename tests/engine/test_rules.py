@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.constants import RULES_BYTES_MAX, RULES_OF_A_KIND_MAX, TENANT_CHARS_MAX
+from kvstore.constants import TENANT_CHARS_MAX
 from kvstore.engine import retention_commands
 from kvstore.errors import LimitExceeded, RequestError
 from kvstore.protocol import frames
 from kvstore.retention import rules
-from kvstore.retention.rules import Book, Pin, Quota, Rule, RuleFile, Ttl, rule_bytes
+from kvstore.retention.rules import (
+    RULES_BYTES_MAX,
+    RULES_OF_A_KIND_MAX,
+    Book,
+    Pin,
+    Quota,
+    Rule,
+    RuleFile,
+    Ttl,
+    rule_bytes,
+)
 from kvstore.steps import finish
 from tests.engine.test_retention import RECORD_BYTES, Node
 from tiers.namespace_spec import NamespaceSpec

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.traffic import SHAPES
-from kvstore.constants import REUSE_AGE_MIN
 from kvstore.index.block import Block
 from kvstore.policies.base import Policies, Policy
 from kvstore.policies.learned import Judged, Learned
 from kvstore.policies.learned.experts import Density, Judge, Youngest
-from kvstore.policies.learned.hazard import EVERY_HASH
+from kvstore.policies.learned.hazard import EVERY_HASH, REUSE_AGE_MIN
 from kvstore.policies.learned.leaves import LeafFirst
 from kvstore.policies.lru import LeafLru
 from kvstore.policies.names import SELECTABLE

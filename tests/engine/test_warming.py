@@ -24,9 +24,9 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import SharedLimits
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from replication import constants as limits
 from replication.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.nodes import read_nodes
+from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
+from replication.order_watch import ORDER_HEARTBEAT_S
 from replication.orders import Order, Progress, To, put_order, put_progress, read_all_progress
 from replication.region import init_region
 from replication.region_node import RegionNode
@@ -270,11 +270,11 @@ def test_traffic_fades_and_goes_on_after_a_restart() -> None:
     traffic = Traffic(lambda: now_s)
     space = Namespace(0, SPACE)
     traffic.count(space, 10, 5)
-    now_s += limits.TRAFFIC_HALF_LIFE_S
+    now_s += TRAFFIC_HALF_LIFE_S
     traffic.count(space, 10, 10)
     [row] = traffic.rows()
     assert (row.model, row.tenant, row.asked_tokens, row.durable_tokens) == ("m", "t", 240.0, 200.0)
-    later = Traffic(lambda: now_s + limits.TRAFFIC_HALF_LIFE_S)
+    later = Traffic(lambda: now_s + TRAFFIC_HALF_LIFE_S)
     later.restore([row], now_s)
     [again] = later.rows()
     assert (again.asked_tokens, again.durable_tokens) == (120.0, 100.0)
@@ -466,5 +466,5 @@ def test_a_daemon_waits_for_mirrors_that_are_well(tmp_path: Path) -> None:
         )
         await region.stop(node)
 
-    assert warming_module.WARM_ROUND_S < limits.ORDER_HEARTBEAT_S
+    assert warming_module.WARM_ROUND_S < ORDER_HEARTBEAT_S
     run(main())

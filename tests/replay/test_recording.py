@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore import constants
 from kvstore.index.block import Namespace
 from kvstore.ledger import recording
-from kvstore.ledger.recording import Recording
+from kvstore.ledger.recording import RECORD_WAITING_BYTES_MAX, Recording
 from kvstore.protocol.frames import FRAME_BYTES_MAX, HASHES_MAX, Lookup, Reserve, encode_frame
-from kvstore.replay.recorder import Recorder, TraceFile
+from kvstore.replay.recorder import RECORD_HOLD_S, RECORD_QUIET_S, Recorder, TraceFile
 from kvstore.replay.trace import read
 from tiers.namespace_spec import NamespaceSpec
 
@@ -124,7 +123,7 @@ def test_lines_are_written_in_order_when_their_output_is_there(
         clock.now_s += 5
         kept.stored(storing([n], last, 1))
         last = str(n)
-        if clock.now_s - 1000.25 >= constants.RECORD_HOLD_S:
+        if clock.now_s - 1000.25 >= RECORD_HOLD_S:
             break
     recorder.take(kept.take(), clock.now_s)
     first, second = lines_of(path)
@@ -132,7 +131,7 @@ def test_lines_are_written_in_order_when_their_output_is_there(
     assert first["output_length"] == 12 * BLOCK_TOKENS
     kept.asked(asking("y", 3), [space])
     recorder.take(kept.take(), clock.now_s)
-    clock.now_s += constants.RECORD_QUIET_S
+    clock.now_s += RECORD_QUIET_S
     recorder.take(kept.take(), clock.now_s)
     assert len(lines_of(path)) == 3
 
@@ -164,7 +163,7 @@ def test_answers_fit_a_frame(clock: Clock, kept: Recording, prompts: int) -> Non
     space, hashes = space_of(), os.urandom(HASHES_MAX * HASH_BYTES)
     for _ in range(prompts):
         kept.asked(Lookup([1], hashes), [space])
-    expected, got = min(prompts, constants.RECORD_WAITING_BYTES_MAX // (len(hashes) + 100)), 0
+    expected, got = min(prompts, RECORD_WAITING_BYTES_MAX // (len(hashes) + 100)), 0
     while True:
         answer = kept.take()
         assert len(encode_frame(answer)) <= FRAME_BYTES_MAX

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from replication import constants as limits
-from replication.audit import Audit
-from replication.auditing import NodeHands
+from replication.audit import AUDIT_AGAIN_S, Audit
+from replication.auditing import AUDIT_LOOK_S, AUDIT_MIRROR_S, NodeHands
 from replication.catalogue import Catalogue
 from replication.errors import RegionError
 from replication.mirror_state import MIRRORS
-from replication.orphans import Terms
+from replication.orphans import RESTORED_KEPT_S, Terms
 from replication.region import open_region
 from replication.region_node import RegionNode
 from replication.segment import segment_name
@@ -92,7 +91,7 @@ def test_a_pack_that_was_never_announced_is(monkeypatch: pytest.MonkeyPatch) -> 
         for one in (node, other):
             assert held(one, leaf) == 6
             kept_until_s = known(one)[leaf.id].kept_until_s
-            assert region.clock() < kept_until_s <= region.clock() + limits.RESTORED_KEPT_S
+            assert region.clock() < kept_until_s <= region.clock() + RESTORED_KEPT_S
         assert audits(node)["restored_packs"] == 2
 
     tell(story)
@@ -178,7 +177,7 @@ def test_what_is_not_there_is_asked_for_again(meanwhile: str) -> None:
         hands = NodeHands(node.announce, region.inner)
         audit = Audit(region.inner, place, node.catalogue, node.erasure, hands, region.clock)
         auditing = asyncio.ensure_future(audit.run(Terms(0.0)))
-        await asyncio.sleep(limits.AUDIT_AGAIN_S / 2)
+        await asyncio.sleep(AUDIT_AGAIN_S / 2)
         if meanwhile == "nothing":
             assert (await auditing).missing == 1
             assert set(known(node)) == {one.id for one in made[:3]} | {made[4].id}
@@ -285,7 +284,7 @@ def test_a_gap_is_closed_by_the_packs_themselves(loss: str) -> None:
         else:
             region.rot_segment(3)
         nodes = [await region.node(name) for name in names]
-        await asyncio.sleep(limits.AUDIT_LOOK_S / 2)
+        await asyncio.sleep(AUDIT_LOOK_S / 2)
         if loss == "gone":
             assert nodes[0].status()["feed_gaps"] == 1 and len(known(nodes[0])) == 2 + 8
         everything = {one.id for one in made}
@@ -315,7 +314,7 @@ def test_a_place_that_is_away_loses_nothing() -> None:
             await asyncio.sleep(INTERVAL_S)
             region.inner.stored.update(stored)
             region.inner._names[:] = names
-            await asyncio.sleep(limits.AUDIT_AGAIN_S / 2)
+            await asyncio.sleep(AUDIT_AGAIN_S / 2)
         region.way.faults = Faults(refuse=ObjectMissing("away"))
         await asyncio.sleep(5 * INTERVAL_S)
         assert len(known(node)) == 20 and audits(node)["missing_packs"] == 0
@@ -350,7 +349,7 @@ def test_where_a_mirror_is_nodes_leave_it_to_the_mirror() -> None:
         await region.put(make("orphan"))
         for _ in range(40):
             await region.inner.put(MIRRORS + "eu", b"a state")
-            await asyncio.sleep(limits.AUDIT_MIRROR_S / 2)
+            await asyncio.sleep(AUDIT_MIRROR_S / 2)
         assert audits(node)["audits"] == 0
         await until(lambda: audits(node)["restored_packs"] == 1)
 

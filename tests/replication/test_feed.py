@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from replication.announced import Announced
-from replication.constants import FEED_PAGE_SEGMENTS, FULL_LOOK_EVERY, HEAD_TRUST_S, SEGMENT_BLOCKS_MAX
-from replication.feed import FeedReader, FeedWriter, Gap
+from replication.constants import SEGMENT_BLOCKS_MAX
+from replication.feed import FEED_PAGE_SEGMENTS, FULL_LOOK_EVERY, HEAD_TRUST_S, FeedReader, FeedWriter, Gap
 from replication.segment import (
     Head,
     Segment,

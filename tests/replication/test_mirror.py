@@ -15,16 +15,33 @@ import pytest
 from replication import constants as limits
 from replication.announced import Announced
 from replication.catalogue import Catalogue
+from replication.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedWriter
-from replication.mirror import Joined, Mirror
-from replication.mirror_state import MIRRORS, MirrorState, encode_state, judged, read_mirrors, read_state
-from replication.pull import Pull
+from replication.mirror import (
+    HEARTBEAT_S,
+    MIRROR_JOIN_PAUSE_S,
+    STATE_INTERVAL_S,
+    STATE_READS_MAX,
+    Joined,
+    Mirror,
+)
+from replication.mirror_state import (
+    IN_TIME_S,
+    MIRRORS,
+    MirrorState,
+    encode_state,
+    judged,
+    read_mirrors,
+    read_state,
+)
+from replication.pull import SWEEP_INTERVAL_S, Pull
 from replication.region import init_region, open_region
 from replication.region_node import RegionNode
 from replication.rules import Rule, sources_for
 from replication.segment import FEED, decode, segment_number
 from replication.snapshots import Snapshots
+from replication.tail import POLL_INTERVAL_S
 from replication.tombstones import Tombstone, bury
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.memory_rows import MemoryRows
@@ -173,7 +190,7 @@ def test_what_a_region_makes_is_soon_in_the_other_one() -> None:
             (old[0].pack, "na"),
             (new[0].pack, "na"),
         ]
-        await asyncio.sleep(2 * limits.SWEEP_INTERVAL_S)
+        await asyncio.sleep(2 * SWEEP_INTERVAL_S)
         assert len(world.eu.copies()) == 2
         assert not world.na.way.requests["put"] and not world.na.way.requests["delete"]
         [state] = await read_mirrors(world.eu.objects)
@@ -183,9 +200,9 @@ def test_what_a_region_makes_is_soon_in_the_other_one() -> None:
             2,
             old[0].pack.size_bytes + new[0].pack.size_bytes,
         )
-        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * limits.POLL_INTERVAL_S
+        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * POLL_INTERVAL_S
         assert state.lag_max_s is not None and state.lag_max_s < SOON_S and state.in_time_share == 1.0
-        assert world.clock() - state.at_s <= limits.HEARTBEAT_S + limits.STATE_INTERVAL_S
+        assert world.clock() - state.at_s <= HEARTBEAT_S + STATE_INTERVAL_S
 
     simulate(main)
 
@@ -373,7 +390,7 @@ def test_a_damaged_pack_is_never_at_home(damage: str) -> None:
         assert 10 < state.failures[0].attempts < 6 * 2 + 14
         assert state.oldest_age_s is None  # it was there before the mirror
         await world.na.objects.put(bad[0].pack.name, bad[1])
-        await asyncio.sleep(limits.DAMAGED_BACKOFF_S_MAX + SOON_S)
+        await asyncio.sleep(DAMAGED_BACKOFF_S_MAX + SOON_S)
         assert world.eu.has(bad) and mirror.state().watermark == {"a" * 16: 2}
 
     simulate(main)
@@ -393,10 +410,10 @@ def test_the_watermark_stops_at_what_waits() -> None:
         assert len(world.eu.copies()) == 4 and state.behind(state.read) == 3
         assert state.oldest_age_s is not None and 1800 <= state.oldest_age_s < 1800 + SOON_S
         await world.na.make(pack(2))
-        await asyncio.sleep(limits.COPY_BACKOFF_S_MAX + SOON_S)
+        await asyncio.sleep(COPY_BACKOFF_S_MAX + SOON_S)
         assert mirror.state().watermark == {"a" * 16: 6}
         age_s = mirror.state().oldest_age_s
-        assert age_s is not None and age_s < 2 * limits.POLL_INTERVAL_S
+        assert age_s is not None and age_s < 2 * POLL_INTERVAL_S
 
     simulate(main)
 
@@ -408,9 +425,9 @@ def test_what_the_source_lost_is_told_and_passed() -> None:
         lost = pack("lost")
         await world.na.make(lost, puts=False)
         [mirror] = await world.mirror()
-        await asyncio.sleep(limits.LOST_AFTER_S - 60)
+        await asyncio.sleep(LOST_AFTER_S - 60)
         assert (mirror.state().lost, mirror.state().pending, mirror.state().watermark) == (0, 1, {})
-        await asyncio.sleep(2 * limits.COPY_BACKOFF_S_MAX + 5 * limits.SWEEP_INTERVAL_S)
+        await asyncio.sleep(2 * COPY_BACKOFF_S_MAX + 5 * SWEEP_INTERVAL_S)
         state = mirror.state()
         assert (state.lost, state.pending, state.watermark) == (1, 0, {"a" * 16: 1})
         assert state.lost_packs == [lost[0].pack.id.hex()] and not world.eu.copies()
@@ -430,11 +447,11 @@ def test_a_source_that_is_gone_has_lost_nothing() -> None:
         stored = world.na.objects.stored
         kept = dict(stored)
         await world.na.objects.delete(list(stored))
-        await asyncio.sleep(3 * limits.LOST_AFTER_S)
+        await asyncio.sleep(3 * LOST_AFTER_S)
         assert (mirror.state().lost, mirror.state().failed) == (0, 1)
         for name, content in kept.items():
             await world.na.objects.put(name, content)
-        await asyncio.sleep(2 * limits.COPY_BACKOFF_S_MAX)
+        await asyncio.sleep(2 * COPY_BACKOFF_S_MAX)
         assert world.eu.has(pack("a"))
 
     simulate(main)
@@ -451,7 +468,7 @@ def test_a_source_that_is_away_stops_no_other() -> None:
         assert world.eu.has(pack("apac"))
         apac, na = await read_mirrors(world.eu.objects)
         assert "no permission" in na.problem and not apac.problem
-        assert world.clock() - na.at_s <= limits.HEARTBEAT_S + limits.STATE_INTERVAL_S
+        assert world.clock() - na.at_s <= HEARTBEAT_S + STATE_INTERVAL_S
         world.na.way.faults = Faults()
         await world.na.make(pack("na"))
         await asyncio.sleep(60)
@@ -470,7 +487,7 @@ def test_a_partition_shows_in_the_age_though_nothing_is_known_to_wait() -> None:
         await asyncio.sleep(1000)
         state = mirror.state()
         assert state.pending == 0 and state.oldest_age_s is not None
-        assert 1000 <= state.oldest_age_s <= 1000 + 2 * limits.POLL_INTERVAL_S
+        assert 1000 <= state.oldest_age_s <= 1000 + 2 * POLL_INTERVAL_S
         assert "partition" in state.problem
 
     simulate(main)
@@ -487,7 +504,7 @@ def test_wrong_clocks_do_not_change_the_age(wrong_s: float) -> None:
         await world.na.make(pack("a"), puts=False)
         await asyncio.sleep(600)
         age_s = mirror.state().oldest_age_s
-        assert age_s is not None and 600 <= age_s <= 600 + 2 * limits.POLL_INTERVAL_S
+        assert age_s is not None and 600 <= age_s <= 600 + 2 * POLL_INTERVAL_S
 
     simulate(main)
 
@@ -525,7 +542,7 @@ def test_a_new_start_takes_over_and_sweeps() -> None:
         ({"problem": "no bucket", "failed": 1}, "problem"),
         ({"failed": 1}, "failed"),
         ({}, "copying what was there before"),
-        ({"oldest_age_s": limits.IN_TIME_S + 1.0}, "late"),
+        ({"oldest_age_s": IN_TIME_S + 1.0}, "late"),
         ({"oldest_age_s": 1.0}, "ok"),
     ],
 )
@@ -562,7 +579,7 @@ def test_a_state_that_is_damaged_is_done_without() -> None:
         assert "says it is of na" in (await read_mirrors(world.eu.objects))[0].problem
         await world.na.make(pack("a"))
         await world.mirror()
-        await asyncio.sleep(limits.STATE_READS_MAX * limits.MIRROR_JOIN_PAUSE_S + SOON_S)
+        await asyncio.sleep(STATE_READS_MAX * MIRROR_JOIN_PAUSE_S + SOON_S)
         assert world.eu.has(pack("a")) and not (await read_state(world.eu.objects, "na")).problem
         assert [one.source for one in await read_mirrors(world.eu.objects, ["x"])] == ["apac", "na", "x"]
 
@@ -635,7 +652,7 @@ def test_a_damaged_catalogue_of_the_source_is_made_anew() -> None:
         [mirror] = await world.mirror()
         for n in range(12):
             await world.na.make(pack(n))
-            await asyncio.sleep(0.7 * limits.POLL_INTERVAL_S)
+            await asyncio.sleep(0.7 * POLL_INTERVAL_S)
             rows.fails = True
         await asyncio.sleep(120)
         assert world.eu.has(*(pack(n) for n in range(12)))
@@ -736,8 +753,8 @@ def test_the_age_that_is_told_falls_with_the_age() -> None:
                 age_s, told_s = mirror.state().oldest_age_s, state.oldest_age_now_s(world.clock())
                 assert age_s is not None and told_s is not None and told_s >= age_s
                 young_s = young_s + 1.0 if age_s < SOON_S else 0.0
-                if young_s > limits.STATE_INTERVAL_S + 1.0:
-                    assert told_s - age_s < 1.6 * limits.HEARTBEAT_S
+                if young_s > STATE_INTERVAL_S + 1.0:
+                    assert told_s - age_s < 1.6 * HEARTBEAT_S
             assert young_s
 
     simulate(main)

@@ -9,17 +9,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replication import constants as limits
 from replication.catalogue import Catalogue
+from replication.order_watch import ORDERS_INTERVAL_S
+from replication.ordered_copies import ORDER_JOBS_MAX
 from replication.orders import Order, Progress, cancel_order, put_order, read_all_progress
 from replication.rules import Rule
+from replication.tail import POLL_INTERVAL_S
 from replication.tombstones import Tombstone, bury
 from tests.objects import flip
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.test_mirror import SOON_S, World, pack, pulled, simulate
 
 DAY_S = 86_400.0
-ORDERED_S = limits.ORDERS_INTERVAL_S + SOON_S  # to be seen and copied
+ORDERED_S = ORDERS_INTERVAL_S + SOON_S  # to be seen and copied
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,7 @@ def test_what_no_rule_names_is_copied_and_what_one_forbids_is_not() -> None:
         size_bytes = free[0].pack.size_bytes
         assert (progress.packs, progress.done_bytes, progress.moved_bytes) == (1, size_bytes, size_bytes)
         state = mirrors[0].state()
-        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * limits.POLL_INTERVAL_S
+        assert state.oldest_age_s is not None and state.oldest_age_s < 2 * POLL_INTERVAL_S
         await world.stop()
         await world.mirror(*rules)
         assert (await ordered(world)).made_s == order.made_s
@@ -93,10 +95,10 @@ def test_ordered_copies_go_first() -> None:
         await asyncio.sleep(10)
         assert len(pulled(mirror).jobs) > 290
         order = await ordered(world, tenants=("ac*",))
-        await asyncio.sleep(limits.ORDERS_INTERVAL_S + 20 + SOON_S)
+        await asyncio.sleep(ORDERS_INTERVAL_S + 20 + SOON_S)
         assert world.eu.has(*wanted)
         assert (await told(world, order)).ended
-        seconds = 10 + limits.ORDERS_INTERVAL_S + 20 + SOON_S
+        seconds = 10 + ORDERS_INTERVAL_S + 20 + SOON_S
         assert 20 < len(world.eu.copies()) <= 2 * (seconds + 2)
         await asyncio.sleep(300)
         assert world.eu.has(*many)
@@ -150,7 +152,7 @@ def test_a_cancelled_order_stops_copying(monkeypatch: pytest.MonkeyPatch) -> Non
         while not world.eu.copies():
             await asyncio.sleep(1)
         await cancel_order(world.eu.objects, order.id)
-        await asyncio.sleep(limits.ORDERS_INTERVAL_S + 1)
+        await asyncio.sleep(ORDERS_INTERVAL_S + 1)
         there = len(world.eu.copies())
         assert 0 < there < 400
         await asyncio.sleep(600)
@@ -177,6 +179,6 @@ def test_a_mirror_that_is_killed_goes_on_with_an_order(seed: int) -> None:
         await asyncio.sleep(300)
         assert world.eu.has(*made) and (await told(world, order)).ended
         assert set(world.eu.copies()) == {one[0].pack.id for one in made}
-        assert len(world.eu.copies()) <= 150 + 3 * limits.ORDER_JOBS_MAX
+        assert len(world.eu.copies()) <= 150 + 3 * ORDER_JOBS_MAX
 
     simulate(main)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from replication.announced import Announced
 from replication.catalogue import Catalogue
-from replication.constants import SNAPSHOT_SEGMENTS_MIN, SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S
+from replication.constants import SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S
 from replication.erased import Erased
 from replication.feed import FeedWriter
 from replication.read_through import ReadThrough
 from replication.region import Region
+from replication.tail import SNAPSHOT_SEGMENTS_MIN
 from replication.tombstones import TOMBSTONES, Tombstone, bury
 from tests.objects import FaultyObjects, MemoryObjects
 from tests.replication.durable import hash_of

@@ -7,15 +7,11 @@ import random
 import pytest
 
 from replication.announced import Announced, Entry, entry_of
-from replication.constants import (
-    SEGMENT_BLOCKS_MAX,
-    SEGMENT_BYTES_MAX,
-    SEGMENT_CUT_BYTES,
-    SEGMENT_ENTRIES_MAX,
-)
+from replication.constants import SEGMENT_BLOCKS_MAX, SEGMENT_BYTES_MAX, SEGMENT_ENTRIES_MAX
 from replication.errors import Damaged
 from replication.sealed import seal
 from replication.segment import (
+    SEGMENT_CUT_BYTES,
     Head,
     Segment,
     ahead,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from replication.catalogue import Catalogue
-from replication.constants import RETENTION_S, SNAPSHOTS_KEPT
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedReader, FeedWriter
 from replication.sealed import seal
@@ -18,6 +17,8 @@ from replication.snapshots import (
     _PART_MAGIC,
     MANIFESTS,
     PARTS,
+    RETENTION_S,
+    SNAPSHOTS_KEPT,
     Snapshots,
     _PartBody,
     part_name,

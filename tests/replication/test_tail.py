@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from replication.catalogue import Catalogue, Counts
-from replication.constants import BACKOFF_S_MAX, POLL_INTERVAL_S, RETENTION_S
 from replication.errors import CatalogueDamaged
 from replication.feed import FeedWriter
 from replication.segment import FEED, Head, Segment, encode, encode_head, head_name, segment_name
-from replication.snapshots import MANIFESTS, Snapshots
-from replication.tail import Tail
+from replication.snapshots import MANIFESTS, RETENTION_S, Snapshots
+from replication.tail import BACKOFF_S_MAX, POLL_INTERVAL_S, Tail
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replication import constants as limits
 from replication.announced import Announced
 from replication.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job, Jobs
-from replication.nodes import NODES, Asked, Node, durable_share, put_node, read_nodes
-from replication.order_watch import OrderWatch, Report
+from replication.nodes import NODES, TRAFFIC_HALF_LIFE_S, Asked, Node, durable_share, put_node, read_nodes
+from replication.order_watch import ORDER_HEARTBEAT_S, ORDER_TELL_S, ORDERS_INTERVAL_S, OrderWatch, Report
 from replication.orders import (
+    ORDER_BYTES_MAX,
     ORDERS,
     PROGRESS,
     Order,
@@ -204,7 +204,7 @@ def test_damage_and_other_formats_are_no_orders() -> None:
             objects.stored[name] = flip(content, bit)
             found = await read_order(objects, good.id)
             assert found in (None, good)  # zeros that are not covered
-        for other in (b"KVORDR2\n" + content[8:], content + bytes(limits.ORDER_BYTES_MAX), b""):
+        for other in (b"KVORDR2\n" + content[8:], content + bytes(ORDER_BYTES_MAX), b""):
             objects.stored[name] = other
             assert await read_order(objects, good.id) is None and not await read_orders(objects, {})
         objects.stored[name] = content
@@ -291,15 +291,15 @@ def test_an_order_is_taken_once_and_told() -> None:
         task = taker.watch()
         await asyncio.sleep(100)
         put = await put_order(taker.objects, order(until_s=taker.clock() + DAY_S))
-        await asyncio.sleep(limits.ORDERS_INTERVAL_S + 1)
+        await asyncio.sleep(ORDERS_INTERVAL_S + 1)
         [told] = await read_all_progress(taker.objects, put)
         assert (told.total_bytes, told.done_bytes, told.ended) == (100, 0, False)
-        await asyncio.sleep(taker.takes_s + 2 * limits.ORDER_TELL_S)
+        await asyncio.sleep(taker.takes_s + 2 * ORDER_TELL_S)
         [told] = await read_all_progress(taker.objects, put)
         assert (told.done_bytes, told.moved_bytes, told.ended, told.problem) == (100, 60, True, "")
         assert told.bytes_per_s == pytest.approx(60 / taker.takes_s)
         writes = taker.way.requests["put"]
-        assert writes <= 2 + math.ceil(taker.takes_s / limits.ORDER_HEARTBEAT_S) + 1
+        assert writes <= 2 + math.ceil(taker.takes_s / ORDER_HEARTBEAT_S) + 1
         await asyncio.sleep(3600)
         assert len(taker.taken) == 1 and taker.way.requests["put"] == writes
         task.cancel()
@@ -342,7 +342,7 @@ def test_what_fails_is_tried_again() -> None:
         taker.fails = [CatalogueDamaged("rows"), ObjectUnavailable("away")]
         task = taker.watch()
         put = await put_order(taker.objects, order())
-        await asyncio.sleep(1.5 * limits.ORDERS_INTERVAL_S)
+        await asyncio.sleep(1.5 * ORDERS_INTERVAL_S)
         [told] = await read_all_progress(taker.objects, put)
         assert "away" in told.problem or "rows" in told.problem
         await asyncio.sleep(taker.takes_s + 60)
@@ -381,7 +381,7 @@ def test_hastened_jobs_go_first() -> None:
 
 def test_the_share_of_traffic_that_was_durable() -> None:
     """By model and tenant, the latest counting most; nothing where hardly anybody was asked, and nothing durable of what is not here."""
-    old = Node(writer="a", at_s=NOW_S - limits.TRAFFIC_HALF_LIFE_S, dram_bytes=1, nvme_bytes=2, asked=[
+    old = Node(writer="a", at_s=NOW_S - TRAFFIC_HALF_LIFE_S, dram_bytes=1, nvme_bytes=2, asked=[
         Asked("m", "x", 1000_000.0, 0.0), Asked("n", "x", 500_000.0, 500_000.0)])  # fmt: skip
     new = Node(
         writer="b", at_s=NOW_S, dram_bytes=1, nvme_bytes=0, asked=[Asked("m", "x", 500_000.0, 500_000.0)]

@@ -29,10 +29,10 @@ from tests.tiers.records import (
 )
 from tiers import locks
 from tiers.arena import Arena, open_arena
-from tiers.arena_files import existing_layout, table_path
+from tiers.arena_files import ARENA_VERSION, existing_layout, table_path
 from tiers.checksum import column_sizes
-from tiers.constants import ARENA_VERSION, OWNER_MAX
 from tiers.errors import BusyError, NotOursError, OpenError, RecordSizeError, TierError
+from tiers.owners import OWNER_MAX
 
 SIZE = 50_000
 

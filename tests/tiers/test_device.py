@@ -17,7 +17,8 @@ from tests.tiers.records import content, key, record
 from tiers import device as device_module
 from tiers import device_slabs
 from tiers.base import Get, Put
-from tiers.constants import DEVICE_ASIDE_MAX, NVME_RETRY_S, ROW_BYTES
+from tiers.constants import ROW_BYTES
+from tiers.device import DEVICE_ASIDE_MAX, NVME_RETRY_S
 from tiers.direct import DiskIO
 
 ROWS_PER_SLAB = SLAB_BYTES // (16 << 10)

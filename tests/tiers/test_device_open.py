@@ -16,8 +16,8 @@ import pytest
 
 from tests.tiers.devices import SIZE, SLAB_BYTES, opened, put_slot, read
 from tiers.base import Get
-from tiers.constants import DEVICE_VERSION
 from tiers.device import Device, capacity_for
+from tiers.device_home import DEVICE_VERSION
 from tiers.direct import DiskIO
 from tiers.errors import BusyError, NotOursError, OpenError, VersionError
 

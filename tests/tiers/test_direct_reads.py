@@ -17,7 +17,7 @@ from tests.objects import S3Server
 from tests.region.proxy import Proxy
 from tiers.base import Get
 from tiers.checksum import digest
-from tiers.constants import DIRECT_FAILURES_MAX
+from tiers.direct_reads import DIRECT_FAILURES_MAX
 from tiers.namespace_spec import NamespaceSpec
 from tiers.object_options import ObjectOptions
 from tiers.object_store import StoredObjects, open_objects

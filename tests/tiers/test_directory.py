@@ -11,10 +11,9 @@ from pathlib import Path
 import obstore
 import pytest
 
-from tiers.constants import STAGED_S_MAX
 from tiers.errors import ObjectDamaged, ObjectRefused, ObjectUnavailable
 from tiers.object_options import ObjectOptions
-from tiers.object_store import open_objects
+from tiers.object_store import STAGED_S_MAX, open_objects
 
 
 def _file(folder: bytes, name: bytes) -> None:

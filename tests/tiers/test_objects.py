@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.objects import Faults, FaultyObjects, MemoryObjects, S3Server
-from tiers.constants import OBJECT_GAP_BYTES
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.object_options import ObjectOptions
-from tiers.object_store import open_objects
+from tiers.object_store import OBJECT_GAP_BYTES, open_objects
 from tiers.objects import Objects
 
 T = TypeVar("T")

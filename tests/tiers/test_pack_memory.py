@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tests.objects import MemoryObjects
 from tiers.checksum import digest
-from tiers.constants import PACK_ROOM_BYTES_MAX
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
 from tiers.pack_io import put_pack
-from tiers.pack_memory import PackMemory, PackRoom
+from tiers.pack_memory import PACK_ROOM_BYTES_MAX, PackMemory, PackRoom
 from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
 from tiers.slots import SLOT_ALIGN_BYTES
 

@@ -22,12 +22,11 @@ from tests.tiers.records import columns_of, content
 from tiers.base import Get
 from tiers.checksum import digest
 from tiers.codecs import CODECS, SPLIT_ZSTD, decode_into, encode
-from tiers.constants import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.namespace_spec import NamespaceSpec
 from tiers.object_store import open_objects
 from tiers.objects import Objects
-from tiers.pack_io import fetch_records, put_pack, read_pack
+from tiers.pack_io import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX, fetch_records, put_pack, read_pack
 from tiers.packs import PRELUDE_BYTES, Pack, PackHeader, describe
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, Namespace
-from kvstore.constants import TRACES_REQUESTS_MAX, TRACES_SAVES_MAX, TRACES_WAITING_MAX
-from kvstore.ledger.tracing import Span, Tracing
+from kvstore.daemon.exporting import TRACES_WAITING_MAX
+from kvstore.ledger.tracing import TRACES_REQUESTS_MAX, TRACES_SAVES_MAX, Span, Tracing
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Lookup
 from tests.region.regions import BLOCK_TOKENS, RECORD_BYTES, chain, content, space_of

@@ -50,12 +50,13 @@ class Host:
         from vllm import LLM
 
         from connectors import constants
+        from connectors.vllm import spaces
 
         if not self._has_started:
             _make_starts_cheap()
             self._has_started = True
         constants.SYNC_WAIT_S_MAX = order["step_wait_s"]
-        constants.RANKS_WAIT_S = constants.WEIGHTS_START_WAIT_S = 10 * order["step_wait_s"]
+        constants.RANKS_WAIT_S = spaces.WEIGHTS_START_WAIT_S = 10 * order["step_wait_s"]
         self.stop({})
         begun = time.monotonic()
         self.engine = LLM(**order["options"])

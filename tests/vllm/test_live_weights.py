@@ -13,8 +13,7 @@ pytest.importorskip("vllm")
 
 import torch
 
-from connectors import constants as limits
-from connectors.vllm.live_weights import Unseen, live_digest, tensors_digest
+from connectors.vllm.live_weights import WEIGHTS_SUM_WORDS, Unseen, live_digest, tensors_digest
 from tests.vllm.tiny_weights import TinyModel, give_model
 
 pytestmark = pytest.mark.vllm
@@ -83,9 +82,9 @@ def test_words_that_change_places() -> None:
 
 def test_places_far_apart_in_a_chunk_of_full_size() -> None:
     """The same at random places of a chunk as large as they are, with values that differ in their highest bit alone."""
-    draw, words = random.Random(1), torch.zeros(limits.WEIGHTS_SUM_WORDS, dtype=torch.int32)
+    draw, words = random.Random(1), torch.zeros(WEIGHTS_SUM_WORDS, dtype=torch.int32)
     seen = {digest(words)}
-    for at in [0, 1 << 19, *(draw.randrange(limits.WEIGHTS_SUM_WORDS) for _ in range(10))]:
+    for at in [0, 1 << 19, *(draw.randrange(WEIGHTS_SUM_WORDS) for _ in range(10))]:
         words[at] = -(1 << 31)
         seen.add(digest(words))
         words[at] = 0
@@ -94,7 +93,7 @@ def test_places_far_apart_in_a_chunk_of_full_size() -> None:
 
 def test_chunks_and_tensors_that_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """What moves from one chunk to another, or from one tensor to another, changes the digest."""
-    monkeypatch.setattr(limits, "WEIGHTS_SUM_WORDS", 8)
+    monkeypatch.setattr("connectors.vllm.live_weights.WEIGHTS_SUM_WORDS", 8)
     tensor = noise(torch.float32, 40)
     rolled = tensor.roll(8)
     assert len({digest(tensor), digest(rolled), digest(tensor, rolled), digest(rolled, tensor)}) == 4
@@ -120,7 +119,7 @@ def test_shapes_and_layouts() -> None:
 
 def test_rows_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors with gaps are copied by rows; a row may be longer than a chunk."""
-    monkeypatch.setattr(limits, "WEIGHTS_SUM_WORDS", 8)
+    monkeypatch.setattr("connectors.vllm.live_weights.WEIGHTS_SUM_WORDS", 8)
     wide = noise(torch.float32, 5, 50)
     before = digest(wide[:, :41])
     wide[4, 40] += 1

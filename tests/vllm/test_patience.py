@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 
 from connectors import constants as limits
 from connectors.transfer.prefill import PrefillSpeed
-from connectors.vllm.patience import Patience
+from connectors.vllm.patience import WAITS_MAX, Patience
 from connectors.vllm.stats import Tally
 from connectors.vllm.tracked import Hit, Tracked
 from connectors.vllm.transfer_params import promise
@@ -203,7 +203,7 @@ def test_blocks_that_keep_coming_are_waited_for(every_s: float) -> None:
         now_s[0] += 0.1
         held = int((now_s[0] - begun_s + 1e-6) / every_s) * 16
     waited_s = now_s[0] - begun_s
-    assert waited_s == pytest.approx(limits.WAITS_MAX * 0.5 if every_s < 0.5 else 0.5, abs=0.11)
+    assert waited_s == pytest.approx(WAITS_MAX * 0.5 if every_s < 0.5 else 0.5, abs=0.11)
 
 
 def test_the_last_window_is_waited_for(worlds: Callable[..., World], store: FakeStore) -> None:

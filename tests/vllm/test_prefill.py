@@ -9,8 +9,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors.constants import PREFILL_SAMPLES_MIN, PREFILL_STEP_TOKENS_MIN, STEPS_AHEAD_MAX
-from connectors.transfer.prefill import PrefillSpeed
+from connectors.transfer.prefill import (
+    PREFILL_SAMPLES_MIN,
+    PREFILL_STEP_TOKENS_MIN,
+    STEPS_AHEAD_MAX,
+    PrefillSpeed,
+)
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import Shape, World

@@ -13,8 +13,7 @@ pytest.importorskip("vllm")
 
 import vllm
 
-from connectors.constants import VLLM_FIRST, VLLM_LAST
-from connectors.vllm.release import unsupported
+from connectors.vllm.release import VLLM_FIRST, VLLM_LAST, unsupported
 from tests.running import ROOT, Daemon
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import EngineHost

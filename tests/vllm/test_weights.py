@@ -21,9 +21,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from vllm.config.load import LoadConfig
 
-from connectors import constants as limits
 from connectors.transfer import weights
-from connectors.transfer.weights import DigestInBackground, WeightsUnknown, known_as, weights_digest
+from connectors.transfer.weights import (
+    WEIGHTS_SETTLED_S,
+    DigestInBackground,
+    WeightsUnknown,
+    known_as,
+    weights_digest,
+)
 from connectors.vllm.model_files import elsewhere, foreign_code, weight_files
 
 pytestmark = pytest.mark.vllm
@@ -426,10 +431,10 @@ def test_a_file_written_just_now_is_not_believed_by_its_time(
     monkeypatch.setattr(weights.time, "sleep", slept.append)
     directory = write(tmp_path / "m", tensors())
     stamp = (directory / "model.safetensors").stat().st_ctime
-    for age in (0.0, limits.WEIGHTS_SETTLED_S / 2, limits.WEIGHTS_SETTLED_S * 1.1, -3.0):
+    for age in (0.0, WEIGHTS_SETTLED_S / 2, WEIGHTS_SETTLED_S * 1.1, -3.0):
         monkeypatch.setattr(weights.time, "clock_gettime", lambda _, age=age: stamp + age)
         weights._let_settle(directory / "model.safetensors")
-    assert slept == pytest.approx([limits.WEIGHTS_SETTLED_S, limits.WEIGHTS_SETTLED_S / 2], abs=1e-6)
+    assert slept == pytest.approx([WEIGHTS_SETTLED_S, WEIGHTS_SETTLED_S / 2], abs=1e-6)
 
 
 @pytest.mark.parametrize(

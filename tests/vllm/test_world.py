@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 from connectors import constants as limits
 from connectors.transfer import link
+from connectors.transfer.fetching import LOAD_RETRY_S
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeStore
 from tests.vllm.world import BLOCK_TOKENS, World, settle
@@ -506,7 +507,7 @@ def test_asking_for_pending_blocks_neither_spins_nor_lasts(
     world.ask("a", prompt(1, 200))
     settle(world)
     assert world.sums["failed_blocks"] == 12 and 0.9 <= world.sums["load_seconds"] < 3
-    assert store.count("acquire") <= 1 / limits.LOAD_RETRY_S + 2
+    assert store.count("acquire") <= 1 / LOAD_RETRY_S + 2
 
 
 def stored_now(world: World, store: FakeStore) -> set[bytes]:

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from kvstore.constants import WEB_CONNECTIONS_MAX
 from kvstore.daemon.listening import Listen
 from kvstore.web.asking import Answer, Asking
+from kvstore.web.running import WEB_CONNECTIONS_MAX
 from kvstore.web.server import Web
 from tests.running import Place
 from tests.web.asked import Reply, Serve, Watching, get, until, url_of, with_web

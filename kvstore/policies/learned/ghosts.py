@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from kvstore.constants import REUSE_GHOSTS_MIN, REUSE_GHOSTS_PARTS
+from kvstore.constants import REUSE_GHOSTS_MIN
 from kvstore.index.stretch import Stretch
+
+REUSE_GHOSTS_PARTS = 256  # dicts that they are in, so that none is large; a power of two
+
 
 _SHIFT, _MASK = 48, REUSE_GHOSTS_PARTS - 1  # of a name; a dict uses the low bits itself
 

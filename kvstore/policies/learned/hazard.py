@@ -40,28 +40,29 @@ from itertools import pairwise, repeat
 from operator import add
 from zlib import crc32
 
-from kvstore.constants import (
-    REUSE_AGE_EVERY,
-    REUSE_AGE_MAX,
-    REUSE_AGE_MIN,
-    REUSE_AGES_PER_DOUBLING,
-    REUSE_COUNT_ALL_MAX,
-    REUSE_COUNTED_MAX,
-    REUSE_EVIDENCE_BLOCKS_MAX,
-    REUSE_GHOSTS_MIN,
-    REUSE_GHOSTS_SHARE,
-    REUSE_GROWN_SHARE,
-    REUSE_PRIOR_CHANCE,
-    REUSE_PRIOR_FIRST_AGE,
-    REUSE_PRIOR_STRETCHES,
-    REUSE_USES_FADE,
-    REUSE_USES_HELD_MIN,
-)
+from kvstore.constants import REUSE_GHOSTS_MIN, require
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
 from kvstore.policies.learned.ghosts import Ghosts
 from tiers.base import NAMESPACE_BYTES
+
+REUSE_AGE_MIN = 16  # blocks asked for since the last use; all ages below are one
+REUSE_AGES_PER_DOUBLING = 2  # ages that are told apart between one age and its double
+REUSE_AGE_MAX = 1 << 30  # everything older is of one age
+REUSE_GHOSTS_SHARE = 16  # one block is remembered for this many that are held
+REUSE_USES_FADE = 24.0  # uses count half when the whole cache was asked for so many times since
+REUSE_USES_HELD_MIN = 20  # uses fade as if so many blocks were held, if fewer are
+REUSE_PRIOR_STRETCHES = 30.0  # a kind's own experience outweighs that of its relatives from here on
+REUSE_PRIOR_CHANCE = 0.03  # before anything is known: of reuse within one age
+REUSE_PRIOR_FIRST_AGE = 5  # times that chance within the first age, which is so much wider
+REUSE_EVIDENCE_BLOCKS_MAX = 65_536.0  # a kind's counts are halved here, so that new habits replace old ones
+REUSE_COUNT_ALL_MAX = 131_072  # blocks held; with more, one request of two, of four and so on is counted
+REUSE_COUNTED_MAX = 1e6  # relatives are compared when all counts have doubled, or grew by so many
+REUSE_GROWN_SHARE = 4  # a kind's counts are looked at when they grew by one in so many
+REUSE_AGE_EVERY = 4  # requests between two looks at what grew older
+require(REUSE_AGE_MIN < REUSE_AGE_MAX and REUSE_AGES_PER_DOUBLING >= 1, "there are ages to tell apart")
+require(REUSE_PRIOR_CHANCE * REUSE_PRIOR_FIRST_AGE < 1, "a chance is at most one")
 
 
 def _ages() -> list[float]:

@@ -21,20 +21,21 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from kvstore.constants import (
-    REUSE_FRONT_MAX,
-    REUSE_PICK_EVERY,
-    REUSE_STALE_ENTRIES_MIN,
-    REUSE_STALE_LOOKS,
-    REUSE_STALE_ROUNDS,
-    REUSE_SWEEP_LOOKS,
-    REUSE_SWEEP_SEEN_MAX,
-)
 from kvstore.index.block import PIN, Block
 from kvstore.index.stretch import Stretch
 from kvstore.policies.base import Policy
 from kvstore.policies.learned.experts import Judge
 from kvstore.policies.learned.hazard import UNKNOWN
+
+REUSE_PICK_EVERY = 32  # victims taken from one kind before others are compared again, at least
+REUSE_STALE_ENTRIES_MIN = 256  # outdated entries of a queue that are not worth a clean-up
+REUSE_SWEEP_LOOKS = 4  # entries looked at with each that comes, while there is a clean-up
+REUSE_SWEEP_SEEN_MAX = 4096  # items of one use that are told apart meanwhile
+REUSE_FRONT_MAX = 64  # entries at the front of a queue that are older than all others
+# Outdated entries thrown away at the front of a queue before the next queue is asked.
+REUSE_STALE_LOOKS = 256
+REUSE_STALE_ROUNDS = 16  # times that all queues are asked when none has an answer
+
 
 T = TypeVar("T")
 

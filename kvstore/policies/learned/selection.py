@@ -26,23 +26,24 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvstore.constants import (
-    CONTEST_DOUBTS,
-    CONTEST_DUE_MAX,
-    CONTEST_SAMPLE_MAX,
-    CONTEST_THINNED,
-    CONTEST_THINNED_AT_ONCE,
-    CONTEST_THINNED_MOST,
-    CONTEST_USES_MAX,
-    CONTEST_WINDOW_CAPACITIES,
-    CONTEST_WINDOW_REQUESTS,
-)
 from kvstore.index.prompts import Prompt
 from kvstore.index.stretch import Stretch
 from kvstore.policies.learned.experts import Judge
 from kvstore.policies.learned.hazard import EVERY_HASH, Use, fingerprint
 from kvstore.policies.learned.leaves import Leaves
 from kvstore.steps import Steps
+
+CONTEST_SAMPLE_MAX = 4608  # blocks in a shadow, about 300 bytes each; beyond it the sample shrinks
+CONTEST_THINNED = 32  # the sample shrinks by what is too much, and by one in so many at least
+CONTEST_THINNED_MOST = 4  # the sample shrinks by one in so many at most, at a time
+# Blocks of a shadow looked at in one go: half a millisecond where none is in the cache.
+CONTEST_THINNED_AT_ONCE = 512
+CONTEST_DUE_MAX = 16  # requests that wait to be played; beyond it no shadow learns of one
+CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
+CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks
+# Hits count half after so many requests, if that takes longer: neighbours share one fate.
+CONTEST_WINDOW_REQUESTS = 300
+CONTEST_DOUBTS = 0.25  # a lead counts beyond so many standard deviations
 
 
 class Seat(msgspec.Struct, gc=False, eq=False):
