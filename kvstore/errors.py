@@ -118,6 +118,10 @@ class LimitExceeded(RequestError):
     """The request asks for more than one connection may have."""
 
 
+class NotAllowed(RequestError):
+    """Who asks has no right to this kind of request."""
+
+
 class NotFound(RequestError):
     """What the request names is not known here."""
 

@@ -24,7 +24,7 @@ ROOMS = ("connectors", "kvstore", "replication", "tiers")  # imports go downward
 OTHERS = ("tests", "benchmarks", "scripts", "examples")
 # The packages of kvstore/, low to high: each may import those before it, and the modules at the root.
 PACKAGES = (
-    "protocol", "client", "index", "events", "policies", "retention", "ledger", "health", "residency", "movement",
+    "protocol", "client", "security", "index", "events", "policies", "retention", "ledger", "health", "residency", "movement",
     "durable", "engine", "door", "daemon", "replay", "pages", "web", "doctor", "bench", "demo", "cli",
 )  # fmt: skip
 ROOT_FILES_MAX = 10
@@ -56,6 +56,7 @@ LINES_MAX = {
     "kvstore/replay": 1220,
     "kvstore/residency": 1250,
     "kvstore/retention": 1360,
+    "kvstore/security": 60,
     "kvstore/web": 1440,
     "replication": 8580,
     "tiers": 6650,

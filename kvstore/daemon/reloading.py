@@ -17,7 +17,7 @@ from kvstore.daemon.config import Config, keys, misfits, value_of
 from kvstore.daemon.config_sources import written
 from kvstore.daemon.regional import rule_of
 from kvstore.door.api import Api
-from kvstore.door.processes import Limits
+from kvstore.door.holders import Limits
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
 

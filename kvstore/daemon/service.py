@@ -44,7 +44,7 @@ from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
 from kvstore.daemon.webbing import WebProcess
 from kvstore.door.api import Api
-from kvstore.door.processes import Limits
+from kvstore.door.holders import Limits
 from kvstore.door.turns import Turns
 from kvstore.door.unix import Door
 from kvstore.durable.demand_file import DemandFile

@@ -9,6 +9,9 @@ A *caller* is one client. It has one request at a time; the next one is served w
 `is_free` says so. Requests and answers are the messages of `kvstore.protocol.frames`; how
 they travel, and when a piece of work is done, is the transport's business.
 
+What a caller may ask goes by its principal: each kind of request in `KINDS` needs an access class, and `serve` is where
+that is looked at.
+
 The caller is not believed: sizes are checked before the engine is asked, leases and their
 bytes are bounded for a connection and for a process, and a lease has a time limit. A failure
 of ours becomes an answer here, and only here; it is logged and counted.
@@ -24,7 +27,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
-from kvstore.door.processes import Limits, Process, Processes
+from kvstore.door.holders import Holder, Holders, Limits
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
@@ -45,6 +48,7 @@ from kvstore.ledger.recording import Recording
 from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import frames
 from kvstore.retention.rules import Rule
+from kvstore.security.principals import Access, Principal
 from kvstore.steps import Steps
 from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY
@@ -149,16 +153,16 @@ class Api:
         self.life = int.from_bytes(os.urandom(6), "little")  # every client is told
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self.recordings: list[Recording] = []
-        self._processes = Processes()
+        self._holders = Holders()
         self._check: Later | None = None
 
-    def enter(self, key: int) -> Process:
-        """A process connects; key: see `Process`. Raises TooManyConnections."""
-        return self._processes.enter(key, self.limits.process_connections_max)
+    def enter(self, principal: Principal) -> Holder:
+        """A principal connects. Raises TooManyConnections."""
+        return self._holders.enter(principal, self.limits.process_connections_max)
 
-    def leave(self, process: Process) -> None:
+    def leave(self, holder: Holder) -> None:
         """One of its connections is gone, after its caller's `end`."""
-        self._processes.leave(process, self.clock())
+        self._holders.leave(holder, self.clock())
 
     def check(self) -> Later:
         """The proof of the books. One at a time: who asks meanwhile gets the same answer."""
@@ -193,7 +197,7 @@ class Caller:
     def __init__(
         self,
         api: Api,
-        process: Process,
+        holder: Holder,
         session: Session | None,
         name: str,
         reply: Callable[[frames.Answer], None],
@@ -202,7 +206,7 @@ class Caller:
         self.name = name
         self._api = api
         self._engine = api.engine
-        self._process = process
+        self._holder = holder
         self.attached = session is not None
         self._session = session  # None: did not attach, and never had a lease
         self._reply = reply
@@ -234,14 +238,16 @@ class Caller:
 
     def serve(self, request: frames.Request) -> None:
         """Begin a request. Its answer goes to `reply`: now, in a `step`, or by itself. Never raises."""
-        kind, api = type(request), self._api
-        api.requests[kind.__name__] += 1
-        self._process.requests += 1
-        self._times, self._begun_s = api.times[kind], api.clock()
+        api, holder, name = self._api, self._holder, type(request).__name__
+        kind = KINDS[type(request)]
+        api.requests[name] += 1
+        holder.requests += 1
+        self._times, self._begun_s = api.times[type(request)], api.clock()
         if getattr(request, "ticket", 0):  # two programs may count their requests from 1
-            request.ticket ^= self._process.salt  # type: ignore[union-attr]
+            request.ticket ^= holder.salt  # type: ignore[union-attr]
         try:
-            outcome = KINDS[kind].handler(self, request)
+            holder.principal.require(kind.access, name.lower())
+            outcome = kind.handler(self, request)
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
             self._answer(self.refusal(error))
             return
@@ -333,7 +339,7 @@ class Caller:
             self._api.recordings.remove(self._recording)
         for namespace in list(self._namespaces.values()):
             self._let_go(namespace)
-        self._process.lease_bytes -= self._lease_bytes
+        self._holder.lease_bytes -= self._lease_bytes
         for lease in self._leases:
             self._api.lenders.pop(lease, None)
             if self._api.tracing is not None:
@@ -348,7 +354,7 @@ class Caller:
     def _register(self, request: frames.Register) -> frames.Answer:
         for namespace in [n for n in self._namespaces.values() if n.is_ended]:
             self._let_go(namespace)
-        if self._process.namespaces >= DOOR_NAMESPACES_MAX:
+        if self._holder.namespaces >= DOOR_NAMESPACES_MAX:
             raise LimitExceeded(f"{DOOR_NAMESPACES_MAX} namespaces of one process are allowed")
         r = request
         try:
@@ -360,7 +366,7 @@ class Caller:
             raise LimitExceeded(
                 f"fields of {size_bytes} bytes: at most {frames.FIELDS_BYTES_MAX} are allowed"
             )
-        if self._process.namespace_bytes + size_bytes > DOOR_NAMESPACE_BYTES_MAX:
+        if self._holder.namespace_bytes + size_bytes > DOOR_NAMESPACE_BYTES_MAX:
             raise LimitExceeded(
                 f"fields of one process's namespaces: {DOOR_NAMESPACE_BYTES_MAX} bytes are allowed together"
             )
@@ -370,9 +376,9 @@ class Caller:
             namespace = self._namespaces[number] = self._engine.namespaces.get(number)
             self._engine.namespaces.used(namespace)
             self._spec_bytes[number] = size_bytes
-            self._process.namespace_bytes += size_bytes
-            self._process.namespaces += 1
-            self._process.registered(self.name, spec, self._api.clock())
+            self._holder.namespace_bytes += size_bytes
+            self._holder.namespaces += 1
+            self._holder.registered(self.name, spec, self._api.clock())
         return frames.Registered(number)
 
     def _unregister(self, request: frames.Unregister) -> frames.Answer:
@@ -384,8 +390,8 @@ class Caller:
     def _let_go(self, namespace: Namespace) -> None:
         del self._namespaces[namespace.id]
         self._engine.namespaces.let_go(namespace)
-        self._process.namespaces -= 1
-        self._process.namespace_bytes -= self._spec_bytes.pop(namespace.id)
+        self._holder.namespaces -= 1
+        self._holder.namespace_bytes -= self._spec_bytes.pop(namespace.id)
 
     def _list(self, r: frames.Namespaces) -> frames.Answer:
         return frames.StatusReport(self._engine.list_namespaces(min(r.skip, NAMESPACES_MAX)))
@@ -525,7 +531,7 @@ class Caller:
         count = self._count(request.namespace, request)
         namespace = self._namespaces[request.namespace]
         allowed = min(count, self._free_bytes() // namespace.record_bytes)
-        if not self._process.lease_bytes:
+        if not self._holder.lease_bytes:
             allowed = max(1, allowed)  # or a record larger than the limit could never be read
         if not allowed:
             return frames.Acquired(0, bytes(count), frames.Extents(0, [], b""), True)
@@ -581,7 +587,7 @@ class Caller:
     def _opened(self, lease: int, size_bytes: int) -> None:
         self._leases[lease] = size_bytes, self._api.clock()
         self._lease_bytes += size_bytes
-        self._process.lease_bytes += size_bytes
+        self._holder.lease_bytes += size_bytes
 
     def _closed(self, lease: int, stored: int = 0) -> None:
         self._api.lenders.pop(lease, None)
@@ -589,7 +595,7 @@ class Caller:
             self._api.tracing.closed(lease, stored)
         size_bytes, _ = self._leases.pop(lease, (0, 0.0))
         self._lease_bytes -= size_bytes
-        self._process.lease_bytes -= size_bytes
+        self._holder.lease_bytes -= size_bytes
 
     # -- retention: answered when the rule is on disk --
 
@@ -706,50 +712,55 @@ class Caller:
         """Of the arena, that further leases may hold."""
         limits = self._api.limits
         own = limits.lease_bytes_max - self._lease_bytes
-        return max(0, min(own, limits.process_lease_bytes_max - self._process.lease_bytes))
+        return max(0, min(own, limits.process_lease_bytes_max - self._holder.lease_bytes))
 
 
 class Kind(NamedTuple):
-    """How one kind of request is served. price_us: what it takes, or its first piece; byte_us: for each of
+    """How one kind of request is served. access: what who asks must be allowed. price_us: what it takes, or its first piece; byte_us: for each of
     its bytes, besides; hashes_max: how many block hashes it may have. handler: returns None, at once or at the
     end of its steps, where it called `reply` itself."""
 
     handler: Callable[[Caller, Any], frames.Answer | Later | Steps[Any] | None]
+    access: Access
     price_us: float
     byte_us: float = 0.0
     hashes_max: int = 0
 
 
 KINDS: dict[type[Any], Kind] = {
-    frames.Ping: Kind(lambda _c, _: _DONE, 5),
-    frames.Register: Kind(Caller._register, 30),
-    frames.Unregister: Kind(Caller._unregister, 30),
-    frames.Lookup: Kind(Caller._lookup, 60, 0.02, frames.HASHES_MAX),
-    frames.Settle: Kind(Caller._settle, 10),
-    frames.Residency: Kind(Caller._residency, 10, 0.01, frames.HASHES_MAX),
-    frames.Prefetch: Kind(Caller._prefetch, 10, 0.3, frames.HASHES_MAX),
-    frames.Reserve: Kind(Caller._reserve, 30, 0.25, frames.LEASE_HASHES_MAX),
-    frames.Commit: Kind(Caller._commit, 30, 0.35),
-    frames.Fill: Kind(Caller._fill, 30, 0.35),
-    frames.Acquire: Kind(Caller._acquire, 30, 0.1, frames.LEASE_HASHES_MAX),
-    frames.Release: Kind(Caller._release, 60),
-    frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.node.report()), 1000),
-    frames.Namespaces: Kind(Caller._list, 1000),
-    frames.Report: Kind(lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip)), 2000),
-    frames.Explain: Kind(Caller._explain, 100, 0.05, frames.HASHES_MAX),
-    frames.Check: Kind(Caller._check, 100),
-    frames.SetPin: Kind(lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), 200),
-    frames.SetTtl: Kind(Caller._ttl, 200),
-    frames.SetQuota: Kind(Caller._quota, 200),
-    frames.Retention: Kind(Caller._retention, 1000),
-    frames.Clear: Kind(Caller._clear, 3000),
-    frames.FindPrefixes: Kind(Caller._find_prefixes, 1000),
-    frames.Live: Kind(Caller._live, 1000),
-    frames.Record: Kind(Caller._record, 1000),
-    frames.Chain: Kind(Caller._chain, 1000),
-    frames.WarmPrefix: Kind(Caller._warm, 1000),
-    frames.GetSettings: Kind(Caller._get, 1000),
-    frames.SetSetting: Kind(Caller._set, 2000),
+    frames.Ping: Kind(lambda _c, _: _DONE, "read", 5),
+    frames.Register: Kind(Caller._register, "read", 30),
+    frames.Unregister: Kind(Caller._unregister, "write", 30),
+    frames.Lookup: Kind(Caller._lookup, "read", 60, 0.02, frames.HASHES_MAX),
+    frames.Settle: Kind(Caller._settle, "read", 10),
+    frames.Residency: Kind(Caller._residency, "read", 10, 0.01, frames.HASHES_MAX),
+    frames.Prefetch: Kind(Caller._prefetch, "read", 10, 0.3, frames.HASHES_MAX),
+    frames.Reserve: Kind(Caller._reserve, "write", 30, 0.25, frames.LEASE_HASHES_MAX),
+    frames.Commit: Kind(Caller._commit, "write", 30, 0.35),
+    frames.Fill: Kind(Caller._fill, "write", 30, 0.35),
+    frames.Acquire: Kind(Caller._acquire, "read", 30, 0.1, frames.LEASE_HASHES_MAX),
+    frames.Release: Kind(Caller._release, "read", 60),
+    frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.node.report()), "view", 1000),
+    frames.Namespaces: Kind(Caller._list, "view", 1000),
+    frames.Report: Kind(
+        lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip)), "view", 2000
+    ),
+    frames.Explain: Kind(Caller._explain, "view", 100, 0.05, frames.HASHES_MAX),
+    frames.Check: Kind(Caller._check, "admin", 100),
+    frames.SetPin: Kind(
+        lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), "admin", 200
+    ),
+    frames.SetTtl: Kind(Caller._ttl, "admin", 200),
+    frames.SetQuota: Kind(Caller._quota, "admin", 200),
+    frames.Retention: Kind(Caller._retention, "view", 1000),
+    frames.Clear: Kind(Caller._clear, "admin", 3000),
+    frames.FindPrefixes: Kind(Caller._find_prefixes, "view", 1000),
+    frames.Live: Kind(Caller._live, "view", 1000),
+    frames.Record: Kind(Caller._record, "admin", 1000),
+    frames.Chain: Kind(Caller._chain, "view", 1000),
+    frames.WarmPrefix: Kind(Caller._warm, "admin", 1000),
+    frames.GetSettings: Kind(Caller._get, "view", 1000),
+    frames.SetSetting: Kind(Caller._set, "admin", 2000),
 }
 _BY_TAG = {kind.__struct_config__.tag: kind for kind in KINDS}
 

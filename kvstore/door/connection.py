@@ -18,9 +18,9 @@ import msgspec
 
 from kvstore.constants import DOOR_PIECE_US, DOOR_RECEIVE_BYTES, MIB
 from kvstore.door.api import Api, Caller, kind_of, price_us
+from kvstore.door.holders import Holder
 from kvstore.door.inbox import Inbox
 from kvstore.door.memory import FrameMemory, UnreadAnswers
-from kvstore.door.processes import Process
 from kvstore.engine.sessions import Session
 from kvstore.errors import BadFrame, BadRequest, ConnectionRefused, FrameTooLarge, Internal, TooSlow
 from kvstore.protocol import frames
@@ -44,11 +44,11 @@ class Shared(NamedTuple):
 class DoorConnection(asyncio.BufferedProtocol):
     """Serves one peer that said Hello. `session` is None for one that did not attach."""
 
-    def __init__(self, shared: Shared, process: Process, session: Session | None, name: str) -> None:
+    def __init__(self, shared: Shared, holder: Holder, session: Session | None, name: str) -> None:
         self.finish_us = 0.0  # belongs to `Turns`
         self._shared = shared
-        self._process = process
-        self._caller = Caller(shared.api, process, session, name, self._send, self._look)
+        self._holder = holder
+        self._caller = Caller(shared.api, holder, session, name, self._send, self._look)
         self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
         self._next_bytes = 0  # of the frame that is served next, if it is here as a whole
@@ -78,7 +78,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         self._end()
         self._shared.unread.remove(self.abort)
         self._shared.connections.discard(self)
-        self._shared.api.leave(self._process)
+        self._shared.api.leave(self._holder)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.receive_buffer
@@ -164,7 +164,7 @@ class DoorConnection(asyncio.BufferedProtocol):
             self._queue(price_us(self._inbox.tag(), size))
             return
         if size > DOOR_RECEIVE_BYTES and not self._taken_bytes:
-            if not self._shared.frame_memory.take(self._process, size, self._look):
+            if not self._shared.frame_memory.take(self._holder, size, self._look):
                 self._stalled_since = None  # it is us who does not read
                 self._read(False)
                 return
@@ -202,7 +202,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         """The large frame is answered: others may have its memory."""
         if self._taken_bytes and not self._is_collecting:
             size, self._taken_bytes = self._taken_bytes, 0
-            self._shared.frame_memory.give(self._process, size)
+            self._shared.frame_memory.give(self._holder, size)
 
     def _serve(self) -> None:
         size, self._next_bytes, self._is_collecting = self._next_bytes, 0, False

@@ -38,9 +38,9 @@ from kvstore.constants import (
 )
 from kvstore.door.api import Api
 from kvstore.door.connection import DOOR_STALLED_S_PRESSED, DoorConnection, Shared
+from kvstore.door.holders import Holder
 from kvstore.door.listener import DoorSocket
 from kvstore.door.memory import FrameMemory, UnreadAnswers
-from kvstore.door.processes import Process
 from kvstore.errors import (
     BadFrame,
     ConnectionRefused,
@@ -51,6 +51,8 @@ from kvstore.errors import (
     WrongProtocol,
 )
 from kvstore.protocol import frames
+from kvstore.security import principals
+from kvstore.security.principals import Principal
 from tiers.arena import Arena
 from tiers.constants import LOCK_BASE
 from tiers.errors import TierError
@@ -225,28 +227,29 @@ class Door:
 
     def _admit(self, peer: socket.socket) -> None:
         """Greet a peer, or refuse it at once: one that connects thousands of times holds up nobody."""
-        pid = uid = -1
         try:
-            pid, uid, key = _peer_of(peer)
+            principal = _principal_of(peer)
             peer.setblocking(False)
-            self._require_room(DOOR_TOOLS_MAX - 1)  # this peer is not counted yet
-            process = self.api.enter(key)
-        except ConnectionRefused as refusal:
-            self._refuse(peer, pid, uid, refusal)
         except OSError:
             self._gone(peer)
+            return
+        try:
+            self._require_room(DOOR_TOOLS_MAX - 1)  # this peer is not counted yet
+            holder = self.api.enter(principal)
+        except ConnectionRefused as refusal:
+            self._refuse(peer, principal, refusal)
         else:
-            task = asyncio.create_task(self._greet(peer, pid, uid, process))
+            task = asyncio.create_task(self._greet(peer, holder))
             self._greeting.add(task)
             task.add_done_callback(self._greeting.discard)
 
-    def _refuse(self, peer: socket.socket, pid: int, uid: int, refusal: ConnectionRefused) -> None:
+    def _refuse(self, peer: socket.socket, principal: Principal, refusal: ConnectionRefused) -> None:
         """Say why, and close. A line in the log for each reason, and no more than one a second."""
         self.api.refused[refusal.code] += 1
         now_s = self.api.clock()
         if now_s - self._refused_s.get(refusal.code, -1.0) >= DOOR_REFUSAL_LOG_S:
             self._refused_s[refusal.code] = now_s
-            log.warning("connection of pid %d, uid %d refused: %s: %s", pid, uid, refusal.code, refusal)
+            log.warning("connection of %s refused: %s: %s", principal, refusal.code, refusal)
         with contextlib.suppress(OSError):
             peer.send(frames.encode_frame(frames.Error(refusal.code, str(refusal))))
         peer.close()
@@ -256,23 +259,22 @@ class Door:
         self.api.refused["gone"] += 1
         peer.close()
 
-    async def _greet(self, peer: socket.socket, pid: int, uid: int, process: Process) -> None:
-        is_inside = False
+    async def _greet(self, peer: socket.socket, holder: Holder) -> None:
+        is_inside, principal = False, holder.principal
         try:
             hello = await self._hello(peer)
             if hello.attach:
                 self._require_room(0)
-            if uid not in (0, os.geteuid()):
-                raise WrongPeer(f"uid {uid} is not served here")
+            if not principal.may:
+                raise WrongPeer(f"uid {principal.uid} is not served here")
             if hello.protocol != frames.PROTOCOL_VERSION:
                 raise WrongProtocol(
                     f"protocol {hello.protocol}: this daemon speaks {frames.PROTOCOL_VERSION}"
                 )
-            name = f"{hello.label or 'unnamed'} (pid {pid}, uid {uid})"
-            await self._welcome(peer, hello, process, name)
+            await self._welcome(peer, hello, holder, f"{hello.label or 'unnamed'} ({principal})")
             is_inside = True
         except ConnectionRefused as refusal:
-            self._refuse(peer, pid, uid, refusal)
+            self._refuse(peer, principal, refusal)
         except OSError:
             self._gone(peer)
         except BaseException:
@@ -280,7 +282,7 @@ class Door:
             raise
         finally:
             if not is_inside:  # else its connection leaves
-                self.api.leave(process)
+                self.api.leave(holder)
 
     def _require_room(self, beyond: int) -> None:
         """Raises TooManyConnections."""
@@ -303,7 +305,7 @@ class Door:
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise BadFrame(f"Hello expected: {error}") from error
 
-    async def _welcome(self, peer: socket.socket, hello: frames.Hello, process: Process, name: str) -> None:
+    async def _welcome(self, peer: socket.socket, hello: frames.Hello, holder: Holder, name: str) -> None:
         session, byte, lock_fds = None, 0, list[int]()
         if hello.attach:
             try:
@@ -313,7 +315,7 @@ class Door:
             session = self.engine.open_session(owner, hello.label)
         try:
             self._send_welcome(peer, byte, hello.read_only, lock_fds)
-            connection = DoorConnection(self.shared, process, session, name)
+            connection = DoorConnection(self.shared, holder, session, name)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer)
         except BaseException:
             if session is not None:
@@ -401,11 +403,10 @@ async def _read(peer: socket.socket, size: int) -> bytes:
     return received
 
 
-def _peer_of(peer: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, key) of who connected. key: the pid, or a negative number where it is not seen from here, or 0 where
-    nothing tells this peer from others. Raises OSError."""
+def _principal_of(peer: socket.socket) -> Principal:
+    """Who connected. Raises OSError."""
     pid, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, pid or -_pidfd_inode(peer)
+    return principals.local(uid, pid or -_pidfd_inode(peer))
 
 
 def _pidfd_inode(peer: socket.socket) -> int:

@@ -22,7 +22,7 @@ from kvstore.daemon.config import DOOR_LEASES_MAX, Config
 from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.settings import Settings
 from kvstore.door.api import Api
-from kvstore.door.processes import Limits
+from kvstore.door.holders import Limits
 from kvstore.door.turns import Turns
 from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine

@@ -9,7 +9,9 @@ import pytest
 
 from kvstore.client import Client, FillsRefused, Refused
 from kvstore.door.api import KINDS, Caller
+from kvstore.door.holders import Holder
 from kvstore.protocol import frames
+from kvstore.security.principals import local
 from tests.door.conftest import RECORD_BYTES, check, hashes_of, records_of, space_of
 from tests.door.daemon import Daemon
 from tests.door.peer import Peer
@@ -150,11 +152,11 @@ def test_tickets_are_a_process_s_own(daemon: Daemon, monkeypatch: pytest.MonkeyP
     """Two programs that count their requests from 1 are two requests, and neither settles the other's; the
     connections of one program share them."""
     api = daemon.door.api
-    mine, again, theirs = api.enter(11), api.enter(11), api.enter(-12)
+    mine, again, theirs = (api.enter(local(0, process)) for process in (11, 11, -12))
     answers: list[frames.Answer] = []
 
-    def ask(process: object, tokens: int) -> None:
-        caller = Caller(api, process, None, "test", answers.append, lambda: None)  # type: ignore[arg-type]
+    def ask(holder: Holder, tokens: int) -> None:
+        caller = Caller(api, holder, None, "test", answers.append, lambda: None)
         caller.serve(frames.Register(b"t" * 16, RECORD_BYTES, 32, 16, {}))
         number = answers.pop().namespace  # type: ignore[union-attr]
         caller.serve(frames.Lookup([number], hashes_of(1)[0], 1, False, tokens))
@@ -165,8 +167,8 @@ def test_tickets_are_a_process_s_own(daemon: Daemon, monkeypatch: pytest.MonkeyP
     assert daemon.engine.accounts.tickets == 2
     daemon.call(lambda: ask(again, 16))
     assert daemon.engine.accounts.tickets == 2
-    for process in (mine, again, theirs):
-        api.leave(process)
+    for holder in (mine, again, theirs):
+        api.leave(holder)
 
 
 def test_every_number_of_a_frame_has_an_owner() -> None:

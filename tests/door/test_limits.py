@@ -23,6 +23,7 @@ from kvstore.daemon.service import Service
 from kvstore.door.api import DOOR_NAMESPACES_MAX
 from kvstore.index.namespaces import NAMESPACE_DROP_BLOCKS, NamespaceRegistry
 from kvstore.protocol import frames
+from kvstore.security.principals import local
 from tests.door.conftest import HASH_BYTES, RECORD_BYTES, DaemonProcess, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.door.peer import REGISTER, Peer
@@ -97,9 +98,10 @@ def test_a_process_is_one_wherever_the_daemon_sees_it_from(tmp_path: Path, arena
 
 def test_peers_that_nothing_tells_apart_share_a_limit(daemon: Daemon, monkeypatch: Any) -> None:
     """Without pids and pidfds all peers count as one process."""
-    assert daemon.door.api.enter(0) is daemon.door.api.enter(0)
-    for key in (7, -7):
-        assert daemon.door.api.enter(key) is not daemon.door.api.enter(0)
+    enter = daemon.door.api.enter
+    assert enter(local(0, 0)) is enter(local(0, 0))
+    for process in (7, -7):
+        assert enter(local(0, process)) is not enter(local(0, 0))
 
 
 SILENT = """

@@ -1,10 +1,9 @@
-"""Processes: what all connections of one process hold together, and what they may.
+"""Holders: what all connections of one principal hold together, and how much that may be.
 
-    peer ── pid, as the kernel reports it ─────────────────────────▶ one Process
-         ── no pid (another pid namespace): its pidfd, Linux 6.9 ──▶ one Process
-         ── neither ───────────────────────────────────────────────▶ the one Process of all such peers
+    connection, connection, … ── of equal principals ──▶ one Holder ── Limits
 
-So a limit of a process holds wherever its peers come from: whoever cannot be told apart shares one.
+On the local socket a principal is a process (kvstore.security.principals), so a limit of a process holds wherever its
+connections come from: those that nothing tells apart share one.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX
 from kvstore.errors import TooManyConnections
+from kvstore.security.principals import Principal
 from kvstore.units import format_bytes
 from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
@@ -50,14 +50,13 @@ class Limits(NamedTuple):
         )
 
 
-class Process:
-    """What all connections of one process hold together. An engine is one that registered a namespace: one line in
+class Holder:
+    """What all connections of one principal hold together. An engine is one that registered a namespace: one line in
     the log when it comes, and one when it leaves, however many connections and namespaces it has."""
 
-    def __init__(self, key: int, salt: int) -> None:
-        """key: its pid, or another number that the transport tells it by; 0: one that cannot be told from others. salt: what makes numbers of its own, such as tickets, others than those of other
-        processes."""
-        self.key = key
+    def __init__(self, principal: Principal, salt: int) -> None:
+        """salt: what makes numbers of its own, such as tickets, others than those of other holders."""
+        self.principal = principal
         self.salt = salt
         self.connections = 0
         self.namespaces = 0
@@ -66,11 +65,6 @@ class Process:
         self.requests = 0
         self._engine = ""  # the caller that registered its first namespace
         self._since_s = 0.0
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"pid {self.key}" if self.key > 0 else "a process of another pid namespace"
 
     def registered(self, name: str, spec: NamespaceSpec, now_s: float) -> None:
         """A namespace of one of its callers, `name`, is known now."""
@@ -96,32 +90,30 @@ class Process:
             log.info("an engine is gone", extra={"engine": self._engine, **facts})
 
 
-class Processes:
+class Holders:
     """Those that are connected."""
 
     def __init__(self) -> None:
-        self._by_key: dict[int, Process] = {}
+        self._by_principal: dict[Principal, Holder] = {}
         self._secret = os.urandom(16)
 
-    def enter(self, key: int, connections_max: int) -> Process:
+    def enter(self, principal: Principal, connections_max: int) -> Holder:
         """One more connection of it. Raises TooManyConnections."""
-        process = self._by_key.get(key) or Process(key, self._salt(key))
-        if process.connections >= connections_max:
-            raise TooManyConnections(
-                f"{process.connections} connections of {process.name} are served already"
-            )
-        process.connections += 1
-        self._by_key[key] = process
-        return process
+        holder = self._by_principal.get(principal) or Holder(principal, self._salt(principal))
+        if holder.connections >= connections_max:
+            raise TooManyConnections(f"{holder.connections} connections of {principal} are served already")
+        holder.connections += 1
+        self._by_principal[principal] = holder
+        return holder
 
-    def leave(self, process: Process, now_s: float) -> None:
+    def leave(self, holder: Holder, now_s: float) -> None:
         """One of its connections is gone."""
-        process.connections -= 1
-        if not process.connections:
-            del self._by_key[process.key]
-            process.left(now_s)
+        holder.connections -= 1
+        if not holder.connections:
+            del self._by_principal[holder.principal]
+            holder.left(now_s)
 
-    def _salt(self, key: int) -> int:
-        """Of 62 bits, always the same for one process, and known to none of them."""
-        digest = hashlib.blake2b(str(key).encode(), digest_size=8, key=self._secret).digest()
+    def _salt(self, principal: Principal) -> int:
+        """Of 62 bits, always the same for one principal, and known to none of them."""
+        digest = hashlib.blake2b(str(principal).encode(), digest_size=8, key=self._secret).digest()
         return int.from_bytes(digest, "little") >> 2
