@@ -46,7 +46,6 @@ AUDIT_AGAIN_S: Final = 60.0  # before what is not there is asked for again
 AUDIT_SLICE_PACKS: Final = 128  # held against the catalogue at a time: 1 to 2 ms
 AUDIT_DOUBTED_MAX: Final = 4096  # packs that were not there once
 
-
 log = logging.getLogger("replication.audit")
 T = TypeVar("T")
 

@@ -41,7 +41,6 @@ AUDIT_GAP_PER_PACK_S: Final = 1e-4  # the same for each pack, if that is more: w
 assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
 assert HEARTBEAT_LATE_S < AUDIT_MIRROR_S
 
-
 log = logging.getLogger("replication.auditing")
 
 

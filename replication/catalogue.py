@@ -48,7 +48,6 @@ from tiers.parsing import ParserErrors, parser_failure
 
 LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
 
-
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
 _NUMBER_BYTES = 6  # of a pack

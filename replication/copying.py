@@ -56,7 +56,6 @@ DAMAGED_BACKOFF_S_MAX: Final = 3600.0
 LOST_AFTER_S: Final = 3600.0  # that the source does not have a pack it announced
 assert COPY_GETS_MAX < COPIES_MAX and COPY_GET_BYTES_MAX < COPY_BYTES_MAX
 
-
 log = logging.getLogger("replication.copying")
 
 

@@ -27,7 +27,6 @@ from tiers.objects import Objects
 
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 
-
 log = logging.getLogger("replication.erasure")
 
 

@@ -53,7 +53,6 @@ FEED_REQUESTS_MAX: Final = 32  # under way at a time
 FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
 assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
 
-
 log = logging.getLogger("replication.feed")
 
 

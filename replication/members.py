@@ -21,7 +21,6 @@ from tiers.objects import ObjectInfo, Objects
 # Of a folder, in a row that the store failed for: the others wait for the next look.
 MEMBERS_FAILED_MAX: Final = 3
 
-
 T = TypeVar("T")
 
 HEX_ID = re.compile(r"[0-9a-f]{32}")

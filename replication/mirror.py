@@ -46,7 +46,6 @@ STATE_READS_MAX: Final = 3  # of one that is damaged, before a start does withou
 HEARTBEAT_S: Final = 60.0  # written down even without news
 assert STATE_INTERVAL_S < HEARTBEAT_S < HEARTBEAT_LATE_S < IN_TIME_S
 
-
 log = logging.getLogger("replication.mirror")
 
 

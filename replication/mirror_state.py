@@ -29,7 +29,6 @@ LAGS_KEPT: Final = 4096  # of the latest copies
 IN_TIME_S: Final = 900.0  # how soon a copy should be there
 MIRROR_STATE_BYTES_MAX: Final = 16 * MIB  # of 100,000 writers
 
-
 MIRRORS = "mirrors/"
 NOT_REACHED = "not reached yet"  # the problem of a mirror that has just begun
 _MAGIC = b"KVMIRR1\n"

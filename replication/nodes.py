@@ -29,7 +29,6 @@ NODE_READS_MAX: Final = 32  # at a time
 TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is stated
 TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
 
-
 NODES = "nodes/"
 _MAGIC = b"KVNODE1\n"
 _NAME = re.compile(r"[A-Za-z0-9._=+-]{1,64}")

@@ -32,7 +32,6 @@ ORDER_TELL_S: Final = 5.0  # between two writings of progress, where there is ne
 ORDER_HEARTBEAT_S: Final = 20.0  # written even without
 ORDER_RETRY_S: Final = 10.0  # after a bucket or a catalogue that failed
 
-
 log = logging.getLogger("replication.order_watch")
 
 _Key = tuple[str, float]  # an order's id, and when it was made

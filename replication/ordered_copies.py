@@ -31,7 +31,6 @@ ORDER_JOBS_MAX: Final = 64  # of one order, waiting or under way: what is cancel
 ORDER_JOBS_PAUSE_S: Final = 0.5  # between two looks whether some have ended
 ORDER_ATTEMPTS_MAX: Final = 3  # then a pack counts as failed; it is tried on by its rule
 
-
 _LOOK_PACKS = 64  # compared with home in one turn of the loop
 
 

@@ -32,7 +32,6 @@ from tiers.objects import ObjectInfo, Objects
 ORDER_BYTES_MAX: Final = 64 * KIB  # of an order, and of progress
 ORDER_PATTERNS_MAX: Final = 256  # of models, and of tenants
 
-
 ORDERS = "orders/"
 PROGRESS = "warming/"
 MIRROR = "mirror-"  # before the name of its source

@@ -42,7 +42,6 @@ ORPHANS_WAITING_MAX: Final = 1 << 16  # for their parents; 300 bytes each
 PARENTLESS_S: Final = 24 * 3600.0  # an orphan waits for its parents, before it is deleted
 RESTORED_KEPT_S: Final = 7 * 24 * 3600.0  # life of a pack whose announcement was lost
 
-
 log = logging.getLogger("replication.orphans")
 
 

@@ -16,7 +16,6 @@ from replication.constants import PROBLEMS_TOLD
 
 PROBLEMS_MAX: Final = 256  # known of one place
 
-
 log = logging.getLogger("replication.problems")
 
 

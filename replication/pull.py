@@ -55,7 +55,6 @@ OUTLIVED_S: Final = 2 * 24 * 3600.0
 SETTLE_S_MAX: Final = 60.0  # a start waits so long for feeds to be read to their end
 assert CATALOGUE_CHUNK_PACKS + SEGMENT_ENTRIES_MAX < JOBS_MAX // 2
 
-
 log = logging.getLogger("replication.pull")
 
 

@@ -27,7 +27,6 @@ from tiers.parsing import ParserErrors
 REGION_FORMAT: Final = 1  # of everything below the root of a region
 REGION_BYTES_MAX: Final = 64 * KIB  # of a marker
 
-
 MARKER = "region.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HINT = "lower-case letters, digits and '-', beginning with a letter or a digit, at most 63 characters"

@@ -46,7 +46,6 @@ UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was ask
 # Between two looks for what killed processes left half written in a directory.
 SWEEP_STAGED_S: Final = 3600.0
 
-
 log = logging.getLogger("replication.region_node")
 
 

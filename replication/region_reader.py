@@ -39,7 +39,6 @@ FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
 
-
 log = logging.getLogger("replication.region_reader")
 
 Answer = tuple[Get, Record | None]

@@ -49,7 +49,6 @@ LOG_FILES_MAX: Final = 2
 LOG_BYTES_MAX: Final = 1 * MIB
 BACKGROUND_JOBS_MAX: Final = 2
 
-
 log = logging.getLogger("replication.rows")
 
 PREFIX_BYTES = 9  # of keys that are looked for by prefix

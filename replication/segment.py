@@ -36,7 +36,6 @@ HEAD_BYTES_MIN: Final = 128  # of a head, whose length says its number modulo HE
 HEAD_BYTES_MAX: Final = HEAD_BYTES_MIN + HEAD_NUMBERS
 assert SEGMENT_CUT_BYTES + PACK_HEADER_BYTES_MAX < SEGMENT_BYTES_MAX
 
-
 FEED = "feed/"
 HEADS = "heads/"
 _SEGMENT_MAGIC = b"KVFEED1\n"

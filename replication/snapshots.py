@@ -55,7 +55,6 @@ DELETE_NAMES_MAX: Final = 1000  # in one call
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
 assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
 
-
 log = logging.getLogger("replication.snapshots")
 
 MANIFESTS = "snapshots/manifests/"

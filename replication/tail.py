@@ -43,7 +43,6 @@ SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a sna
 SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
 assert POLL_INTERVAL_S < HEAD_TRUST_S
 
-
 log = logging.getLogger("replication.tail")
 
 

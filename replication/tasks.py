@@ -21,7 +21,6 @@ TASK_PAUSE_S_MIN: Final = 1.0  # before a task that ended is begun again; double
 TASK_PAUSE_S_MAX: Final = 300.0
 TASK_SETTLED_S: Final = 60.0  # a task that goes on for so long is right again
 
-
 log = logging.getLogger("replication.tasks")
 
 TO_END = (KeyboardInterrupt, SystemExit, GeneratorExit)

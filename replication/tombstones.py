@@ -31,7 +31,6 @@ from tiers.objects import ObjectInfo, Objects
 TOMBSTONE_BYTES_MAX: Final = 1 * MIB
 BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
 
-
 TOMBSTONES = "tombstones/"
 BEHIND = "behind/"
 _MAGIC = b"KVTOMB1\n"

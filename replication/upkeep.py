@@ -31,7 +31,6 @@ UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
 UPKEEP_PACKS: Final = 256  # in one step
 UPKEEP_DELETERS: Final = 3  # of all writers, on average
 
-
 log = logging.getLogger("replication.upkeep")
 
 

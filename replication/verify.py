@@ -45,7 +45,6 @@ VERIFY_LOOK_S: Final = 0.2  # of a region that is verified from outside: between
 VERIFY_AGAIN_S: Final = 2.0  # before what is not there is asked for again
 LACKING_AGAIN_S: Final = 10.0  # before what was not copied yet is asked for again
 
-
 _WRITER = xxhash.xxh3_64_hexdigest(b"kvstore region verify")
 Told = Callable[[Finding], None]
 Progress = Callable[[str, int, int], None]

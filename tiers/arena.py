@@ -60,7 +60,6 @@ ARENA_RETRY_S: Final = 10.0  # pause before asking for memory again that was not
 SWEEP_SLOTS: Final = 1000  # taken out of quarantine at once, about a millisecond
 VERIFY_PIECE_BYTES: Final = 1 * MIB  # read at a time to compare a checksum
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -44,7 +44,6 @@ ARENA_MAGIC: Final = b"KVSARENA"
 ARENA_VERSION: Final = 4  # 3 had no columns in its rows
 OPEN_ATTEMPTS_MAX: Final = 5  # the arena's file was replaced while we opened it; look again
 
-
 _log = logging.getLogger(__name__)
 # magic, version, capacity, slab, smallest slot, inode of the data file; then xxh64 of these
 _HEADER = struct.Struct("<8sI4x4Q")

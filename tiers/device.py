@@ -52,7 +52,6 @@ NVME_RETRY_S: Final = 10.0  # pause before asking a full or failing medium again
 DEVICE_SPARE_SLABS: Final = 32  # backed ahead of need: more than all writes under way can use up
 DEVICE_ASIDE_MAX: Final = 64  # slots left alone because a write failed; then the oldest is tried again
 
-
 __all__ = ["Device", "DeviceCounters", "Row"]
 
 _log = logging.getLogger(__name__)

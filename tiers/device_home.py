@@ -45,7 +45,6 @@ from tiers.reading import Unreadable, as_json, read_bytes
 NVME_MAGIC: Final = "kvstore nvme directory"
 DEVICE_VERSION: Final = 3  # 2 had no columns in its rows, 1 had them in RocksDB
 
-
 _log = logging.getLogger(__name__)
 
 MARKER = "kvstore.json"

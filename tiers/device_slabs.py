@@ -31,7 +31,6 @@ from tiers.direct import Direct, DirectFile, DiskIO
 NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
 assert NVME_SLAB_FDS_MAX > 0
 
-
 _NAME = re.compile(r"slab-(\d{6,})\.kvs")
 
 

@@ -42,7 +42,6 @@ from tiers.slots import SLAB_SLOTS_MAX
 
 DEVICE_PIECE_ROWS: Final = 512  # rows read and checked at a time: what stays in the processor's cache
 
-
 NAME = "slots.table"
 
 _ROW = struct.Struct(f"<QII{CHECKSUM_BYTES}s{KEY_BYTES_MAX + 1}p{KEY_BYTES_MAX + 1}p{COLUMNS_BYTES_MAX + 1}p")

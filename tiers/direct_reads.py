@@ -41,7 +41,6 @@ DIRECT_IDLE_S: Final = 4.0  # a connection is kept: servers close theirs after 5
 DIRECT_FAILURES_MAX: Final = 3  # in a row; then direct reads pause
 DIRECT_PAUSE_S: Final = 60.0  # of direct reads that failed; obstore reads meanwhile
 
-
 log = logging.getLogger("tiers.direct_reads")
 
 _PARTIAL_CONTENT = 206

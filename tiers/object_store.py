@@ -59,7 +59,6 @@ OBJECT_NAME_BYTES_MAX: Final = 1024  # of a name and its prefix: S3's limit
 STAGED_S_MAX: Final = 3600.0
 OBJECT_EXIT_S: Final = 0.1  # the end of the process waits so long for obstore's threads
 
-
 T = TypeVar("T")
 
 _NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+-]+)*")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # exists in obstore's stubs only
 # Of obstore's own client: our timeout, which knows of bytes, is over before.
 OBJECT_CLIENT_TIMEOUT_S: Final = 24 * 3600
 
-
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _PREFIX = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9._=+-]+(/(?!\.\.?(/|$))[A-Za-z0-9._=+-]+)*")
 

@@ -49,7 +49,6 @@ LIVES_MAX: Final = 64
 assert OWNER_MAX < 1 << 16
 assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
 
-
 _LIVES = range(OWNER_MAX + 1, OWNER_MAX + 1 + LIVES_MAX)
 _EVERYBODY_BEFORE = frozenset(range(1, _LIVES.stop))
 

@@ -51,7 +51,6 @@ PACK_INLINE_BYTES_MAX: Final = 256 * KIB  # copied and hashed by the event loop 
 PACK_PIECE_BYTES: Final = 32 * MIB  # of a pack that is copied, with one request
 PACK_TURN_BYTES: Final = 2 * MIB  # moved before other threads have a turn: 0.3 ms
 
-
 T = TypeVar("T")
 
 

@@ -19,7 +19,6 @@ from tiers.slots import slot_bytes_for
 
 PACK_ROOM_BYTES_MAX: Final = 128 * MIB  # kept to be filled again
 
-
 _START = slot_bytes_for(PRELUDE_BYTES + PACK_HEADER_BYTES_MAX)
 
 

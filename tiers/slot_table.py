@@ -53,7 +53,6 @@ from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours
 SLAB_BYTES_MAX: Final = 4 * GIB - SLAB_ALIGN_BYTES  # a record's size is stored in 32 bits
 assert SLAB_BYTES_MAX < 1 << 32
 
-
 FREE: Final = 0
 WRITING: Final = 1
 READY: Final = 2

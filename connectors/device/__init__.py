@@ -31,7 +31,6 @@ from connectors.device.driver import Numbers
 
 RUNS_MAX = 1 << 16  # contiguous pieces of one block; more is not a KV cache layout we know
 
-
 Buffer = memoryview  # exactly one record
 
 

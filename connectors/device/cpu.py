@@ -22,7 +22,6 @@ from kvstore.client import copying
 
 COPY_SHARES = 4  # of a load: the thread that copies it and its helper take one after the other
 
-
 _PIECES_MAX = 1024  # of one call: IOV_MAX of Linux
 
 _copy_pieces = ctypes.CDLL(None, use_errno=True).process_vm_readv

@@ -46,7 +46,6 @@ WEIGHTS_SAMPLE_HEAD_BYTES = 256 * KIB  # of a file whose digest is remembered, r
 WEIGHTS_SAMPLE_PAGES, WEIGHTS_SAMPLE_PAGE_BYTES = 32, 4 * KIB
 WEIGHTS_SETTLED_S = 0.05  # after which a further change of a file gets another change time
 
-
 Part = tuple[str, str, str]  # name, what it is (dtype and shape), digest of its bytes
 Facts = list[str | int]
 

@@ -41,7 +41,6 @@ from connectors.transfer.weights import (
 
 ADAPTERS_KNOWN_MAX = 1 << 16  # of which it is remembered what they stand for
 
-
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # the first one is loaded
 Key = tuple[str, str]  # name and path, as in block hashes
 

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 # Identifiers of images and the like, of which it is remembered what they stand for.
 CONTENTS_KNOWN_MAX = 1 << 16
 
-
 _NUMBERED = re.compile(r"renderer\d+-mm-\d+-.*")
 
 

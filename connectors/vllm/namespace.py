@@ -41,7 +41,6 @@ from connectors.vllm.messages import GroupFacts
 
 CONNECTOR_FORMAT = 3  # part of every namespace: raise it when the bytes of a record change their meaning
 
-
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 SETTING_CHARS_MAX = 80  # of the configuration

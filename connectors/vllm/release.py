@@ -6,7 +6,6 @@ import re
 
 VLLM_FIRST, VLLM_LAST = (0, 32), (0, 33)  # releases of vLLM that the connector is made for, and tested with
 
-
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?!\d)")
 
 

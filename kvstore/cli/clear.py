@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 CLEAR_TIMEOUT_S = 600.0  # of one request: dropping takes turns with everything else
 
-
 Scope = dict[str, Any]
 
 

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 REPLAY_BLOCK_TOKENS_MAX = 1 << 20
 
-
 CAPACITIES = "1%,5%,10%,25%"
 _A_SECOND = {"ms": 1000, "s": 1}
 

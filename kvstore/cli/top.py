@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 
-
 MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
 COLUMNS_PLAIN = 100  # where there is no terminal to fit
 ROWS_PLAIN = 1000

@@ -73,7 +73,6 @@ require(
     DOOR_CONNECTIONS_MAX <= CONNECTIONS_MAX_MAX and DOOR_LEASES_MAX <= LEASES_MAX_MAX, "defaults are allowed"
 )
 
-
 DEFAULT_FILE = Path("/etc/kvstore/kvstore.toml")
 
 

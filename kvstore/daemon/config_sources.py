@@ -32,7 +32,6 @@ from tiers.reading import Unreadable, as_toml, read_text
 
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
-
 ENV_PREFIX = "KVSTORE_"
 ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting
 # Kubernetes sets these in every pod beside a Service called "kvstore" or "kvstore-…"; they are not ours.

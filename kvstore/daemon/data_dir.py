@@ -40,7 +40,6 @@ from tiers.reading import Unreadable, read_json
 
 DATA_DIR_FORMAT = 1  # bumped when the layout of the data dir changes
 
-
 log = logging.getLogger("kvstore.daemon.data_dir")
 
 MAGIC = "kvstore data dir"

@@ -32,7 +32,6 @@ TRACES_INTERVAL_S = 1.0  # between two looks at what waits
 TRACES_TIMEOUT_S = 5.0  # of one request to the collector, tries included
 TRACES_CLOSE_S = 1.0  # at a stop, for what is not sent yet
 
-
 log = logging.getLogger("kvstore.daemon.exporting")
 
 

@@ -25,7 +25,6 @@ from tiers.reading import Unreadable, read_json
 
 SERVING_BYTES_MAX = 64 * KIB  # serving.json is a hundred bytes
 
-
 log = logging.getLogger("kvstore.daemon.last_run")
 
 

@@ -29,7 +29,6 @@ DESCRIPTORS_MAX = 1 << 20  # that a process asks for; some systems give a thousa
 DESCRIPTORS_LEAST = 32  # with fewer, libraries end the process without a word
 DOOR_CONNECTIONS_LEAST = 4  # with descriptors for fewer, no daemon starts
 
-
 log = logging.getLogger("kvstore.daemon.process")
 
 # The kernel's own, those that end nothing, and those of a crash, which leave a traceback and a core.

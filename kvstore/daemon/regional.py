@@ -27,7 +27,6 @@ from replication.tombstones import Tombstone
 
 OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
 
-
 Reply = Callable[[Callable[[], None]], object]
 
 

@@ -47,7 +47,6 @@ BUCKET_STALL_S = 5.0  # one request of a bucket hangs
 REGIONS_MAX, COPY_RULES_MAX = 64, 1000  # of one deployment
 COPY_BYTES_PER_S_MIN = 64 * KIB
 
-
 REGION_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _URL = re.compile(r"(s3|gs|az)://[^/\s@?#]+(/[^\s@?#]*)?|file:///[^\s?#]*")
 _ENDPOINT = re.compile(r"https?://[^\s/@?#]+")

@@ -87,7 +87,6 @@ PERSIST_PAUSE_S = 0.1  # between two looks where there is nothing to count
 require(TICK_INTERVAL_S < CHECK_IDLE_S, "idleness is seen by ticks")
 require(EXPIRY_SLICE_S < EXPIRY_PAUSE_S < TICK_INTERVAL_S, "dropping leaves most of the time to others")
 
-
 log = logging.getLogger("kvstore.service")
 
 

@@ -30,7 +30,6 @@ from tiers.slot_table import Layout
 
 DRAM_SHARE = 4  # with dram.capacity_bytes = "auto": one part in so many of the memory that is free
 
-
 log = logging.getLogger("kvstore.daemon.sizing")
 
 

@@ -30,7 +30,6 @@ from tiers.sizes import format_bytes
 # For NVMe directories to prove at a start that they are ours; one that hangs is left out.
 PLACE_CHECK_S = 1.0
 
-
 log = logging.getLogger("kvstore.daemon.storage")
 
 

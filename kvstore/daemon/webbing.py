@@ -26,7 +26,6 @@ WEB_RESTART_S_MIN, WEB_RESTART_S_MAX = (0.5, 60.0)
 WEB_STEADY_S = 30.0  # a page that ran for so long did not end at once
 WEB_END_S = 0.3  # at a stop, until it is killed: it has nothing to lose
 
-
 log = logging.getLogger("kvstore.daemon.webbing")
 
 _NOT_FOR_IT = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")  # of systemd, for us

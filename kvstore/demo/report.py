@@ -22,7 +22,6 @@ NOTE = (
     "phase, which had an empty daemon of its own."
 )
 
-
 TIERS = ("dram", "nvme")  # fastest first
 
 

@@ -31,7 +31,6 @@ BUNDLE_LOG_LINES = 2000
 BUNDLE_MEMBER_BYTES_MAX = 8 * MIB  # of one file in it
 BUNDLE_COMMAND_S = 10.0  # for journalctl
 
-
 _UNITS = ("kvstore", "kvstore-mirror")
 _OF_THE_KERNEL = ("meminfo", "limits")  # in which nobody else writes
 

@@ -19,7 +19,6 @@ from tiers.errors import DamagedError, OpenError
 
 DOCTOR_DISK_READ_BYTES_PER_S = 500_000_000  # slower than that is no local NVMe
 
-
 _MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "glusterfs", "gpfs", "afs")
 

@@ -19,7 +19,6 @@ from tiers.slot_table import Layout
 
 DOCTOR_SWAP_USED_BYTES = 256 * MIB  # less in use may be anything
 
-
 _HUGE = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 _SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _CONTAINER_SHM_BYTES = 64 * MIB  # what Docker and Kubernetes give who says nothing

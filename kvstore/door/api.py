@@ -61,7 +61,6 @@ DOOR_PROBLEMS_MAX = 1000  # lines of one check's answer
 RECORDINGS_MAX = 8  # under way at a time
 require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more than there may be")
 
-
 log = logging.getLogger("kvstore.door")
 
 _DONE = frames.Done()

@@ -23,7 +23,6 @@ from tiers.namespace_spec import NamespaceSpec
 DOOR_PROCESS_CONNECTIONS_MAX = 128  # of one process: an engine that leaks them must not lock others out
 DOOR_LEASE_S_MAX = 600.0  # whoever holds a lease for longer hangs: its connection is closed
 
-
 log = logging.getLogger("kvstore.door")
 
 

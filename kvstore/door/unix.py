@@ -69,7 +69,6 @@ require(DOOR_STALLED_S_MAX > DOOR_HELLO_TIMEOUT_S > 0, "a greeting is the shorte
 require(DOOR_STALLED_S_MAX >= DOOR_STALLED_S_PRESSED, "pressed is shorter")
 require(DOOR_FRAMES_BYTES_MAX >= 8 * MIB, "a frame of 4 MiB fits beside another")
 
-
 log = logging.getLogger("kvstore.door")
 
 _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid

@@ -20,7 +20,6 @@ import xxhash
 # Prefixes that are counted, 16 bytes each, and how many share a set.
 DEMAND_PLACES, DEMAND_SET_PLACES = (1 << 20, 8)
 
-
 _MAGIC = b"KVDEMND1"
 _HEAD = struct.Struct("<8sQ16s")
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads names that differ in few bits

@@ -13,7 +13,6 @@ from tiers.reading import Unreadable, read_bytes
 
 DEMAND_SAVE_INTERVAL_S = 300.0  # what a kill may lose of the counts
 
-
 log = logging.getLogger("kvstore.durable.demand_file")
 
 

@@ -30,7 +30,6 @@ from tiers.errors import ObjectRefused, TierError
 
 REGION_CLOSE_S = 2.0  # at a stop, for requests under way
 
-
 log = logging.getLogger("kvstore.durable.region_level")
 
 Reader = TypeVar("Reader", bound=RegionReader)

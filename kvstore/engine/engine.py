@@ -90,7 +90,6 @@ TOTALS_TOLD = 500  # rows of one answer: a client asks for page after page
 TOTALS_TOLD_BYTES = 2 * MIB  # of one answer, if its names are long
 PREFIXES_TOLD = 50  # heaviest prefixes that a report lists
 
-
 log = logging.getLogger("kvstore.engine")
 
 

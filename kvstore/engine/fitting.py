@@ -15,7 +15,6 @@ from kvstore.protocol.frames import fields_bytes
 NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 256, 64
 TOTALS_ROW_BYTES = 500  # of a row without its names
 
-
 T = TypeVar("T")
 
 

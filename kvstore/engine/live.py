@@ -18,7 +18,6 @@ LIVE_MINUTES_TOGETHER = 120  # of an answer, between two yields
 LIVE_PREFIXES = 10
 LIVE_SESSIONS_MAX = 64
 
-
 _OF_TIERS = ("name", "capacity_bytes", "used_bytes", "records")
 _OF_STATUS = ("counters", "namespaces_total", "adopting", "endurance", "breakers", "speeds", "queues")
 

@@ -38,7 +38,6 @@ from kvstore.units import format_bytes
 
 RETENTION_ROWS_BEHIND_MAX = 32_768  # rows still to be deleted: beyond it nothing more is dropped
 
-
 Done = Callable[[RequestError | None, Sequence[Rule]], None]
 CLOCK_DRIFT_S = 1.0  # of the clock that is on disk; less is not worth a write
 

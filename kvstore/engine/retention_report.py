@@ -27,7 +27,6 @@ require(
     "all rules and the tenants that hold most fit one answer",
 )
 
-
 require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
 

@@ -39,7 +39,6 @@ EVENTS_REQUEST_BYTES_MAX = 1024
 EVENTS_CLOSE_S = 2.0  # at a stop, for what is not sent yet
 require(EVENTS_SLICE_PAUSE_S < EVENTS_BEAT_S < EVENTS_STALLED_S, "a slow answer is not a stalled one")
 
-
 log = logging.getLogger("kvstore.events")
 
 

@@ -36,7 +36,6 @@ EVENTS_BATCH_BLOCKS = 1024  # of one message, which is closed then: about 10 KB,
 EVENTS_MESSAGE_BYTES = 128  # of memory for each batch that is kept, besides its own
 require(EVENTS_BATCH_BLOCKS <= EVENTS_WAITING_MAX, "a full batch may wait")
 
-
 Send = Callable[[Frames], None]
 
 

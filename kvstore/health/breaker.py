@@ -41,7 +41,6 @@ BREAKER_PAUSE_S_MAX = 60.0  # between two probes
 BREAKER_CALM_S = 60.0  # closed for so long: the next pause is the shortest one again
 require(BREAKER_PAUSE_S_MIN <= BREAKER_PAUSE_S_MAX, "pauses grow")
 
-
 log = logging.getLogger("kvstore.health.breaker")
 
 CLOSED, OPEN, PROBING = "closed", "open", "probing"

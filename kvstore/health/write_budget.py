@@ -40,7 +40,6 @@ ENDURANCE_STRETCH_SHARE = 0.5  # of the burst: so much is written down as spent 
 # Of the used share of the allowance: with half of it used, a sixteenth of a hit is enough.
 ENDURANCE_LINE_POWER = 4
 
-
 Spent = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 

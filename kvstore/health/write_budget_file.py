@@ -27,7 +27,6 @@ from tiers.reading import Unreadable, read_json
 
 ENDURANCE_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
 
-
 log = logging.getLogger("kvstore.health.write_budget")
 
 

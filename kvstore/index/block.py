@@ -41,7 +41,6 @@ from tiers.slots import slot_bytes_for
 
 CHILDREN_FEW_MAX = 500  # children of one block; more are in a table, whose growth stops nobody
 
-
 ROOTED = 4
 NO_SLOT = -1
 DEVICES_MAX = 256  # of one node's NVMe level

@@ -20,7 +20,6 @@ from kvstore.protocol import outcomes
 
 DEPARTED_KEYS_MAX = 1 << 21  # keys whose end is remembered, 4 bytes each
 
-
 _WHY_BITS = 5
 _WHY_MASK = (1 << _WHY_BITS) - 1
 _KEPT_SHIFT = 32  # the low bits choose the word

@@ -43,7 +43,6 @@ NAMESPACE_DROP_LOOKS = 2000  # steps down to leaves in one go, when blocks are i
 NAMESPACES_ENDED_MAX = 1024  # of the last that were ended: a start does not adopt what is left of them
 NAMESPACES_UNUSED_MAX = 64  # without a block, that nobody has registered any more: the last ones stay known
 
-
 log = logging.getLogger("kvstore.index.namespaces")
 
 

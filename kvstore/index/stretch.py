@@ -9,7 +9,6 @@ import msgspec
 
 REUSE_SHARED_USES = 6  # a block used so often belongs to everybody: what follows it is a first turn
 
-
 TURNS_COUNTED_MAX = 8
 
 

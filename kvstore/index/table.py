@@ -29,7 +29,6 @@ import msgspec
 TABLE_PART_ENTRIES = (341, 682, 1365)
 TABLE_SPLIT_BITS = 2  # a part that is too full becomes four: a third of the moves that two would take
 
-
 B = TypeVar("B")
 
 _SHIFT = 24  # of the hash; a dict uses the bits below for itself

@@ -36,7 +36,6 @@ from kvstore.steps import Steps
 BOOK_LOOKS_MAX = 1024
 TOTALS_SAVE_INTERVAL_S = 5.0  # what a kill may lose
 
-
 Piece = tuple[int, int]  # tokens, outcome
 _OWNED, _MISSED = 0, 5  # parts of a prompt, see `_bounds`
 _HIT_IN = {where: outcomes.hit_in(where) for where in range(1, IN_ANY + 1)}  # in no tier: no hit

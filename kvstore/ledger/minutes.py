@@ -11,7 +11,6 @@ from kvstore.ledger.sums import Sums
 
 LIVE_MINUTES_MAX = 360  # kept in memory, and answered
 
-
 MINUTE_S = 60
 
 

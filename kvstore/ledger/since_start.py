@@ -21,7 +21,6 @@ from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 
 LIVE_ROWS_MAX = 64  # models × tenants of a Live answer, which does not grow with anything else
 
-
 Name = tuple[str, str]  # model, tenant
 
 

@@ -40,7 +40,6 @@ TOTALS_KEPT_DAYS = 90
 TOTALS_BUSY_TIMEOUT_S = 2.0  # for another process that reads the file
 PREFIXES_KEPT = 256  # heaviest prefixes that are counted
 
-
 log = logging.getLogger("kvstore.ledger.totals")
 
 HOUR_S = 3600

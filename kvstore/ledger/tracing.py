@@ -32,7 +32,6 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME, IN_SHARED
 TRACES_REQUESTS_MAX = 4096
 TRACES_SAVES_MAX = 32  # spans for what one request stores: a long answer would have one for every block
 
-
 Piece = tuple[int, int]  # tokens, outcome
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _NO_MISS = (*outcomes.HITS, outcomes.ENGINE, outcomes.PARTIAL_BLOCK)

@@ -29,7 +29,6 @@ from tiers.errors import OpenError
 ADOPT_PIECES = 1  # pieces of 512 rows that are read at a time while starting
 ADOPT_ROWS = 128  # rows indexed between two looks at requests: less than a millisecond, but parts may split
 
-
 log = logging.getLogger("kvstore.movement.adoption")
 
 Kind = tuple[bytes, int, bytes]  # of rows: their namespace's digest, the size of their records, its columns

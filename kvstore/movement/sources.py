@@ -35,7 +35,6 @@ LOAD_BATCH_SHARE = 0.25  # of what may be under way, in one job
 PREFETCH_SHARE = 0.75  # of what may be under way, for loads that no request waits for yet
 require(0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that somebody waits for")
 
-
 Slotted = tuple[Block, int]  # a block, and the arena slot in state WRITING that its bytes go into
 Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
 

@@ -37,7 +37,6 @@ DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread fr
 PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick
 DEMOTE_RETRY_S = 12.0  # before blocks that NVMe refused are offered again; it rests for 10 s itself
 
-
 Placed = tuple[Block, int]  # a block, and the slot of a device it is written to
 
 

@@ -20,7 +20,6 @@ from kvstore.replay.trace import Trace
 
 REPLAY_PROCESSES_MAX = 16  # each has the trace in memory
 
-
 Progress = Callable[[int, int], None]  # cells done, cells in all
 
 

@@ -33,9 +33,7 @@ from kvstore.errors import ReplayError
 
 REPLAY_LINE_BYTES_MAX = 64 * MIB  # a prompt of ten million blocks
 
-
 GZIP_MAGIC = b"\x1f\x8b"
-
 
 _Size = Annotated[int, Meta(ge=1)]
 

@@ -31,7 +31,6 @@ SLAB_TAKEOVER_EVERY = 64  # evictions between two looks at whether another size 
 EVICTED_IN_VAIN_MAX = 1024  # blocks that leave for one request beyond those that made room for it
 QUOTA_TRIM_BLOCKS = 64  # blocks that leave between two yields after a quota was lowered
 
-
 Line = tuple[int, Namespace | None]  # who waits for room together: a size class, or a namespace under a quota
 
 

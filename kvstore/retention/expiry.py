@@ -47,7 +47,6 @@ EXPIRY_REST_S_PER_LOOK = 2e-5  # of that pause for each block at least: 20 times
 EXPIRY_CHILDREN_COMPARED = 16  # beyond it a block counts as newer than one of its children
 EXPIRY_SECONDS_SHARED = 4096  # seconds of which all blocks share one object
 
-
 NEVER = float("inf")
 
 Rows = Callable[[Sequence[Block], Callable[[Sequence[int]], None]], None]

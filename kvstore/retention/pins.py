@@ -35,7 +35,6 @@ from kvstore.steps import Background, Steps
 PIN_PARTS = 64  # dicts that the pinned blocks of a namespace are in
 PIN_STEP_BLOCKS = 200  # of a pinned prefix, marked, guarded or given up between two yields
 
-
 Pinned = tuple[bytes, bytes]  # namespace digest, block hash
 
 

@@ -37,7 +37,6 @@ RULES_BYTES_MAX = 3 * MIB  # of all rules, so counted: more would not fit into o
 RULES_FILE_BYTES_MAX = 16 * MIB  # a larger retention.json was not written by us
 require(2 * RULES_BYTES_MAX <= RULES_FILE_BYTES_MAX, "what is written can be read back")
 
-
 log = logging.getLogger("kvstore.retention.rules")
 
 FORMAT: Literal[1] = 1  # bumped when the meaning of a field changes

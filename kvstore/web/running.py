@@ -33,7 +33,6 @@ WEB_BIND_RETRY_S = 60.0  # between later tries to bind it
 WEB_NICE = 10  # of the process beside the daemon: the engines' requests come first
 WEB_OOM_SCORE = 500  # of the page and the daemon, the kernel kills the page
 
-
 log = logging.getLogger("kvstore.web")
 
 _BACKLOG = 128

@@ -68,7 +68,6 @@ from kvstore.web.strangers import HIDDEN, Askers, Names
 
 WEB_STEP_S_MAX = 3600  # of samples that are added up into one
 
-
 log = logging.getLogger("kvstore.web")
 
 PAGE = Path(__file__).with_name("page")

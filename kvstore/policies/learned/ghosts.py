@@ -14,7 +14,6 @@ from kvstore.index.stretch import Stretch
 
 REUSE_GHOSTS_PARTS = 256  # dicts that they are in, so that none is large; a power of two
 
-
 _SHIFT, _MASK = 48, REUSE_GHOSTS_PARTS - 1  # of a name; a dict uses the low bits itself
 
 

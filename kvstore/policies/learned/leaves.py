@@ -36,7 +36,6 @@ REUSE_FRONT_MAX = 64  # entries at the front of a queue that are older than all 
 REUSE_STALE_LOOKS = 256
 REUSE_STALE_ROUNDS = 16  # times that all queues are asked when none has an answer
 
-
 T = TypeVar("T")
 
 
