@@ -48,7 +48,6 @@ _log = logging.getLogger(__name__)
 # magic, version, capacity, slab, smallest slot, inode of the data file; then xxh64 of these
 _HEADER = struct.Struct("<8sI4x4Q")
 _HEADER_HASH = struct.Struct("<Q")
-_MAGIC_AND_VERSION = struct.Struct("<8sI")
 _INSTANCE = re.compile(r"kvstore-[0-9a-f]{32}\.arena")
 
 
@@ -180,7 +179,8 @@ def _adopt(path: Path, layout: Layout) -> ArenaFiles | None:
     with contextlib.ExitStack() as opened:
         table_fd = _open(table)
         if table_fd is None:
-            _remove_first_format(path)
+            if os.path.lexists(path):
+                raise NotOursError(f"arena {path}: a file without a table: not ours; move it away")
             return None
         opened.callback(os.close, table_fd)
         header = read_header(table, table_fd)
@@ -254,27 +254,6 @@ def read_header(table: Path, fd: int) -> tuple[Layout, int] | str:
     return found, inode
 
 
-def _remove_first_format(path: Path) -> None:
-    """Version 1 had header and rows in the data file. Any other file at the path is not ours."""
-    fd = _open(path)
-    if fd is None:
-        return
-    try:
-        head = os.pread(fd, _MAGIC_AND_VERSION.size, 0)
-        if head != _MAGIC_AND_VERSION.pack(ARENA_MAGIC, 1):
-            raise NotOursError(f"arena {path}: not an arena file; move it away or choose another place")
-        if locks.is_locked(fd, OWNER_DAEMON):
-            raise BusyError(f"arena {path}: another daemon is using it")
-        _log.warning(
-            "arena %s: format version 1, this program uses %d: replaced, its records are lost",
-            path,
-            ARENA_VERSION,
-        )
-        path.unlink()
-    finally:
-        os.close(fd)
-
-
 def _is_at(path: Path, fd: int) -> bool:
     """Whether the path still names the open file."""
     try:
@@ -301,7 +280,9 @@ def _create(path: Path, layout: Layout) -> ArenaFiles | None:
                 return None
             if not _link(data_fd, path, directory_fd):
                 table_path(path).unlink()
-                raise NotOursError(f"arena {path}: somebody else's file has just appeared there")
+                raise NotOursError(
+                    f"arena {path}: somebody else's file has just appeared there"
+                )
             made.pop_all()
         return ArenaFiles(path, layout, table_fd, data_fd, adopted=False)
 

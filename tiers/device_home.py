@@ -43,7 +43,7 @@ from tiers.files import replace_file
 from tiers.reading import Unreadable, as_json, read_bytes
 
 NVME_MAGIC: Final = "kvstore nvme directory"
-DEVICE_VERSION: Final = 3  # 2 had no columns in its rows, 1 had them in RocksDB
+DEVICE_VERSION: Final = 3  # 2 had no columns in its rows
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ class Home:
             return found
         if changed:
             _log.warning("nvme directory %s: %s: it starts cold", path, changed)
-        _remove_records(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path / TABLE)  # it says which records there are; slabs are used again
         content = json.dumps({"magic": NVME_MAGIC, **asdict(wanted)}, indent=1) + "\n"
         replace_file(path / MARKER, content.encode())
         return wanted
@@ -183,18 +184,6 @@ def _check_access(path: Path) -> None:
     if found.st_mode & 0o022:
         mode = found.st_mode & 0o777
         raise SettingError(f"nvme directory {path}: others may write into it (mode {mode:o}); chmod go-w")
-
-
-def _remove_records(path: Path) -> None:
-    """Remove what says which records there are. Slabs are used again."""
-    for name in os.listdir(path):
-        if name == TABLE:
-            os.unlink(path / name)
-        elif name == "rows" or name.startswith("rows."):  # RocksDB of version 1: flat directories
-            with contextlib.suppress(OSError):  # whatever stays there is never read
-                for file in os.listdir(path / name):
-                    os.unlink(path / name / file)
-                os.rmdir(path / name)
 
 
 def _lock(path: Path) -> int:

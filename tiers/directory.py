@@ -1,7 +1,7 @@
-"""A directory that is a store of objects, looked at without obstore: its listing ends at the first name that no object can
+"""A directory that is a store of objects, listed without obstore, whose listing ends at the first name that no object can
 have (bytes that are no text, a line break, a link to itself), and never says what was left half written.
 
-    each_object   every object below a folder; what cannot be one, or cannot be looked at, is passed over
+    each_object   every object below a folder; what cannot be one, or may not be looked at, is passed over
     folder_names  the folders right below one
     sweep         removes what killed processes left: "<name>#<number>", written beside an object before it is renamed
 
@@ -10,6 +10,7 @@ Blocks on the file system: call it from a thread.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -19,14 +20,18 @@ from tiers.objects import ObjectInfo
 _PART = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=+-]+")  # of a name, between two "/"
 _STAGED = re.compile(r"[A-Za-z0-9._=+-]+#[0-9]{1,10}")
 _FOLDERS_DEEP_MAX = 8  # names of ours have four
+# Of one file or folder, not of the place: the others are as good as ever.
+_OF_ONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP))
 
 
 def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:
-    """In any order. prefix: "a/b/", or "" for all. Raises OSError where the folder itself cannot be read."""
+    """In any order. prefix: "a/b/", or "" for all. Raises OSError where the folder itself cannot be read, or the place fails."""
     for folder, entry in _walked(root, prefix, ()):
         try:
             found = entry.stat()
-        except OSError:
+        except OSError as error:
+            if error.errno not in _OF_ONE:
+                raise
             continue  # it went away, or nobody may look at it
         if _PART.fullmatch(entry.name) and entry.is_file():
             e_tag = f'"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"'
@@ -36,8 +41,13 @@ def each_object(root: str, prefix: str) -> Iterator[ObjectInfo]:
 
 def folder_names(root: str, prefix: str) -> list[str]:
     """In order. Raises OSError as `each_object`."""
-    with os.scandir(os.path.join(root, prefix)) as entries:
-        return sorted(entry.name for entry in entries if _PART.fullmatch(entry.name) and _is_folder(entry))
+    try:
+        with os.scandir(os.path.join(root, prefix)) as entries:
+            return sorted(
+                entry.name for entry in entries if _PART.fullmatch(entry.name) and _is_folder(entry)
+            )
+    except FileNotFoundError:
+        return []
 
 
 def sweep(root: str, older_s: float) -> int:
@@ -83,8 +93,9 @@ def _walked(
         if _PART.fullmatch(entry.name) and _is_folder(entry):
             try:
                 yield from _walked(root, f"{prefix}{entry.name}/", (*above, folder))
-            except OSError:
-                continue  # one folder that cannot be read
+            except OSError as error:
+                if error.errno not in _OF_ONE:
+                    raise
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

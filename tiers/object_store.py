@@ -27,9 +27,8 @@ import heapq
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import count, groupby, islice
-from operator import itemgetter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
@@ -89,7 +88,6 @@ class StoredObjects(Objects):
         self._room = asyncio.Semaphore(OBJECT_REQUESTS_MAX)
         self._under_way_bytes = 0  # of requests whose size is known
         self._directory = where.removeprefix("file://") if where.startswith("file:") else ""
-        self._is_ordered = not self._directory
         self._deletes_many = where.startswith(
             ("s3:", "memory:")
         )  # and says nothing of those that are missing
@@ -170,34 +168,30 @@ class StoredObjects(Objects):
         return await self._call("head", self._checked(name), work)
 
     async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        if self._is_ordered:
+        self._checked(prefix, is_prefix=True)
+        if not self._directory:
             async for page in self._pages(prefix, after):
                 yield page
             return
         # A directory is not in order: sort what comes, piece by piece so that nothing holds the interpreter for long.
-        try:
-            pieces = [sorted(page) async for page in self._pages(prefix, after)]
-        except (ObjectRefused, ObjectDamaged):  # a name that no object can have ends obstore's listing
-            self._checked(prefix, is_prefix=True)
-            pieces = await self._look(
-                "list", prefix, lambda: _pieces(each_object(self._directory, prefix), after)
-            )
-        merged = groupby(heapq.merge(*pieces), key=itemgetter(0))
-        infos = (next(same) for _, same in merged)  # a list that was begun again says some names twice
+        behind = (info for info in each_object(self._directory, prefix) if info.name > after)
+        pieces = []
+        while piece := await self._look("list", prefix, lambda: sorted(islice(behind, OBJECT_LIST_NAMES))):
+            pieces.append(piece)
+        infos = heapq.merge(*pieces)
         while page := list(islice(infos, OBJECT_LIST_NAMES)):
             yield page
 
     async def folders(self, prefix: str) -> Sequence[str]:
+        self._checked(prefix, is_prefix=True)
+        if self._directory:
+            return await self._look("list", prefix, lambda: folder_names(self._directory, prefix))
+
         async def work() -> Sequence[str]:
             found = await obstore.list_with_delimiter_async(self._store, prefix or None)
             return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
 
-        try:
-            return await self._call("list", self._checked(prefix, is_prefix=True), work)
-        except (ObjectRefused, ObjectDamaged):
-            if not self._directory:
-                raise
-            return await self._look("list", prefix, lambda: folder_names(self._directory, prefix))
+        return await self._call("list", prefix, work)
 
     async def sweep(self) -> int:
         if not self._directory:
@@ -267,8 +261,7 @@ class StoredObjects(Objects):
             pass  # that is what was asked for
 
     async def _pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectInfo]]:
-        """Pages in the order of the store; a page that fails is asked for anew, from where it began if that is known."""
-        self._checked(prefix, is_prefix=True)
+        """Pages of a bucket, in order; a page that fails is asked for anew, from where it began."""
         last = after
         stream: ListStream[Sequence[ObjectMeta]] | None = None
 
@@ -287,7 +280,7 @@ class StoredObjects(Objects):
                 raise
 
         while (page := await self._call("list", prefix, work)) is not None:
-            last = page[-1].name if page and self._is_ordered else last
+            last = page[-1].name if page else last
             yield [info for info in page if info.name > after]
 
     # -- every request goes through here --
@@ -377,12 +370,6 @@ def _runs(ranges: Sequence[Range]) -> Iterator[Range]:
         end = max(end, high)
     if start >= 0:
         yield start, end
-
-
-def _pieces(infos: Iterable[ObjectInfo], after: str) -> list[list[ObjectInfo]]:
-    """What comes behind a name, in sorted pieces."""
-    behind = (info for info in infos if info.name > after)
-    return [sorted(piece) for piece in iter(lambda: list(islice(behind, OBJECT_LIST_NAMES)), [])]
 
 
 _waits_at_exit = False

@@ -101,10 +101,6 @@ class Owners:
         self._lost.add(owner)
         self._forget_lost({owner})
 
-    def lingers(self, owner: int) -> bool:
-        """Whether it is gone, and may be writing still."""
-        return owner in self._lost
-
     def close(self) -> None:
         """Let go of all files."""
         while self._files:

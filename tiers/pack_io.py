@@ -28,7 +28,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tiers.base import Get
-from tiers.checksum import column_sizes, digest
+from tiers.checksum import digest
 from tiers.codecs import CODECS, decode_into, encode
 from tiers.constants import KIB, MIB
 from tiers.copying import copy_and_digest, digest_all
@@ -90,7 +90,6 @@ async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
         raise PackDamaged(f"{where}: holds another pack: {pack.name}")
     if pack.size_bytes != size_bytes:
         raise PackDamaged(f"{where}: {size_bytes} bytes: by its header it has {pack.size_bytes}")
-    _check_columns(pack.header, where)
     return pack
 
 
@@ -210,7 +209,6 @@ async def _in_pieces(source: Objects, pack: Pack) -> memoryview:
 def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple[Pack, memoryview]:
     """The pack, and the whole object, which nobody can change any more."""
     where = pack_name(header.spec.digest, b"")
-    _check_columns(header, where)
     if isinstance(records, PackMemory) and not codec:
         return _assemble_in_place(header, records, where)
     turns = _Turns()
@@ -249,7 +247,6 @@ def _verify(pack: Pack, content: memoryview, where: str) -> None:
     header = pack.header
     if header.codec not in CODECS:
         raise PackDamaged(f"{where}: codec {header.codec!r}: known here are {CODECS}")
-    _check_columns(header, where)
     turns, plain = _Turns(), memoryview(bytearray(header.spec.record_bytes if header.codec else 0))
     for index, (start, end) in enumerate(pack.ranges()):
         if not _is_sound(header, index, content[start:end], plain):
@@ -294,13 +291,6 @@ def _compared(
         Get.HIT if checksum == header.checksum_at(index) else Get.CORRUPT
         for (index, _), checksum in zip(wanted, found, strict=True)
     ]
-
-
-def _check_columns(header: PackHeader, where: str) -> None:
-    try:
-        column_sizes(header.spec.columns, header.spec.record_bytes)
-    except ValueError as error:
-        raise PackDamaged(f"{where}: {error}") from error
 
 
 class _Turns:

@@ -31,7 +31,6 @@ from tiers.objects import Range
 from tiers.parsing import ParserErrors, parser_failure
 
 PACK_MAGIC = b"KVPACK1\n"
-PACK_ID_BYTES = 16
 PACK_RECORDS_MAX = 4096
 PACK_HEADER_BYTES_MAX = 1 << 20
 PACK_BYTES_MAX = (4 << 30) + PACK_HEADER_BYTES_MAX  # of one object: a record may have as many bytes as a slab

@@ -516,7 +516,7 @@ FOREIGN = {
     "another magic": (lambda path: write_at(table_path(path), 0, b"SOMEBODY"), "not an arena's table"),
     "notes": (lambda path: table_path(path).write_bytes(b"notes"), "not an arena's table"),
     "empty": (lambda path: table_path(path).write_bytes(b""), "not an arena's table"),
-    "no table": (lambda path: table_path(path).unlink(), "not an arena file"),
+    "no table": (lambda path: table_path(path).unlink(), "without a table"),
     "another file": (lambda path: (path.unlink(), path.touch(0o600)), "not the file that its table"),
     "readable table": (lambda path: table_path(path).chmod(0o644), "mode 0600"),
     "readable slabs": (lambda path: path.chmod(0o640), "mode 0600"),
@@ -547,19 +547,12 @@ def test_foreign_files_are_refused_untouched(path: Path, kind: str) -> None:
     assert seen(path) == before
 
 
-def first_format(path: Path) -> None:
-    """What a daemon of version 1 left: header, rows and slabs in one file."""
-    table_path(path).unlink()
-    write_at(path, 0, struct.pack("<8sI", b"KVSARENA", 1))
-
-
 USELESS = {
     "next version": (
         lambda path: write_at(table_path(path), 8, struct.pack("<I", ARENA_VERSION + 1)),
         f"format version {ARENA_VERSION + 1}",
     ),
     "version 3": (lambda path: write_at(table_path(path), 8, struct.pack("<I", 3)), "format version 3"),
-    "version 1": (first_format, "format version 1"),
     "damaged header": (lambda path: write_at(table_path(path), 17, b"\xff"), "damaged"),
     "short table": (lambda path: os.truncate(table_path(path), 8192), "damaged"),
     "short slabs": (lambda path: os.truncate(path, SLAB_BYTES), "long"),

@@ -177,25 +177,6 @@ def test_a_directory_whose_rows_know_no_columns_starts_cold_with_one_line(
     device.close()
 
 
-def test_a_directory_with_rocksdb_rows_starts_cold_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The older format is emptied: its rows are removed, its slabs used again."""
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "CURRENT").write_text("MANIFEST-000005\n")
-    (tmp_path / "rows.damaged-1").mkdir()
-    (tmp_path / "slab-000000.kvs").write_bytes(bytes(SLAB_BYTES))
-    (tmp_path / "lock").touch()
-    marker = {"magic": "kvstore nvme directory", "version": 1, "instance": "x", "slab_bytes": SLAB_BYTES}
-    (tmp_path / "kvstore.json").write_text(json.dumps({**marker, "slot_bytes_min": 16 << 10}))
-    inode = (tmp_path / "slab-000000.kvs").stat().st_ino
-    with caplog.at_level(logging.WARNING):
-        device, rows = opened(tmp_path)
-    assert rows == [] and len(caplog.records) == 1 and "format version 1" in caplog.text
-    assert not list(tmp_path.glob("rows*")) and (tmp_path / "slab-000000.kvs").stat().st_ino == inode
-    device.close()
-
-
 @pytest.mark.parametrize(
     "name", ["kvstore.json", "kvstore.json.tmp", "lock", "slots.table", "slab-000000.kvs"]
 )
