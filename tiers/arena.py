@@ -103,7 +103,7 @@ class Arena:
         self._rows_backed = array("I", bytes(4 * layout.slab_count))  # per slab
         self._unbacked: set[int] = set()  # slabs without memory; used by `back` from the first one on
         self._arrived: deque[int] = deque()  # slabs that `back` has backed, not yet in the pool
-        self._owners = Owners(files.data_fd)
+        self.owners = Owners(files.data_fd)  # who may be writing; of the owning thread
         self._ready = 0
         self._closed = False
         self._closing = threading.Event()
@@ -153,7 +153,7 @@ class Arena:
         slots = self._take(size_bytes, len(keys))
         if slots:
             self._table.begin(slots, keys, parents, size_bytes, columns)
-            self._owners.begin(owner, slots)
+            self.owners.begin(owner, slots)
         return slots
 
     def commit_run(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:
@@ -163,26 +163,26 @@ class Arena:
         """
         assert len(checksums) == CHECKSUM_BYTES * len(slots), f"{len(slots)} slots, {len(checksums)} bytes"
         assert 0 <= stored_s < 1 << 32, f"stored_s {stored_s}"
-        self._owners.end(slots)
+        self.owners.end(slots)
         self._table.ready(slots, checksums, stored_s)
         self._ready += len(slots)
 
     def free_run(self, slots: Sequence[int]) -> None:
         """Drop records, or abort writes whose writer says that it is done."""
-        writing = self._owners.writing(slots)
-        self._owners.end(writing)
+        writing = self.owners.writing(slots)
+        self.owners.end(writing)
         self._ready -= len(slots) - len(writing)
         self._give(slots)
 
     def abandon_run(self, slots: Sequence[int]) -> None:
         """Abort writes whose writer is lost: slots that it may be writing into now go into quarantine."""
         self._table.raise_generations(slots)
-        self._give(self._owners.abandon(slots))
+        self._give(self.owners.abandon(slots))
 
     def sweep(self) -> int:
         """Free quarantined slots that nobody can write into any more, some at a time; returns their number."""
         self._take_in_arrived()
-        expired = self._owners.expired(SWEEP_SLOTS)
+        expired = self.owners.expired(SWEEP_SLOTS)
         self._give(expired)
         return len(expired)
 
@@ -246,7 +246,7 @@ class Arena:
         size_bytes = max(size_bytes, self._slot_bytes_min)
         if self.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
             return []
-        slab = self._pool.smallest_slab(size_bytes, busy=self._owners.slabs())
+        slab = self._pool.smallest_slab(size_bytes, busy=self.owners.slabs())
         slots = [] if slab is None else list(self._pool.slots_in(slab))
         if slab is not None and not slots:
             self._pool.drain(slab, size_bytes)
@@ -260,33 +260,9 @@ class Arena:
         """The slab of this slot stays what it is; False where it was emptied."""
         return self._pool.stop_draining(slot // SLAB_SLOTS_MAX)
 
-    # -- owners --------------------------------------------------------------------------
-
-    def claim_owner(self) -> int:
-        """A number from 1 to OWNER_MAX for a client that locks its byte. Raises TierError when all are taken."""
-        return self._owners.claim()
-
-    def claim_writer(self) -> tuple[int, int]:
-        """A number for a client that locks a file of its own, and the descriptor of that. Raises TierError."""
-        return self._owners.claim_file()
-
-    def claim_reader(self) -> int:
-        """A number for a client that never writes."""
-        return self._owners.claim_reader()
-
-    @property
-    def writers_byte(self) -> int:
-        """What those writers lock together, for the daemon that comes next (see owners.py)."""
-        return self._owners.writers_byte
-
     def let_go_owner(self, owner: int) -> None:
         """The client with this number is gone, and what it was writing was abandoned."""
-        self._owners.let_go(owner)
-
-    @property
-    def quarantined_slots(self) -> int:
-        """Slots that wait until a client that may be writing into them lets go of its lock."""
-        return self._owners.quarantined()
+        self.owners.let_go(owner)
 
     # -- memory --------------------------------------------------------------------------
 
@@ -447,7 +423,7 @@ class Arena:
             problems.append(f"arena: {used} slots in use, {ready + len(writing)} in the table")
         if ready != self._ready:
             problems.append(f"arena: {self._ready} records counted, {ready} in the table")
-        if writing != self._owners.slots():
+        if writing != self.owners.slots():
             problems.append("arena: the owners' slots are not the ones being written")
         yield problems
 
@@ -476,7 +452,7 @@ class Arena:
                 self.mapping.close()
         if unlink:
             self._files.unlink()
-        self._owners.close()
+        self.owners.close()
         self._opened.close()
 
     def _adopt(self) -> array[int]:
@@ -498,7 +474,7 @@ class Arena:
         self.torn_rows = len(dropped)
         self._ready = len(ready)
         table.raise_generations(writing)
-        self._give(self._owners.adopt(writing))
+        self._give(self.owners.adopt(writing))
         return ready
 
 

@@ -280,9 +280,7 @@ def _create(path: Path, layout: Layout) -> ArenaFiles | None:
                 return None
             if not _link(data_fd, path, directory_fd):
                 table_path(path).unlink()
-                raise NotOursError(
-                    f"arena {path}: somebody else's file has just appeared there"
-                )
+                raise NotOursError(f"arena {path}: somebody else's file has just appeared there")
             made.pop_all()
         return ArenaFiles(path, layout, table_fd, data_fd, adopted=False)
 

@@ -9,6 +9,7 @@ holds its memory until somebody removes it here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from tiers.arena_files import read_header, table_path
 from tiers.constants import OWNER_DAEMON
 from tiers.errors import BusyError, OpenError
 from tiers.pages import page_kind
-from tiers.slot_table import Layout
 
 State = Literal["in use", "left", "damaged", "unknown"]
 _BEGIN: Final = "kvstore-"
@@ -90,9 +90,7 @@ def _found(directory: Path, instance: str) -> Found | None:
     statuses = _statuses(path)
     if not statuses:  # removed meanwhile
         return None
-    state, capacity_bytes = _look(path)
-    held = sum(status.st_blocks * 512 for status in statuses)
-    return Found(instance, path, statuses[0].st_uid, state, capacity_bytes, held, page_kind(directory))
+    return Found(instance, path, statuses[0].st_uid, *_look(path), held_bytes(path), page_kind(directory))
 
 
 def _statuses(path: Path) -> list[os.stat_result]:
@@ -113,18 +111,14 @@ def _look(path: Path) -> tuple[State, int]:
         return "damaged", 0
     except OSError:
         return "unknown", 0
+    header: object = "unreadable"
     try:
-        header = _header(path, fd)
-        if locks.is_locked(fd, OWNER_DAEMON):
-            return "in use", header.capacity_bytes if header is not None else 0
-        return ("left", header.capacity_bytes) if header is not None and path.exists() else ("damaged", 0)
+        is_used = locks.is_locked(fd, OWNER_DAEMON)
+        with contextlib.suppress(OpenError, OSError):
+            header = read_header(table_path(path), fd)
     finally:
         os.close(fd)
-
-
-def _header(path: Path, fd: int) -> Layout | None:
-    try:
-        header = read_header(table_path(path), fd)
-    except (OpenError, OSError):
-        return None
-    return None if isinstance(header, str) else header[0]
+    capacity_bytes = header[0].capacity_bytes if isinstance(header, tuple) else 0
+    if is_used:
+        return "in use", capacity_bytes
+    return ("left", capacity_bytes) if capacity_bytes and path.exists() else ("damaged", 0)

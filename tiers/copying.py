@@ -18,10 +18,11 @@ even if somebody changes the source meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import xxhash
 
@@ -149,7 +150,7 @@ def copy(
             touch(index)
             _bytes_of(destination)[:] = _bytes_of(source)
         return
-    with _Addresses(pairs) as jobs:
+    with _addresses(pairs) as jobs:
 
         def work(index: int) -> None:
             touch(index)
@@ -174,7 +175,7 @@ def copy_and_digest(
             _bytes_of(destination)[:] = _bytes_of(source)
             digests.append(xxhash.xxh3_128_digest(destination))
         return digests
-    with _Addresses(pairs) as jobs:
+    with _addresses(pairs) as jobs:
 
         def work(index: int) -> bytes:
             touch(index)
@@ -235,27 +236,21 @@ def _bytes_of(buffer: WriteableBuffer | ReadableBuffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-class _Addresses:
-    """Pins both sides of every pair for the time of a copy."""
-
-    def __init__(self, pairs: Sequence[tuple[WriteableBuffer, ReadableBuffer]]) -> None:
-        self._pinned: list[Pinned] = []
-        self._pairs = pairs
-
-    def __enter__(self) -> list[tuple[int, int, int]]:
-        jobs: list[tuple[int, int, int]] = []
-        try:
-            for destination, source in self._pairs:
-                into, out_of = Pinned(destination, writable=True), Pinned(source)
-                self._pinned += (into, out_of)
-                if into.size_bytes != out_of.size_bytes:
-                    raise ValueError(f"buffer of {out_of.size_bytes} bytes for a record of {into.size_bytes}")
-                jobs.append((into.address, out_of.address, into.size_bytes))
-        except BaseException:
-            self.__exit__()
-            raise
-        return jobs
-
-    def __exit__(self, *_: object) -> None:
-        for pinned in self._pinned:
-            pinned.release()
+@contextlib.contextmanager
+def _addresses(
+    pairs: Sequence[tuple[WriteableBuffer, ReadableBuffer]],
+) -> Iterator[list[tuple[int, int, int]]]:
+    """(destination, source, bytes) of every pair, both sides of which are pinned meanwhile."""
+    pinned: list[Pinned] = []
+    jobs: list[tuple[int, int, int]] = []
+    try:
+        for destination, source in pairs:
+            into, out_of = Pinned(destination, writable=True), Pinned(source)
+            pinned += (into, out_of)
+            if into.size_bytes != out_of.size_bytes:
+                raise ValueError(f"buffer of {out_of.size_bytes} bytes for a record of {into.size_bytes}")
+            jobs.append((into.address, out_of.address, into.size_bytes))
+        yield jobs
+    finally:
+        for each in pinned:
+            each.release()

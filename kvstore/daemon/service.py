@@ -227,7 +227,7 @@ class Service:
                 "adopted": arena.adopted,
                 "prefaulted_bytes": self._prefaulted_bytes,
                 "backed_bytes": arena.backed_bytes,
-                "quarantined_slots": arena.quarantined_slots,
+                "quarantined_slots": arena.owners.quarantined(),
             },
             **self.engine.status(),
             "region": self._region.status() if self._region is not None else None,

@@ -325,12 +325,12 @@ class Door:
         """The number of a client, the byte of the arena that it locks, and the file that it locks."""
         arena = self._arena
         if not hello.own_lock:
-            owner = arena.claim_owner()
+            owner = arena.owners.claim()
             return owner, owner, []
         if hello.read_only:
-            return arena.claim_reader(), arena.writers_byte, []
-        owner, fd = arena.claim_writer()
-        return owner, arena.writers_byte, [fd]
+            return arena.owners.claim_reader(), arena.owners.writers_byte, []
+        owner, fd = arena.owners.claim_file()
+        return owner, arena.owners.writers_byte, [fd]
 
     def _send_welcome(self, peer: socket.socket, byte: int, read_only: bool, lock_fds: list[int]) -> None:
         """With descriptors that carry no locks of the daemon: they would travel along."""

@@ -278,7 +278,7 @@ def test_a_peer_that_vanishes(daemon: Daemon, peer: Peer) -> None:
     while daemon.call(lambda: daemon.engine.sessions) and time.monotonic() < until:
         time.sleep(0.01)
     assert daemon.call(lambda: daemon.engine.sessions) == []
-    assert daemon.call(daemon.arena.stats).used_bytes == daemon.arena.quarantined_slots == 0
+    assert daemon.call(daemon.arena.stats).used_bytes == daemon.arena.owners.quarantined() == 0
 
 
 AS_ANOTHER_USER = """
@@ -337,7 +337,7 @@ def test_a_thousand_connections(daemon: Daemon) -> None:
     until = time.monotonic() + 10
     while daemon.call(lambda: daemon.engine.sessions) and time.monotonic() < until:
         time.sleep(0.02)
-    assert daemon.call(daemon.arena.stats).used_bytes == daemon.arena.quarantined_slots == 0
+    assert daemon.call(daemon.arena.stats).used_bytes == daemon.arena.owners.quarantined() == 0
     assert daemon.door.counters["connections"] == 0
 
 

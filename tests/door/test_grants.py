@@ -165,7 +165,7 @@ def test_slots_that_were_given_up_are_not_written(daemon: Daemon, scheduler: Cli
     with client.open_grant(passed_on(lease), 0, COLUMN_BYTES, writing=True):
         lease.release()
         assert scheduler.lookup([space], hashes) == 0
-        assert daemon.call(lambda: daemon.arena.quarantined_slots) == 3
+        assert daemon.call(daemon.arena.owners.quarantined) == 3
         assert daemon.call(daemon.arena.sweep) == 0
         with pytest.raises(Refused, match="taken back"), client.open_grant(lease.grant, 0, 8, writing=True):
             pass
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_in_its_copy_is_not_waited_for(
     assert os.read(ready, 1) == b"x"
     lease.release()
     assert scheduler.lookup([space], hashes_of(1)) == 0
-    assert daemon.call(lambda: daemon.arena.quarantined_slots) == 3
+    assert daemon.call(daemon.arena.owners.quarantined) == 3
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)
     assert daemon.call(daemon.arena.sweep) == 3

@@ -165,12 +165,12 @@ def test_stale_write_lease_keeps_its_slots(daemon: Daemon) -> None:
     clock.now_s += 10
     client.ping()  # a new connection, with another owner
     assert daemon.call(daemon.arena.sweep) == 0
-    assert daemon.arena.quarantined_slots == 3
+    assert daemon.arena.owners.quarantined() == 3
     for slot in lease.slots:
         slot.view[:] = bytes(RECORD_BYTES)
     with pytest.raises(Unavailable):
         lease.commit()
-    assert not is_locked(daemon.arena.fd, daemon.arena.writers_byte)
+    assert not is_locked(daemon.arena.fd, daemon.arena.owners.writers_byte)
     assert daemon.call(daemon.arena.sweep) == 3
     assert client.put(space, hashes, b"", records_of(3)) == 3
     assert daemon.call(lambda: daemon.engine.sessions[0].owner) != owner
@@ -228,7 +228,7 @@ def test_nobody_locks_others_out(daemon: Daemon, client: Client) -> None:
             given_up.release()
             assert scheduler.lookup([space], hashes) == 3
         daemon.call(daemon.arena.sweep)
-        assert daemon.arena.quarantined_slots == 0
+        assert daemon.arena.owners.quarantined() == 0
     finally:
         os.close(attacker)
 
@@ -286,7 +286,7 @@ def test_fork(daemon: Daemon, client: Client) -> None:
         assert client.lookup([space], hashes) == 4
         assert daemon.call(lambda: len(daemon.engine.sessions)) == 2
         client.close()  # the child lives on, and must not keep our lock
-        assert not is_locked(daemon.arena.fd, daemon.arena.writers_byte)
+        assert not is_locked(daemon.arena.fd, daemon.arena.owners.writers_byte)
     finally:
         os.write(leave_in, b"x")
         os.waitpid(child, 0)

@@ -216,7 +216,7 @@ def test_kill_9_at_any_instant(path: Path) -> None:
                 _, slot, generation = line.split()
                 generations[int(slot)] = max(int(generation), generations.get(int(slot), 0))
         arena = make(path)
-        assert arena.adopted and arena.quarantined_slots == 0 and arena.check() == []
+        assert arena.adopted and arena.owners.quarantined() == 0 and arena.check() == []
         slots = arena.adopted_slots()
         assert all(arena.verify(slot) for slot, _ in slots)
         assert arena.torn_rows <= 1 and arena.stats().records == len(slots)
@@ -236,11 +236,11 @@ def test_kill_9_beside_a_living_client(path: Path) -> None:
             with process("fill", str(path), str(seed)):
                 time.sleep(0.05 + 0.013 * seed)
             arena = make(path)
-            waiting = arena.quarantined_slots
+            waiting = arena.owners.quarantined()
             assert waiting <= 1 and arena.sweep() == 0 and arena.check() == []
             used = sum(entry.used for entry in arena.stats().classes)
             assert used == len(arena.adopted_slots()) + waiting
-        assert arena.sweep() == waiting and arena.quarantined_slots == 0
+        assert arena.sweep() == waiting and arena.owners.quarantined() == 0
         assert arena.check() == []
         arena.close()
 
@@ -254,12 +254,12 @@ def test_killed_writes_wait_for_a_living_owner(path: Path) -> None:
     with process("hold", str(path), "6"):
         first.close()
         second = make(path)
-        assert second.quarantined_slots == 2 and second.stats().records == 1
+        assert second.owners.quarantined() == 2 and second.stats().records == 1
         assert all(second.generation(slot) == 1 for slot in writing)
         while (slot := reserve(second, b"k", b"", SIZE, 0)) is not None:
             assert slot not in writing
         assert second.sweep() == 0 and second.check() == []
-    assert second.sweep() == 2 and second.quarantined_slots == 0
+    assert second.sweep() == 2 and second.owners.quarantined() == 0
     assert {reserve(second, b"k", b"", SIZE, 0), reserve(second, b"k", b"", SIZE, 0)} == writing
     assert second.check() == []
     second.close()
@@ -413,27 +413,27 @@ def test_rows_get_their_memory_as_they_are_used(path: Path, smallest_bytes: int)
 def test_owner_numbers_are_not_reused_too_soon(arena: Arena, path: Path) -> None:
     """A number is not handed out while it is claimed, or locked by somebody."""
     fd = os.open(path, os.O_RDWR)
-    claimed = arena.claim_owner()
+    claimed = arena.owners.claim()
     assert locks.try_lock(fd, claimed + 1)
-    assert arena.claim_owner() == claimed + 2
+    assert arena.owners.claim() == claimed + 2
     slot = write(arena, 0, claimed)
     assert locks.try_lock(fd, claimed)
     arena.abandon_run([slot])
     arena.let_go_owner(claimed)
-    assert arena.sweep() == 0 and arena.quarantined_slots == 1
-    others = [arena.claim_owner() for _ in range(OWNER_MAX - 3)]
+    assert arena.sweep() == 0 and arena.owners.quarantined() == 1
+    others = [arena.owners.claim() for _ in range(OWNER_MAX - 3)]
     assert len(set(others)) == len(others) and claimed not in others and claimed + 1 not in others
     with pytest.raises(TierError, match="owner numbers"):
-        arena.claim_owner()
+        arena.owners.claim()
     os.close(fd)
     assert arena.sweep() == 1
-    assert {arena.claim_owner(), arena.claim_owner()} == {claimed, claimed + 1}
+    assert {arena.owners.claim(), arena.owners.claim()} == {claimed, claimed + 1}
 
 
 def test_short_connections_do_not_use_up_the_numbers(arena: Arena) -> None:
     """Whoever is gone leaves a number that somebody else can have."""
     for number in range(2 * OWNER_MAX):
-        owner = arena.claim_owner()
+        owner = arena.owners.claim()
         if number % 2:
             arena.abandon_run([write(arena, number, owner)])
         arena.let_go_owner(owner)

@@ -51,10 +51,10 @@ def test_slots_of_a_lost_writer_wait_for_its_lock(arena: Arena, path: Path) -> N
         writer.send_signal(signal.SIGSTOP)
         arena.abandon_run(slots)
         assert generations(arena, slots) == [1, 1, 1]
-        assert arena.sweep() == 0 and arena.quarantined_slots == 3 and arena.check() == []
+        assert arena.sweep() == 0 and arena.owners.quarantined() == 3 and arena.check() == []
         writer.kill()
         writer.wait()
-        assert arena.sweep() == 3 and arena.quarantined_slots == 0
+        assert arena.sweep() == 3 and arena.owners.quarantined() == 0
     assert run_of(arena, 3, owner=5) == slots
 
 
@@ -63,7 +63,7 @@ def test_slots_of_a_lost_writer_that_does_not_write_are_free(arena: Arena, path:
     with process("hold", str(path), "6"):
         slots = run_of(arena, 3, owner=5)
         arena.abandon_run(slots)
-        assert arena.quarantined_slots == 0 and min(generations(arena, slots)) > 0
+        assert arena.owners.quarantined() == 0 and min(generations(arena, slots)) > 0
         assert run_of(arena, 3, owner=7) == slots
 
 
@@ -73,7 +73,7 @@ def test_a_writer_that_says_it_is_done_is_believed(arena: Arena, path: Path) -> 
         given, kept = run_of(arena, 1, owner=5), run_of(arena, 1, owner=5)
         arena.free_run(given)
         arena.commit_run(kept, bytes(16))
-        assert arena.quarantined_slots == 0 and arena.stats().records == 1
+        assert arena.owners.quarantined() == 0 and arena.stats().records == 1
         assert run_of(arena, 1, owner=5) == given
 
 
@@ -84,10 +84,10 @@ def test_each_slot_waits_for_its_own_writer(arena: Arena, path: Path) -> None:
         hanging = writers.enter_context(process("hold", str(path), "5"))
         dying = writers.enter_context(process("hold", str(path), "6"))
         arena.abandon_run([*mine, *theirs])
-        assert arena.quarantined_slots == 5
+        assert arena.owners.quarantined() == 5
         dying.kill()
         dying.wait()
-        assert arena.sweep() == 3 and arena.quarantined_slots == 2
+        assert arena.sweep() == 3 and arena.owners.quarantined() == 2
         hanging.kill()
         hanging.wait()
         assert arena.sweep() == 2
@@ -97,13 +97,13 @@ def test_an_adopted_arena_waits_for_writers_of_the_life_before(path: Path) -> No
     """Its writers share a byte, which says to the next daemon that one of them may be writing; the next life has another
     byte, so that its own writers do not look like those."""
     first = open_arena(path, CAPACITY_BYTES, SLAB_BYTES)
-    byte = first.writers_byte
-    run_of(first, 3, owner=first.claim_writer()[0])
+    byte = first.owners.writers_byte
+    run_of(first, 3, owner=first.owners.claim_file()[0])
     with process("hold", str(path), str(byte)) as writer:
         first.close()
         second = open_arena(path, CAPACITY_BYTES, SLAB_BYTES)
-        assert second.quarantined_slots == 3 and second.writers_byte != byte
-        with process("hold", str(path), str(second.writers_byte)):
+        assert second.owners.quarantined() == 3 and second.owners.writers_byte != byte
+        with process("hold", str(path), str(second.owners.writers_byte)):
             assert second.sweep() == 0
             writer.kill()
             writer.wait()
@@ -113,13 +113,13 @@ def test_an_adopted_arena_waits_for_writers_of_the_life_before(path: Path) -> No
 
 def test_a_lost_writer_s_file_is_kept_while_it_is_locked(arena: Arena) -> None:
     """Also where it fills a lease of somebody else, who gives it up later."""
-    owner, fd = arena.claim_writer()
+    owner, fd = arena.owners.claim_file()
     writer = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     assert try_lock(writer, 0)
     slots = run_of(arena, 2, OWNER_ANY)
     arena.let_go_owner(owner)
     arena.abandon_run(slots)
-    assert arena.sweep() == 0 and arena.quarantined_slots == 2
+    assert arena.sweep() == 0 and arena.owners.quarantined() == 2
     os.close(writer)
     assert arena.sweep() == 2
     with pytest.raises(OSError):
