@@ -23,7 +23,7 @@ from connectors.device import BlockMover
 from connectors.transfer.link import Line
 from connectors.transfer.loads import Note
 from connectors.transfer.orders import Column, Save
-from kvstore.client import FillsRefused
+from kvstore.client import FillsRefused, Refused
 
 FILLS_MAX = 16  # saves that are reported in one call
 
@@ -138,12 +138,18 @@ class Saves:
     def _copy(self, line: Line, task: SaveTask) -> list[bytes] | None:
         """The digests of the column in each slot; None if nothing was copied. Never raises."""
         save, size_bytes = task.save, self._movers[task.save.group].record_bytes
+        if task.cancelled:
+            return None
         try:
             with line.client.open_grant(
                 save.grant, task.column.start_bytes, size_bytes, writing=True
             ) as slots:
                 slots.touch(len(save.block_ids))
                 return self._copy_out(task, slots.views)
+        except Refused as error:
+            if error.code != "unknown_lease":  # another rank of ours has given it up before
+                self._note("save", error)
+            return None
         except Exception as error:  # noqa: BLE001 - as in `run`
             self._note("save", error)
             return None

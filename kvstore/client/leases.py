@@ -179,7 +179,7 @@ class GrantedSlots:
             try:
                 self._lock.enter()
             except OSError as error:
-                raise Refused("unknown_lease", f"the lock of this client is not ours: {error}") from error
+                raise Refused("lock_lost", f"the lock of this client is not ours: {error}") from error
             if self.valid_count() < len(self.views):
                 self._lock.leave()
                 raise Refused("unknown_lease", "the slots of this grant were taken back")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.client import WRITING, Leading, Namespace
-from kvstore.errors import Unavailable
+from kvstore.errors import Refused, Unavailable
 from tiers.checksum import column_sizes, joined
 from tiers.checksum import digest as digest_of
 
@@ -42,6 +42,7 @@ class FakeStore:
     room: int = 1 << 30
     budget: int = 1 << 30
     leases: list[FakeLease | None] = field(default_factory=list)  # None: given back
+    given_up: set[int] = field(default_factory=set)  # leases, by a rank that did not copy
     delay_s: float = 0.0
     spoil: Callable[[Key, bytes], bytes] | None = None
     may_fill: threading.Event = field(default_factory=threading.Event)
@@ -145,6 +146,7 @@ class FakeLease:
         if self._store.leases[self.grant.number] is None:
             return 0
         if digests is None:
+            self._store.given_up.add(self.grant.number)
             self.release()
             return 0
         assert column not in self.filled and len(digests) == len(self.slots)
@@ -283,6 +285,8 @@ class FakeClient:
         if self.store.delay_s:
             time.sleep(self.store.delay_s)
         lease = self.store.leases[grant.number]
+        if grant.number in self.store.given_up:
+            raise Refused("unknown_lease", "the slots of this grant were taken back")
         assert lease is not None, "a rank copies what its scheduler has given back"
         views = [
             memoryview(record)[start_bytes : start_bytes + size_bytes] for record in lease.slots.values()

@@ -144,7 +144,7 @@ class Engine:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "WEIGHTS_SETTLED_S", 0)
+    monkeypatch.setattr("connectors.transfer.weights.WEIGHTS_SETTLED_S", 0)
 
 
 def written(directory: Path, content: bytes = b"w", config: bytes = b"{}") -> str:
@@ -288,7 +288,7 @@ def test_ranks_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that loads ever new adapters does not grow."""
-    monkeypatch.setattr(limits, "ADAPTERS_KNOWN_MAX", 2)
+    monkeypatch.setattr("connectors.vllm.adapters.ADAPTERS_KNOWN_MAX", 2)
     engine = Engine(tmp_path / "cache")
     for number in range(1, 6):
         lora = request(written(tmp_path / str(number), bytes([number])), number, str(number))

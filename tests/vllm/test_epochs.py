@@ -344,7 +344,9 @@ def test_giving_memory_away_waits_for_copies(
     worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A copy that is just running is over when `unregister_kv_caches` returns."""
-    monkeypatch.setattr(limits, "IDLE_LOAD_BYTES_MAX", 0)  # or the engine's own thread makes the load
+    monkeypatch.setattr(
+        "connectors.vllm.worker.IDLE_LOAD_BYTES_MAX", 0
+    )  # or the engine's own thread makes the load
     if way == "load":
         hits(worlds(), store)
     world = worlds()

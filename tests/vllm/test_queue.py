@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors import constants as limits
 from tests.vllm.conftest import prompt
 from tests.vllm.fake_client import FakeClient, FakeStore
 from tests.vllm.world import BLOCK_TOKENS, World
@@ -65,7 +64,7 @@ def test_no_more_are_promoted_than_start_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a long queue only the first are promoted, the next when these have started; who is aborted makes room as well."""
-    monkeypatch.setattr(limits, "QUEUED_PROMOTIONS_MAX", 2)
+    monkeypatch.setattr("connectors.vllm.queue.QUEUED_PROMOTIONS_MAX", 2)
     world = worlds(sequences=1)
     for number in range(5):
         world.ask(f"r{number}", prompt(number, TOKENS), max_tokens=30)
@@ -88,7 +87,7 @@ def test_blocks_that_saves_give_back_are_waited_for(
     preempted, as without us."""
     preempted = {}
     for patient in (True, False):
-        monkeypatch.setattr(limits, "FREES_WAIT_S", 60.0 if patient else 0.0)
+        monkeypatch.setattr("connectors.vllm.scheduler.FREES_WAIT_S", 60.0 if patient else 0.0)
         world = worlds(blocks=2 * WHOLE + 3, budget=512, prefix_caching=False)
         store.delay_s = 0.3
         world.ask("long", prompt(1 + patient, TOKENS), max_tokens=40)

@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors import constants as limits
 from kvstore.client import Client
 from kvstore.replay.trace import read
 from tests.running import TIMEOUT_S, Daemon, environment
@@ -39,7 +38,7 @@ def test_a_preempted_request_is_told_as_such(
     worlds: Callable[..., World], store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request is asked for by one ticket as a new one, and by others, after it was preempted, as a known one."""
-    monkeypatch.setattr(limits, "FREES_WAIT_S", 0.0)
+    monkeypatch.setattr("connectors.vllm.scheduler.FREES_WAIT_S", 0.0)
     world = worlds(blocks=2 * (200 // WORLD_BLOCK_TOKENS) + 3, budget=512, prefix_caching=False)
     store.delay_s = 0.3
     world.ask("long", prompt(1, 200), max_tokens=40)

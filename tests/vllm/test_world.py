@@ -588,7 +588,9 @@ def test_a_reset_fails_loads(
     told: bool,
 ) -> None:
     """Blocks of the old weights that are ordered or on their way when the reset comes are computed instead."""
-    monkeypatch.setattr(limits, "IDLE_LOAD_BYTES_MAX", 0)  # or loads of an idle engine would be over at once
+    monkeypatch.setattr(
+        "connectors.vllm.worker.IDLE_LOAD_BYTES_MAX", 0
+    )  # or loads of an idle engine would be over at once
     filler = worlds(**shape)
     filler.ask("a", prompt(1, 200))
     settle(filler)
