@@ -238,19 +238,9 @@ class Arena:
         return [(slot, self._table.record(slot)) for slot in slots]
 
     def reclaim(self, size_bytes: int) -> list[int]:
-        """Slots to free so that a whole slab becomes available for this size; [] if there is room already, as
-        where an empty slab of another class was found.
-
-        A proposal, valid until the next change. Never names a slot that is being written.
-        """
-        size_bytes = max(size_bytes, self._slot_bytes_min)
-        if self.has_room(size_bytes) or not self._pool.has_other_class(size_bytes):
-            return []
-        slab = self._pool.smallest_slab(size_bytes, busy=self.owners.slabs())
-        slots = [] if slab is None else list(self._pool.slots_in(slab))
-        if slab is not None and not slots:
-            self._pool.drain(slab, size_bytes)
-        return slots
+        """As of SlotPool: a proposal, valid until the next change. Never names a slot that is being written."""
+        self._take_in_arrived()
+        return self._pool.reclaim(max(size_bytes, self._slot_bytes_min), self.owners.slabs())
 
     def drain(self, slot: int, size_bytes: int) -> None:
         """The slab of this slot hands out no more; when nothing is in it, it is for records of that size."""

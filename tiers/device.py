@@ -86,11 +86,13 @@ class Device:
         io: DiskIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Does not touch the disk. Raises OpenError for settings that cannot work."""
-        _check_settings(capacity_bytes, slab_bytes, slot_bytes_min)
+        """Does not touch the disk. The ranges of sizes are those of the configuration."""
+        assert 0 < slot_bytes_min <= slab_bytes <= SLAB_SLOTS_MAX * SLOT_ALIGN_BYTES, f"slabs of {slab_bytes}"
+        assert (slot_bytes_min | slab_bytes) % SLOT_ALIGN_BYTES == 0, f"slots of {slot_bytes_min}"
         self.path = path
         self.slab_bytes = slab_bytes
         self.slab_count = slab_count_for(capacity_bytes, slab_bytes, slot_bytes_min)
+        assert self.slab_count, f"{capacity_bytes} bytes in slabs of {slab_bytes}"
         self.slot_bytes_min = slot_bytes_min
         self.ready = False  # slots are known and may be taken; set once `scan` is through
         self.counters = DeviceCounters()
@@ -417,20 +419,3 @@ def slab_count_for(capacity_bytes: int, slab_bytes: int, slot_bytes_min: int = S
 def capacity_for(slabs: int, slab_bytes: int, slot_bytes_min: int = SLOT_BYTES_MIN) -> int:
     """The least capacity_bytes that gives a device so many slabs."""
     return slabs * (slab_bytes + slab_bytes // slot_bytes_min * ROW_BYTES)
-
-
-def _check_settings(capacity_bytes: int, slab_bytes: int, slot_bytes_min: int) -> None:
-    if slot_bytes_min % SLOT_ALIGN_BYTES or not 0 < slot_bytes_min <= slab_bytes:
-        raise OpenError(
-            f"nvme slot_bytes_min {slot_bytes_min}: allowed are multiples of {SLOT_ALIGN_BYTES} up to slab_bytes"
-        )
-    largest = SLAB_SLOTS_MAX * SLOT_ALIGN_BYTES
-    if slab_bytes % SLOT_ALIGN_BYTES or slab_bytes > largest:
-        raise OpenError(
-            f"nvme slab_bytes {slab_bytes}: allowed are multiples of {SLOT_ALIGN_BYTES} up to {largest}"
-        )
-    if not slab_count_for(capacity_bytes, slab_bytes, slot_bytes_min):
-        least = capacity_for(1, slab_bytes, slot_bytes_min)
-        raise OpenError(
-            f"nvme capacity_bytes {capacity_bytes}: at least {least} for one slab of {slab_bytes}"
-        )

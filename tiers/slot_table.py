@@ -46,7 +46,6 @@ import xxhash
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record
 from tiers.checksum import COLUMNS_BYTES_MAX
 from tiers.constants import ARENA_HEADER_BYTES, GIB, ROW_BYTES, SLAB_ALIGN_BYTES, SLOT_BYTES_MIN
-from tiers.errors import SettingError
 from tiers.sizes import exact_bytes
 from tiers.slots import SLAB_SLOTS_MAX, SLOT_ALIGN_BYTES, neighbours
 
@@ -87,23 +86,15 @@ class Layout:
 
     @classmethod
     def plan(cls, capacity_bytes: int, slab_bytes: int, slot_bytes_min: int = SLOT_BYTES_MIN) -> Layout:
-        """The layout for these settings; the capacity is rounded down to whole slabs. Raises SettingError."""
-        if slab_bytes % SLAB_ALIGN_BYTES or not 0 < slab_bytes <= SLAB_BYTES_MAX:
-            raise SettingError(
-                f"arena: slab_bytes is {exact_bytes(slab_bytes)}: allowed are multiples of "
-                f"{exact_bytes(SLAB_ALIGN_BYTES)} up to {exact_bytes(SLAB_BYTES_MAX)}"
-            )
+        """The layout for these settings, whose ranges are those of the configuration; the capacity is rounded down to
+        whole slabs."""
+        assert 0 < slab_bytes <= SLAB_BYTES_MAX and slab_bytes % SLAB_ALIGN_BYTES == 0, (
+            f"slabs of {slab_bytes}"
+        )
         smallest = max(SLOT_ALIGN_BYTES, slab_bytes // SLAB_SLOTS_MAX)
-        if slot_bytes_min % SLOT_ALIGN_BYTES or not smallest <= slot_bytes_min <= slab_bytes:
-            raise SettingError(
-                f"arena: slot_bytes_min is {exact_bytes(slot_bytes_min)}: allowed are multiples of "
-                f"{exact_bytes(SLOT_ALIGN_BYTES)} from {exact_bytes(smallest)} to {exact_bytes(slab_bytes)}"
-            )
-        if capacity_bytes < slab_bytes:
-            raise SettingError(
-                f"arena: capacity_bytes is {exact_bytes(capacity_bytes)}: at least one slab of "
-                f"{exact_bytes(slab_bytes)} is needed"
-            )
+        assert smallest <= slot_bytes_min <= slab_bytes, f"slots of {slot_bytes_min} in slabs of {slab_bytes}"
+        assert slot_bytes_min % SLOT_ALIGN_BYTES == 0, f"slots of {slot_bytes_min}"
+        assert capacity_bytes >= slab_bytes, f"{capacity_bytes} bytes in slabs of {slab_bytes}"
         return cls(capacity_bytes // slab_bytes * slab_bytes, slab_bytes, slot_bytes_min)
 
     @property

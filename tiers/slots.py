@@ -237,9 +237,16 @@ class SlotPool:
             if slab.used < len(slab.flags):
                 open_slabs[number] = None
 
-    def has_other_class(self, size_bytes: int) -> bool:
-        """Whether a slab is cut for another size than this."""
-        return len(self._members) > (slot_bytes_for(size_bytes) in self._members)
+    def reclaim(self, size_bytes: int, busy: Set[int] = frozenset()) -> list[int]:
+        """Used slots of the cheapest slab of another class, to be freed so that it can be cut for this size; [] where
+        there is room, or no such slab, or where an empty one was found, which is drained."""
+        if not self.can_hold(size_bytes) or self.has_room(size_bytes):
+            return []
+        slab = self.smallest_slab(size_bytes, busy)
+        slots = [] if slab is None else list(self.slots_in(slab))
+        if slab is not None and not slots:
+            self.drain(slab, size_bytes)
+        return slots
 
     def smallest_slab(self, size_bytes: int, busy: Set[int] = frozenset()) -> int | None:
         """The slab of another class with the fewest used slots: the cheapest to take over.

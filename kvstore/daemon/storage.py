@@ -117,7 +117,7 @@ def _require_places(directories: Sequence[Path]) -> None:
 
 
 def nvme_devices(config: Config) -> list[Device]:
-    """One for each configured directory; touches no disk. Raises OpenError for settings that cannot work."""
+    """One for each configured directory; touches no disk."""
     nvme = config.nvme
     return [
         Device(directory, nvme.capacity_bytes, nvme.slab_bytes, nvme.direct) for directory in nvme.directories

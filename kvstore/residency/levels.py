@@ -81,16 +81,8 @@ class Member:
         return self.device.pool.take(self.device.slot_bytes(size_bytes))
 
     def reclaim(self, size_bytes: int) -> list[int]:
-        """Used slots of the cheapest slab of another size class; [] where there is room, or no such slab, or where an
-        empty one was found."""
-        pool, wanted = self.device.pool, self.device.slot_bytes(size_bytes)
-        if not pool.can_hold(wanted) or pool.has_room(wanted):
-            return []
-        slab = pool.smallest_slab(wanted)
-        slots = [] if slab is None else list(pool.slots_in(slab))
-        if slab is not None and not slots:
-            pool.drain(slab, wanted)
-        return slots
+        """Slots to free so that a slab can be cut for this size, as of SlotPool."""
+        return self.device.pool.reclaim(self.device.slot_bytes(size_bytes))
 
     def drain(self, slot: int, size_bytes: int) -> None:
         """The slab of this slot hands out no more; when nothing is in it, it is for records of that size."""

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -222,22 +221,6 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
         os.umask(before)
     assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "disk").iterdir()} == {0o600}
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"capacity_bytes": SLAB_BYTES}, "capacity_bytes"),
-        ({"slab_bytes": 1000}, "slot_bytes_min"),
-        ({"slab_bytes": SLAB_BYTES + 1}, "slab_bytes"),
-        ({"slot_bytes_min": 5000}, "slot_bytes_min"),
-    ],
-)
-def test_wrong_settings_name_key_and_value(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
-    """A setting that cannot work raises OpenError with its name, before anything is opened."""
-    arguments: dict[str, Any] = {"capacity_bytes": CAPACITY_BYTES, "slab_bytes": SLAB_BYTES, **settings}
-    with pytest.raises(OpenError, match=named):
-        Device(tmp_path / "disk", **arguments)
 
 
 def test_a_failed_open_leaves_nothing_open_and_may_be_tried_again(tmp_path: Path) -> None:
