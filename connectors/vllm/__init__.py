@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
-from connectors.vllm.release import unsupported
+from connectors.vllm import declining
 from connectors.vllm_plugin import register
 
 _log = logging.getLogger("vllm.kvstore")
 
 
 def _choose() -> Any:
-    reason = unsupported(getattr(vllm, "__version__", None))
+    reason = declining.unsupported(getattr(vllm, "__version__", None))
     if not reason:
         try:
             from connectors.vllm.connector import KVStoreConnector as Chosen
@@ -30,9 +30,7 @@ def _choose() -> Any:
         except ImportError as error:
             reason = f"vLLM {vllm.__version__} lacks what this connector needs ({error})"
     _log.warning("kvstore: %s: nothing is stored or loaded", reason)
-    from connectors.vllm.declining import KVStoreConnector as Declining
-
-    return Declining
+    return declining.KVStoreConnector
 
 
 if TYPE_CHECKING:

@@ -47,20 +47,23 @@ BLOCK_OUTERMOST_LAYOUT = "BLHNC"  # a block of all layers is one contiguous run
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module's head. Raises SettingError at construction for a wrong setting."""
 
+    _scheduler: SchedulerHalf  # vLLM makes a connector for each role, and calls the hooks of that role only
+    _worker: WorkerHalf
+    _half: SchedulerHalf | WorkerHalf  # the one of them that there is
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         settings = read_settings(self._kv_transfer_config.kv_connector_extra_config or {})
         self._tally = Tally()
         self.guard = Guard(self._tally.add)
-        self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
         self._trouble = ""  # why this rank stores nothing, whatever its blocks look like
+        given = settings, vllm_config, kv_cache_config, self.guard, self._tally
         if role is KVConnectorRole.SCHEDULER:
             self._want_recompute()
-            self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config, self.guard, self._tally)
+            self._half = self._scheduler = SchedulerHalf(*given)
         else:
             self._trouble = self._policy_trouble()
-            self._worker = WorkerHalf(settings, vllm_config, kv_cache_config, self.guard, self._tally)
+            self._half = self._worker = WorkerHalf(*given)
 
     def _want_recompute(self) -> None:
         """A block that is gone is a miss, never a failed request: vLLM's default policy says otherwise."""
@@ -70,15 +73,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             transfer.kv_load_failure_policy = "recompute"
 
     def _policy_trouble(self) -> str:
-        """Why we cannot serve under another connector: it hands us a copy of its configuration, so that
-        `_want_recompute` changes nothing. The one in force is only to be seen where workers are made."""
-        outer = get_current_vllm_config_or_none()
+        """Why we cannot serve under MultiConnector, or empty. It hands us a copy of its configuration, so that
+        `_want_recompute` changes nothing. The policy in force can be seen only where workers are made."""
+        ours, outer = self._kv_transfer_config, get_current_vllm_config_or_none()
         transfer = None if outer is None else outer.kv_transfer_config
-        if (
-            transfer is None
-            or transfer is self._kv_transfer_config
-            or not self._kv_transfer_config.is_kv_consumer
-        ):
+        if transfer is None or transfer is ours or not ours.is_kv_consumer:
             return ""
         if transfer.kv_load_failure_policy == "recompute":
             return ""
@@ -90,77 +89,65 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:  # noqa: ARG003 - vLLM passes it
-        """A wish, which vLLM drops where a backend cannot have it; any layout will do. Where MultiConnector asks
-        its children, two wishes that differ end the engine's start: then we have none. What it
-        hands us does not tell that it asks, so the caller is looked at. Nor do we have one on CPU, where no
-        backend keeps blocks outermost, and that of MLA does not say so and fails at its first request."""
+        """A wish, which vLLM drops where a backend cannot have it; any layout will do. None where MultiConnector
+        asks: two children with different wishes end the engine's start. It passes nothing that says so, so the caller
+        is looked at. None on CPU either: no backend there keeps blocks outermost, and MLA's does not say so and fails
+        at its first request."""
         alone = sys._getframe(1).f_code is get_kv_connector_cache_layout.__code__
         return BLOCK_OUTERMOST_LAYOUT if alone and not current_platform.is_cpu() else None
 
-    def shutdown(self) -> None:
-        for half in (self._scheduler, self._worker):
-            if half is not None:
-                self._close(half)
-
     @guarded(nothing)
-    def _close(self, half: SchedulerHalf | WorkerHalf) -> None:
-        half.close()
+    def shutdown(self) -> None:
+        self._half.close()
 
     # ---- scheduler ---------------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Nothing: this is of other connectors. Ours travels in `Report`."""
+        """Does nothing: this is of other connectors. Ours travels in `Report`."""
 
     @guarded(nothing)
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        if self._scheduler is not None:
-            self._scheduler.know_pool(gpu_block_pool)
+        self._scheduler.know_pool(gpu_block_pool)
 
     @guarded(nothing)
     def on_new_request(self, request: Any) -> None:
-        if self._scheduler is not None:
-            self._scheduler.queued(request)
+        self._scheduler.queued(request)
 
     @guarded(lambda *_: False)
     def has_pending_block_frees(self) -> bool:
-        return self._scheduler is not None and self._scheduler.frees_soon()
+        return self._scheduler.frees_soon()
 
     @guarded(lambda *_: False)
     def has_pending_push_work(self) -> bool:
         """vLLM steps on until this is False, also while it is paused: before it sleeps no copy is under way."""
-        return self._scheduler is not None and self._scheduler.has_transfers()
+        return self._scheduler.has_transfers()
 
     @guarded(lambda *_: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.matched_tokens(request, num_computed_tokens) if self._scheduler else (0, False)
+        return self._scheduler.matched_tokens(request, num_computed_tokens)
 
+    # Where this fails vLLM waits for a load all the same: it must come, and fail.
+    @guarded(lambda self, *args, **kwargs: self._lose(*args, **kwargs))
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        try:
-            if self._scheduler is not None:
-                self._scheduler.allocated(request, blocks, num_external_tokens)
-        except Exception as error:  # noqa: BLE001 - vLLM waits for a load now: it must come, and fail
-            self.guard.note("update_state_after_alloc", error)
-            self._lose(request, blocks, num_external_tokens)
+        self._scheduler.allocated(request, blocks, num_external_tokens)
 
     @guarded(nothing)
     def _lose(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._scheduler is not None:
-            self._scheduler.lose(request, blocks, num_external_tokens)
+        self._scheduler.lose(request, blocks, num_external_tokens)
 
     @guarded(lambda _, __, tokens: {CacheHitSource.EXTERNAL_UNSPECIFIED: tokens} if tokens else {})
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        return self._scheduler.hit_sources(request, num_external_tokens) if self._scheduler else {}
+        return self._scheduler.hit_sources(request, num_external_tokens)
 
     @guarded(lambda *_: Orders())
     def build_connector_meta(self, scheduler_output: Any) -> Orders:
-        return self._scheduler.orders(scheduler_output) if self._scheduler else Orders()
+        return self._scheduler.orders(scheduler_output)
 
     @guarded(nothing)
     def update_connector_output(self, connector_output: Any) -> None:
-        if self._scheduler is not None:
-            self._scheduler.reported(connector_output)
+        self._scheduler.reported(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -169,82 +156,70 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self._scheduler is None:
-            return False, None
         return self._scheduler.finished(request, block_ids), self._promise(request)
 
     @guarded(nothing)
     def _promise(self, request: Any) -> dict[str, Any] | None:
-        return self._scheduler.promise(request) if self._scheduler is not None else None
+        return self._scheduler.promise(request)
 
     @guarded(lambda *_: False)
     def reset_cache(self) -> bool | None:
-        if self._scheduler is not None:
-            self._scheduler.new_epoch()
+        self._scheduler.new_epoch()
         return True
 
     # ---- worker ------------------------------------------------------------------------------
 
+    @property
+    def _orders(self) -> Orders:
+        """Of this step; none where the scheduler's half failed, or vLLM has given us none."""
+        orders = self._connector_metadata
+        return orders if isinstance(orders, Orders) else Orders()
+
     @guarded(nothing)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self._worker is not None:
-            self._worker.register(kv_caches)
+        self._worker.register(kv_caches)
 
     @guarded(nothing)
     def unregister_kv_caches(self) -> None:
-        if self._worker is not None:
-            self._worker.release_blocks()
+        self._worker.release_blocks()
 
     @guarded(nothing)
     def restore_kv_caches(self) -> None:
-        if self._worker is not None:
-            self._worker.restore_blocks()
+        self._worker.restore_blocks()
 
     @guarded(nothing)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        if self._worker is not None:
-            self._worker.before_step(kv_connector_metadata)
+        self._worker.before_step(kv_connector_metadata)
 
     @guarded(nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        if self._worker is not None and isinstance(self._connector_metadata, Orders):
-            self._worker.start_loads(self._connector_metadata)
+        self._worker.start_loads(self._orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads are whole before a step that needs them."""
+        """Does nothing: loads are whole before a step that needs them."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: blocks are saved whole, when the step is done."""
+        """Does nothing: blocks are saved whole, when the step is done."""
 
     @guarded(nothing)
     def wait_for_save(self) -> None:
-        if self._worker is not None and isinstance(self._connector_metadata, Orders):
-            self._worker.start_saves(self._connector_metadata)
+        self._worker.start_saves(self._orders)
 
     @guarded(lambda *_: KVConnectorTransferResults())
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._worker is None:
-            return KVConnectorTransferResults()
         return KVConnectorTransferResults(*self._worker.results())
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        results = self.get_transfer_results(finished_req_ids)
-        return results.finished_sending or None, results.finished_recving or None
 
     @guarded(lambda *_: set())
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_invalid() if self._worker is not None else set()
+        return self._worker.take_invalid()
 
     @guarded(nothing)
     def build_connector_worker_meta(self) -> Report | None:
-        if self._worker is None:
-            return None
-        report = self._worker.take_report()
-        if isinstance(self._connector_metadata, Orders):
-            report.sync_step = self._connector_metadata.sync_step
-            if self._connector_metadata.introduce:
-                rank = self._worker.handshake(self._connector_metadata.version)
-                report.ranks.append(replace(rank, trouble=self._trouble) if self._trouble else rank)
+        report, orders = self._worker.take_report(), self._orders
+        report.sync_step = orders.sync_step
+        if orders.introduce:
+            rank = self._worker.handshake(orders.version)
+            report.ranks.append(replace(rank, trouble=self._trouble) if self._trouble else rank)
         return None if report.is_empty() else report
 
     # ---- statistics --------------------------------------------------------------------------

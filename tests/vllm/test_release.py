@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 import vllm
 
-from connectors.vllm.release import VLLM_FIRST, VLLM_LAST, unsupported
+from connectors.vllm.declining import VLLM_FIRST, VLLM_LAST, unsupported
 from tests.running import ROOT, Daemon
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import EngineHost

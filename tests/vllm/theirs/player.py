@@ -123,7 +123,7 @@ class Player(KVStoreConnector):
         )
         super().__init__(config, role, kv_cache_config)
         stage.players.append(self)
-        if self._scheduler is not None:
+        if role is KVConnectorRole.SCHEDULER:
             self._introduce_ranks()
 
     def _introduce_ranks(self) -> None:
@@ -131,11 +131,6 @@ class Player(KVStoreConnector):
         groups = () if half._spaces.plan is None else half._spaces.plan.groups
         facts = {group.index: GroupFacts(RECORD_BYTES, {"of": "theirs"}) for group in groups}
         half._spaces.know_ranks([Rank(shard, facts) for shard in range(half._world)])
-
-    @property
-    def _half(self) -> Any:
-        assert self._scheduler is not None
-        return self._scheduler
 
     # ---- what is matched -----------------------------------------------------------------
 
