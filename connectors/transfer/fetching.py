@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from connectors import constants as limits
-from connectors.transfer.link import Line
-from connectors.transfer.loads import Count, Note
+from connectors.transfer.link import Count, Line, Note
 from connectors.transfer.orders import Load, LoadEnd, Part
 
 LOAD_RETRY_S = 0.005  # before asking again for a block that is on its way, and was not there in time
@@ -243,6 +242,7 @@ class Fetching:
         """Tell the daemon's accounts that a promised block did not come."""
         space = part.group.space
         try:
-            line.settle(fetch.ticket, (part.first + done) * space.block_tokens, space, part.hashes[done])
-        except Exception as error:  # noqa: BLE001 - the load has failed already; this is told with the next call
+            line.owe(fetch.ticket, (part.first + done) * space.block_tokens, space, part.hashes[done])
+            line.settle()
+        except Exception as error:  # noqa: BLE001 - the load has failed already; settled before the next call
             self._note("settle", error)

@@ -1,16 +1,25 @@
 """How the connector reaches the daemon: one function, which tests replace, and a line for each thread.
 
-The scheduler's lines need no arena: they lease slots for the ranks. A rank has one line, with the arena
-mapped, and makes no call while it loads or saves.
+The scheduler's lines need no arena: they lease slots for the ranks. A rank has one line, with the arena mapped, and
+makes no call while it loads or saves, but for what it has filled.
+
+The daemon's accounts may have counted hits that never came: a promised load failed, a lookup was not answered (see
+`kvstore.ledger.accounts`). Where the daemon cannot be told so now, because it is away or late, it is told before the
+next call. One that was restarted meanwhile knows nothing of the tickets, and does nothing.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from connectors.transfer.settlements import Debts
 from kvstore.client import Namespace
+
+SETTLEMENTS_MAX = 64  # that wait for a daemon that answers; beyond it the oldest are forgotten
+
+Count = Callable[[str, float], None]  # a name of `MEANINGS`, and how much more
+Note = Callable[[str, BaseException], None]  # where an error happened, and which
 
 
 def _open(socket_path: str, timeout_s: float, label: str, *, attach: bool, writable: bool) -> Any:
@@ -23,34 +32,40 @@ open_client: Callable[..., Any] = _open  # a kvstore.client.Client; connects at 
 
 
 class Line:
-    """One connection to the daemon, and what could not be told on it yet."""
+    """One connection to the daemon, and the settlements that are due on it."""
 
     def __init__(
         self, socket_path: str, timeout_s: float, label: str, attach: bool = False, writable: bool = False
     ) -> None:
         self.client = open_client(socket_path, timeout_s, label, attach=attach, writable=writable)
-        self.debts = Debts(self.client)
+        self._due: deque[tuple[int, int, Namespace | None, bytes]] = deque(maxlen=SETTLEMENTS_MAX)
+
+    def owe(self, ticket: int, tokens: int, space: Namespace | None, missing: bytes) -> None:
+        """Only the first `tokens` of the ticket's prompt could be used, not the block `missing`: to be settled before
+        the next call."""
+        self._due.append((ticket, tokens, space, missing))
+
+    def settle(self) -> None:
+        """Settle what is due. Raises what the client raises; the rest stays due."""
+        while self._due:
+            self.client.settle(*self._due[0])
+            self._due.popleft()
 
     def acquire(
         self, space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, parent: bytes
     ) -> Any:
         """A kvstore.client.SlotLease. Raises what the client raises."""
-        self.debts.pay()
+        self.settle()
         return self.client.acquire_slots(space, hashes, wait_s, ticket, parent)
-
-    def settle(self, ticket: int, tokens: int, space: Namespace | None, missing: bytes) -> None:
-        """See `Client.settle`; told with the next call where it cannot be told now, and then it raises."""
-        self.debts.owe(ticket, tokens, space, missing)
-        self.debts.pay()
 
     def refresh(self) -> Any:
         """The arena that the daemon serves now. Any thread may call. Raises what the client raises.
 
-        Asking is how an idle connection learns that its daemon is gone, and lets go of an arena
-        that was replaced.
+        Asking is how an idle connection learns that its daemon is gone, and lets go of an arena that was replaced.
         """
         self.client.ping()
         return self.client.arena
 
     def close(self) -> None:
+        """Hang up."""
         self.client.close()

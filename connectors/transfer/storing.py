@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from connectors.transfer.link import Line
-from connectors.transfer.loads import Count, Note
+from connectors.transfer.link import Count, Line, Note
 from connectors.transfer.orders import Part, Save
 
 

@@ -36,7 +36,7 @@ class Lookups:
         """Ask the daemon. Raises what the client raises; vLLM is told "nothing" then, and for as long."""
         request = tracked.request
         tracked.hit = hit = Hit(local_tokens, 0, request.num_tokens, time.monotonic() + limits.LOOKUP_FRESH_S)
-        self._line.debts.pay()
+        self._line.settle()
         if not tracked.counted:
             self._tally.add("lookup_tokens", max(0, request.num_tokens - local_tokens))
         self.count(tracked, "lookups")
@@ -94,7 +94,7 @@ class Lookups:
         hashes = plan.hashes(group, tracked.names, first, first + 1)
         if hashes:
             space = tracked.columns[group.index].space
-            self._line.debts.owe(ticket, local_tokens, space, hashes[0])
+            self._line.owe(ticket, local_tokens, space, hashes[0])
 
     def _held_tokens(
         self, plan: Plan, tracked: Tracked, usable: int, asking: dict[str, Any]

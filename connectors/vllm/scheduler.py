@@ -111,7 +111,6 @@ class SchedulerHalf:
         self._threads: list[threading.Thread] = []
         self._start_threads()
         self._next_store = 0
-        self._debts = self._line.debts
         self._new_draining: list[str] = []
         self._draining_s: dict[str, float] = {}  # finished requests that keep their blocks, since when
         self._new_cancels: list[int] = []
@@ -280,7 +279,7 @@ class SchedulerHalf:
         tracked.counted = False
         if external_tokens <= 0 or self._spaces.plan is None:
             if hit is not None and hit.tokens:  # another connector loads them, or nobody
-                self._debts.owe(ticket, hit.local_tokens, None, b"")
+                self._line.owe(ticket, hit.local_tokens, None, b"")
             return
         if hit is None or not self._loads:
             raise LookupError(f"tokens to load for {request.request_id}, which was not looked up")

@@ -31,10 +31,9 @@ from connectors.device.driver import DriverError
 from connectors.device.movers import movers_for
 from connectors.device.pinning import Pinning
 from connectors.transfer.arena_keeper import ArenaKeeper
+from connectors.transfer.copies import Loads, Saves
 from connectors.transfer.link import Line
-from connectors.transfer.loads import Loads
 from connectors.transfer.orders import Column
-from connectors.transfer.saves import Saves
 from connectors.transfer.settings import Settings
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
@@ -179,7 +178,7 @@ class WorkerHalf:
         """Make sure that no save still reads a block this step may overwrite."""
         self._version = orders.version
         self._adapters_asked = max(self._adapters_asked, orders.adapters_asked)
-        self._saves.cancel(orders.cancel)
+        self._saves.cancel(set(orders.cancel))
 
     def start_loads(self, orders: Orders) -> None:
         at_once = IDLE_LOAD_BYTES_MAX if orders.idle else 0

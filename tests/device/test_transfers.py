@@ -20,10 +20,9 @@ from connectors.device.driver import DriverError
 from connectors.device.pinning import Pinning
 from connectors.transfer import link
 from connectors.transfer.arena_keeper import ArenaKeeper
+from connectors.transfer.copies import Loads, Saves
 from connectors.transfer.link import Line
-from connectors.transfer.loads import Loads
 from connectors.transfer.orders import Column, Load, LoadEnd, Save
-from connectors.transfer.saves import Saves
 from kvstore.client import Unavailable
 from tests.device.simulated import SimulatedDriver
 from tests.device.slot_store import SlotStore, truth

@@ -149,7 +149,7 @@ class Host:
 
     def break_loads(self, order: dict[str, Any]) -> dict[str, Any]:
         """Loads stop at this block of a request from now on."""
-        from connectors.transfer.loads import Loads
+        from connectors.transfer.copies import Loads
 
         true_copy = Loads._copy
 
