@@ -11,10 +11,10 @@ tries again. One at a time for the arena and for each device: who else wants a s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from kvstore.index.block import Block, Namespace
+from kvstore.index.slots import Places
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
@@ -23,97 +23,42 @@ from tiers.base import SizeClass
 from tiers.device_table import Row
 
 TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
+ARENA = -1  # the place of slabs of DRAM
 
 
-class Slab(ABC):
-    """One that is to be taken over for records of a namespace. slots: those in use, when it was chosen."""
+class Slab:
+    """One that is to be taken over for records of a namespace: of DRAM, or of a device. slots: those in use, when it was
+    chosen. place: of whose slabs one is taken over at a time. rows: what the table of a device says of the slots, once it
+    was read."""
 
-    bit: int
-
-    def __init__(self, residency: Residency, namespace: Namespace, slots: Sequence[int]) -> None:
+    def __init__(
+        self, residency: Residency, namespace: Namespace, slots: Sequence[int], member: Member | None = None
+    ) -> None:
         self._residency = residency
+        self._member = member
+        self.home: Places | Member = residency.arena if member is None else member
+        self.bit, self.place = (IN_DRAM, ARENA) if member is None else (IN_NVME, member.number)
         self.namespace = namespace
         self.slots = slots
+        self.rows: Sequence[Row | None] = ()
 
-    @property
-    @abstractmethod
-    def place(self) -> int:
-        """Of whose slabs one is taken over at a time."""
-
-    @abstractmethod
     def block_at(self, at: int) -> Block | None:
         """The block in the slot of this position, None where it is nobody's."""
+        slot, member = self.slots[at], self._member
+        row = self._residency.arena.record(slot) if member is None else self.rows[at]
+        block = self._residency.block_of(row.key) if row is not None else None
+        if block is None or not block.where & self.bit:
+            return None
+        is_there = block.slot == slot if member is None else block.place == (member.number, slot)
+        return block if is_there else None
 
-    @abstractmethod
     def classes(self) -> Sequence[SizeClass]:
         """Of the level."""
-
-    @abstractmethod
-    def drain(self) -> None:
-        """Hand out no more slots of it."""
-
-    @abstractmethod
-    def stop_draining(self) -> bool:
-        """It stays what it is; False where it was emptied."""
+        return (self._residency.arena if self._member is None else self._member.device).stats().classes
 
     def is_in_use(self, block: Block) -> bool:
         """Whether the block must stay for now."""
-        return block.pins > 0
-
-
-class ArenaSlab(Slab):
-    """Of DRAM."""
-
-    bit = IN_DRAM
-    place = -1
-
-    def block_at(self, at: int) -> Block | None:
-        slot = self.slots[at]
-        block = self._residency.block_of(self._residency.arena.record(slot).key)
-        return block if block is not None and block.where & IN_DRAM and block.slot == slot else None
-
-    def classes(self) -> Sequence[SizeClass]:
-        return self._residency.arena.stats().classes
-
-    def drain(self) -> None:
-        self._residency.arena.drain(self.slots[0], self.namespace.record_bytes)
-
-    def stop_draining(self) -> bool:
-        return self._residency.arena.stop_draining(self.slots[0])
-
-    def is_in_use(self, block: Block) -> bool:
-        return super().is_in_use(block) or self._residency.writes.keeps(block)
-
-
-class DeviceSlab(Slab):
-    """Of a device. rows: what its table says of the slots, once it was read."""
-
-    bit = IN_NVME
-
-    def __init__(
-        self, residency: Residency, namespace: Namespace, slots: Sequence[int], member: Member
-    ) -> None:
-        super().__init__(residency, namespace, slots)
-        self._member = member
-        self.rows: Sequence[Row | None] = ()
-
-    @property
-    def place(self) -> int:
-        return self._member.number
-
-    def block_at(self, at: int) -> Block | None:
-        row, here = self.rows[at], (self._member.number, self.slots[at])
-        block = self._residency.block_of(row.key) if row is not None else None
-        return block if block is not None and block.where & IN_NVME and block.place == here else None
-
-    def classes(self) -> Sequence[SizeClass]:
-        return self._member.device.stats().classes
-
-    def drain(self) -> None:
-        self._member.drain(self.slots[0], self.namespace.record_bytes)
-
-    def stop_draining(self) -> bool:
-        return self._member.stop_draining(self.slots[0])
+        return block.pins > 0 or (self.bit == IN_DRAM and self._residency.writes.keeps(block))
 
 
 class Takeovers:
@@ -129,7 +74,7 @@ class Takeovers:
     def of_arena(self, namespace: Namespace) -> None:
         """Begin to empty a slab of DRAM, if there is one; it may be over when this returns."""
         residency = self._residency
-        if ArenaSlab.place in self._under_way:
+        if ARENA in self._under_way:
             return
         slots = residency.arena.reclaim(namespace.record_bytes)
         if not slots:
@@ -140,19 +85,19 @@ class Takeovers:
             if not at_once:
                 self.freed()
 
-        slab = ArenaSlab(residency, namespace, slots)
+        slab = Slab(residency, namespace, slots)
         self._begin(slab)
         self.empty(slab, emptied)
         at_once = False
 
-    def of_device(self, member: Member, namespace: Namespace) -> DeviceSlab | None:
+    def of_device(self, member: Member, namespace: Namespace) -> Slab | None:
         """A slab of a device, to be emptied when its rows were read (`empty`); or to be left as it is (`give_up`)."""
         if member.number in self._under_way:
             return None
         slots = member.reclaim(namespace.record_bytes)
         if not slots:
             return None
-        slab = DeviceSlab(self._residency, namespace, slots, member)
+        slab = Slab(self._residency, namespace, slots, member)
         self._begin(slab)
         return slab
 
@@ -163,11 +108,11 @@ class Takeovers:
     def give_up(self, slab: Slab) -> bool:
         """Leave a slab what it is; False where it is empty."""
         self._under_way.discard(slab.place)
-        return slab.stop_draining()
+        return slab.home.stop_draining(slab.slots[0])
 
     def _begin(self, slab: Slab) -> None:
         self._under_way.add(slab.place)
-        slab.drain()
+        slab.home.drain(slab.slots[0], slab.namespace.record_bytes)
 
     def _steps(self, slab: Slab, done: Callable[[], None]) -> Steps[None]:
         is_empty = False

@@ -123,7 +123,7 @@ def test_no_queue_exceeds_its_limit_under_pressure(node: Node, monkeypatch: pyte
         (write_queue, "UNDEMOTED_MAX", 4),
     ):
         monkeypatch.setattr(module, name, limit)
-        monkeypatch.setattr(f"kvstore.engine.queues.limits.{name}", limit)
+        monkeypatch.setattr(f"kvstore.engine.queues.{name}", limit)
     tier = node.device
     assert isinstance(tier, FaultyDevice)
     answers: list[Acquired] = []
