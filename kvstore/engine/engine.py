@@ -64,6 +64,7 @@ from kvstore.movement.shared import SharedLevel
 from kvstore.movement.sources import DeviceSource, Reach, SharedSource
 from kvstore.movement.stored_times import stored_times
 from kvstore.movement.verification import Verifier
+from kvstore.movement.waiting import Prefetch
 from kvstore.movement.watch import Watch
 from kvstore.movement.writing import Writer
 from kvstore.policies.base import Policies
@@ -401,7 +402,7 @@ class Engine(Parts):
         """Start bringing blocks into DRAM; returns how many are on the way. parent: see `acquire`."""
         namespace = self.namespaces.get(number)
         self._count(namespace, hashes, parent)
-        return prefetching.prefetch_steps(self, namespace, hashes, parent)
+        return prefetching.prefetch_steps(self, namespace, hashes, parent, Prefetch())
 
     # -- writing --
 

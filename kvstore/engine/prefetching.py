@@ -17,9 +17,12 @@ from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.steps import Steps
 
 
-def prefetch_steps(engine: Parts, namespace: Namespace, hashes: bytes, parent: bytes) -> Steps[int]:
-    """Start bringing these blocks into DRAM; returns how many are on the way. Evicts nothing before it reads."""
-    loader, waiter, size = engine.loader, Prefetch(), namespace.hash_bytes
+def prefetch_steps(
+    engine: Parts, namespace: Namespace, hashes: bytes, parent: bytes, waiter: Prefetch
+) -> Steps[int]:
+    """Start bringing these blocks into DRAM; returns how many are on the way. Evicts nothing before it reads. waiter: called
+    for each of them that is not there already."""
+    loader, size = engine.loader, namespace.hash_bytes
     owned, coming = len(hashes) // size, 0
     for start in range(0, len(hashes), STEP_SLOW_BLOCKS * size):
         before = loader.underway

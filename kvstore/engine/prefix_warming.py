@@ -1,13 +1,12 @@
-"""Bringing one prefix into DRAM because somebody asked for it by name, ahead of any request.
+"""Bringing one prefix into DRAM because an operator named it, ahead of any request.
 
-    hash ─▶ its chain, from the first block on ─┬▶ in DRAM: held            the index knows the chain of what a tier holds,
-                                                ├▶ on NVMe, in the bucket: loaded, as a prefetch      the bucket of its own
-                                                ╰▶ nowhere: gone, and so is all behind it
+    hash ─▶ its chain, from the first block on ─▶ batch by batch: a prefetch ─▶ all of it came: the next one
+              │ the index knows the chain of what a tier holds,             ╰▶ not: the rest is `gone`, `failed` or `refused`
+              ╰ the bucket of its own
 
-Whoever asks asks again until all is over; between two asks nothing is begun, so that a command that is interrupted stops.
-Serving goes first: nothing is begun while a load of an engine waits for its turn. Unlike an order for a region this may
-displace what is used less: somebody has named the prefix. What is brought counts as used now, or the end of a long
-prefix would make its own beginning leave.
+Whoever asks asks again until all is over; a batch is begun only when asked, so that a command that is interrupted stops.
+As every prefetch it comes behind what engines wait for. Unlike an order for a region it may displace what is used less. What
+comes counts as used now, or the end of a long prefix would make its own beginning leave.
 
 Called from the engine's thread only; nothing here blocks.
 """
@@ -15,7 +14,6 @@ Called from the engine's thread only; nothing here blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from kvstore.constants import (
     STEP_BLOCKS,
@@ -25,43 +23,45 @@ from kvstore.constants import (
     WARM_RECORDS_MAX,
 )
 from kvstore.engine.parts import Parts
+from kvstore.engine.prefetching import prefetch_steps
 from kvstore.errors import BadRequest, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
-from kvstore.movement.sources import SharedSource
 from kvstore.movement.waiting import Prefetch
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM
 from kvstore.steps import Steps
 
 
-class _Wanted(Prefetch):
-    """A block of a prefix. refused: there was no room for it."""
+class _Run(Prefetch):
+    """The prefix in one namespace, and what waits for its blocks. hashes: its chain. batch: what was asked for last. ready: of
+    that, in DRAM. trouble: what some of it met on its way. why: so it ended, `gone`, `failed` or `refused`."""
 
-    def __init__(self, tell: Callable[[_Wanted, Block | None], None]) -> None:
+    def __init__(self, namespace: Namespace, hashes: Sequence[bytes], used: Callable[[Block], None]) -> None:
         super().__init__()
-        self.refused = False
-        self._tell = tell
-
-    def __call__(self, block: Block | None, /) -> None:
-        self._tell(self, block)
-
-    def waits_for_room(self) -> bool:
-        self.refused = True  # asked only where there was none
-        return False
-
-
-class _Run:
-    """The prefix in one namespace. hashes: its chain."""
-
-    def __init__(self, namespace: Namespace, hashes: Sequence[bytes]) -> None:
         self.namespace = namespace
         self.hashes = hashes
-        self.next = 0
-        self.under_way = self.held = self.loaded = self.failed = self.refused = self.gone = 0
+        self.batch: Sequence[bytes] = ()
+        self.next = self.ready = self.held = self.loaded = self.under_way = 0
+        self.trouble = self.why = ""
+        self._used = used
+
+    def __call__(self, block: Block | None, /) -> None:
+        if block is None:
+            self.trouble = self.trouble or "failed"
+        elif block.where & IN_DRAM:
+            self._used(block)
+
+    def waits_for_room(self) -> bool:
+        self.trouble = "refused"  # asked only where there was none
+        return False
 
     @property
     def left(self) -> int:
-        """Blocks that are still to be looked at."""
-        return len(self.hashes) - self.next
+        """Blocks that are still to be asked for."""
+        return 0 if self.why else len(self.hashes) - self.next
+
+    def missing(self, why: str) -> int:
+        """Blocks that do not come because of this."""
+        return len(self.hashes) - self.held - self.loaded if self.why == why else 0
 
 
 def chain_steps(block: Block | None) -> Steps[list[Block]]:
@@ -107,7 +107,6 @@ class PrefixWarming:
         self._clock = clock
         self._runs: list[_Run] = []
         self._is_begun = self._is_asking = False
-        self._records = self._bytes = 0  # under way
 
     def go_on(self) -> Steps[dict[str, object]]:
         """Begin what may begin now; how far it is. docs/cli.md names the fields. Raises BadRequest, NotFound, NotReady."""
@@ -125,27 +124,24 @@ class PrefixWarming:
                 f"prefix {self._hash.hex()}: neither a tier of this node nor the region's bucket has it"
             )
         for run in self._runs:
-            looks = 0
-            while run.left and self._may_begin():
-                self._begin(run)
-                looks += 1
-                if looks % STEP_SLOW_BLOCKS == 0:
-                    yield
-        self._engine.loader.pump()
-        return self._told()
+            yield from self._go_on(run)
+            if run.under_way:
+                break  # its turn goes on
+        return self._report()
 
-    def _told(self) -> dict[str, object]:
+    def _report(self) -> dict[str, object]:
         runs = self._runs
-        told: dict[str, object] = {
-            name: sum(getattr(run, name) for run in runs)
-            for name in ("held", "loaded", "under_way", "left", "failed", "refused", "gone")
+        report: dict[str, object] = {
+            name: sum(getattr(run, name) for run in runs) for name in ("held", "loaded", "under_way", "left")
         }
-        told["namespaces"] = [run.namespace.digest.hex() for run in runs]
-        told["blocks"] = sum(len(run.hashes) for run in runs)
-        told["bytes"] = sum(len(run.hashes) * run.namespace.record_bytes for run in runs)
-        told["loaded_bytes"] = sum(run.loaded * run.namespace.record_bytes for run in runs)
-        told["is_over"] = not self._is_asking and not self._records and not told["left"]
-        return told
+        for why in ("failed", "refused", "gone"):
+            report[why] = sum(run.missing(why) for run in runs)
+        report["namespaces"] = [run.namespace.digest.hex() for run in runs]
+        report["blocks"] = sum(len(run.hashes) for run in runs)
+        report["bytes"] = sum(len(run.hashes) * run.namespace.record_bytes for run in runs)
+        report["loaded_bytes"] = sum(run.loaded * run.namespace.record_bytes for run in runs)
+        report["is_over"] = not (self._is_asking or report["under_way"] or report["left"])
+        return report
 
     # -- the chain --
 
@@ -156,89 +152,47 @@ class PrefixWarming:
         if others and levels:
             self._is_asking = True
             digests = [space.digest for space in others]
-            levels[0].chains(digests, self._hash, WARM_NAMESPACES_MAX + 1, self._bucket_said)
+            levels[0].chains(digests, self._hash, WARM_NAMESPACES_MAX + 1, self._bucket_answered)
         for block in blocks[: WARM_NAMESPACES_MAX + 1]:
-            above = yield from chain_steps(block)
-            if above:
-                self._runs.append(_Run(block.namespace, [one.hash for one in above]))
-                yield from self._touch(above)
+            if above := (yield from chain_steps(block)):
+                self._runs.append(_Run(block.namespace, [one.hash for one in above], self._used))
 
-    def _bucket_said(self, chains: Mapping[bytes, Sequence[bytes]]) -> None:
+    def _bucket_answered(self, chains: Mapping[bytes, Sequence[bytes]]) -> None:
         self._is_asking = False
         for digest, hashes in chains.items():
             namespace = self._engine.namespaces.of_key(digest)
             if namespace is not None:
-                self._runs.append(_Run(namespace, hashes))
-
-    def _touch(self, above: Sequence[Block]) -> Steps[None]:
-        """What is held counts as used now."""
-        blocks = self._engine.blocks
-        for start in range(0, len(above), STEP_SLOW_BLOCKS):
-            held = [one for one in above[start : start + STEP_SLOW_BLOCKS] if one.where & IN_ANY]
-            if held:
-                prompt = self._engine.prompts.recall(held[0].namespace.id, 0, len(above))
-                blocks.touched(held, prompt, self._clock())
-            yield
+                self._runs.append(_Run(namespace, hashes, self._used))
 
     # -- blocks --
 
-    def _may_begin(self) -> bool:
-        loader = self._engine.loader
-        if loader.starved or any(source.urgent for source in (*loader.devices, *loader.shared)):
-            return False
-        return self._records < WARM_RECORDS_MAX and (self._bytes < WARM_BYTES_MAX or not self._records)
-
-    def _begin(self, run: _Run) -> None:
-        hashes, loader, namespace = run.hashes, self._engine.loader, run.namespace
-        if self._engine.namespaces.of_key(namespace.digest) is not namespace or namespace.is_ended:
-            run.gone += run.left
-            run.next = len(hashes)
-            return
-        block_hash = hashes[run.next]
-        block = namespace.blocks.get(block_hash)
-        if block is not None and loader.is_ready(block):
-            run.held += 1
-            run.next += 1
-            return
-        source = None
-        if block is None or not block.where & IN_ANY:
-            source = self._shared(namespace, block_hash)
-            if source is None:
-                run.gone += run.left
-                run.next = len(hashes)
+    def _go_on(self, run: _Run) -> Steps[None]:
+        """Look at the batch that was asked for; ask for the next one where nothing of it is on its way any more."""
+        engine, namespace = self._engine, run.namespace
+        while True:
+            missing = self._missing(run)
+            ready = len(run.batch) - len(missing)
+            run.loaded += ready - run.ready
+            run.ready = ready
+            run.under_way = engine.loader.coming(namespace, run.batch)
+            if not run.under_way and (missing or namespace.is_ended):
+                was_displaced = any(block is not None and block.where & IN_ANY for block in missing)
+                run.why = run.trouble or ("refused" if was_displaced else "gone")
+            if run.under_way or not run.left:
                 return
-        parent = hashes[run.next - 1] if run.next else b""
-        run.next += 1
-        run.under_way += 1
-        self._records += 1
-        self._bytes += namespace.record_bytes
-        waiter = _Wanted(partial(self._arrived, run))
-        if source is not None:
-            loader.fetch(namespace, block_hash, parent, source, waiter)
-        elif block is not None:
-            loader.want(block, waiter)
+            parent = run.hashes[run.next - 1] if run.next else b""
+            size = max(1, min(WARM_RECORDS_MAX, WARM_BYTES_MAX // namespace.record_bytes))
+            run.batch = run.hashes[run.next : run.next + size]
+            run.next += len(run.batch)
+            run.ready = len(run.batch) - len(self._missing(run))
+            run.held += run.ready
+            yield from prefetch_steps(engine, namespace, b"".join(run.batch), parent, run)
 
-    def _shared(self, namespace: Namespace, block_hash: bytes) -> SharedSource | None:
-        return next(
-            (
-                source
-                for source in self._engine.loader.shared
-                if source.loads.closed and source.level.held(namespace, block_hash, 0)
-            ),
-            None,
-        )
+    def _missing(self, run: _Run) -> list[Block | None]:
+        """What DRAM has not of its batch."""
+        is_ready, found = self._engine.loader.is_ready, run.namespace.blocks.get_run(run.batch)
+        return [block for block in found if block is None or not is_ready(block)]
 
-    def _arrived(self, run: _Run, wanted: _Wanted, block: Block | None) -> None:
-        run.under_way -= 1
-        self._records -= 1
-        self._bytes -= run.namespace.record_bytes
-        if block is not None:
-            run.loaded += 1
-            if block.where & IN_DRAM:
-                prompt = self._engine.prompts.recall(run.namespace.id, 0, 1)
-                self._engine.blocks.touched([block], prompt, self._clock())
-        elif wanted.refused:
-            run.refused += 1 + run.left  # what is behind it would find none either
-            run.next += run.left
-        else:
-            run.failed += 1
+    def _used(self, block: Block) -> None:
+        prompt = self._engine.prompts.recall(block.namespace.id, 0, 1)
+        self._engine.blocks.touched([block], prompt, self._clock())

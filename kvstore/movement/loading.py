@@ -114,6 +114,14 @@ class Loader:
             return True
         return reach.has(self.devices[block.device], block.namespace.record_bytes)
 
+    def coming(self, namespace: Namespace, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks are on their way into DRAM."""
+        known = zip(hashes, namespace.blocks.get_run(hashes), strict=True)
+        return sum(
+            (block is not None and block in self.waiting) or (namespace.id, block_hash) in self._incoming
+            for block_hash, block in known
+        )
+
     def want(self, block: Block, waiter: Waiter) -> None:
         """Call `waiter` when the block is in DRAM and true, which may be before this returns."""
         if self.is_ready(block):
