@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,12 @@ from kvstore.cli import FAILED, OK, CliError
 from kvstore.cli.options import add_config_arguments, duration, socket_path
 from kvstore.cli.output import is_terminal, print_json
 from kvstore.cli.prefixes import ask
-from kvstore.cli.streams import can_draw
+from kvstore.cli.streams import can_draw, drawing
 from kvstore.constants import STATUS_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from kvstore.cli.full_screen import FullScreen
+    from rich.console import Console
+
     from kvstore.client import Client
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
@@ -47,14 +48,15 @@ def run(args: argparse.Namespace) -> int:
     interval_s = duration("top: --interval", args.interval, WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX)
     if args.once or args.output == "json" or not is_terminal() or not can_draw():
         return _once(args, interval_s)
-    from kvstore.cli.full_screen import full_screen
+    from rich.console import Console
+
     from kvstore.client import Client
 
     path = socket_path(args)
     ask(args, "top", _look)  # no daemon, or one that knows no such request
     asking = Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False)
-    with contextlib.suppress(KeyboardInterrupt), asking as client, full_screen() as screen:
-        _watch(client, screen, str(path), interval_s)
+    with contextlib.suppress(KeyboardInterrupt), asking as client:
+        _watch(client, Console(file=drawing(sys.stdout)), str(path), interval_s)
     return OK
 
 
@@ -66,6 +68,8 @@ def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any
 
 
 def _once(args: argparse.Namespace, interval_s: float) -> int:
+    from rich.console import Console
+
     from kvstore.cli.top_figures import figures, is_same_life
     from kvstore.cli.top_screen import screen
 
@@ -78,39 +82,37 @@ def _once(args: argparse.Namespace, interval_s: float) -> int:
     if args.output == "json":
         print_json(document)
         return OK
-    columns = os.get_terminal_size().columns if is_terminal() else COLUMNS_PLAIN
-    print("\n".join(screen(document, columns, ROWS_PLAIN, styled=False)))
+    width = None if is_terminal() else COLUMNS_PLAIN
+    console = Console(file=drawing(sys.stdout), width=width, height=ROWS_PLAIN, color_system=None)
+    with console.capture() as page:
+        console.print(screen(console, document))
+    print("\n".join(line.rstrip() for line in page.get().splitlines()))
     return OK
 
 
-def _watch(client: Client, terminal: FullScreen, path: str, interval_s: float) -> None:
+def _watch(client: Client, console: Console, path: str, interval_s: float) -> None:
     """Until somebody ends it. What cannot be asked is told, and asked again."""
+    from kvstore.cli.full_screen import full_screen
     from kvstore.cli.top_figures import figures, is_same_life
-    from kvstore.cli.top_screen import connecting, rows_of, screen
+    from kvstore.cli.top_screen import connecting, screen
     from kvstore.client import ClientError
 
     old: dict[str, Any] | None = None
     document: dict[str, Any] | None = None
     next_s, away = 0.0, ""
-    while True:
-        now_s = time.monotonic()
-        if now_s >= next_s:
-            try:
-                new, away = _look(client, old), ""
-            except ClientError as error:
-                new, away = None, str(error)
-            if new is not None:
-                if old is not None and is_same_life(old, new):
-                    document = figures(old, new)
-                old = new
-            next_s = time.monotonic() + (
-                interval_s if document is not None or new is None else min(interval_s, 1.0)
-            )
-        columns, rows = terminal.size
-        if document is None:
-            lines = connecting(path, away, columns)
-        else:
-            lines = screen(document, columns, rows, away=away)
-        terminal.draw(rows_of(lines))
-        if any(key in ENDS for key in terminal.wait(next_s - time.monotonic())):
-            return
+    with full_screen(console) as terminal:
+        while True:
+            if time.monotonic() >= next_s:
+                try:
+                    new, away = _look(client, old), ""
+                except ClientError as error:
+                    new, away = None, str(error)
+                if new is not None:
+                    if old is not None and is_same_life(old, new):
+                        document = figures(old, new)
+                    old = new
+                is_early = document is None and new is not None
+                next_s = time.monotonic() + (min(interval_s, 1.0) if is_early else interval_s)
+            terminal.draw(screen(console, document, away) if document else connecting(path, away))
+            if any(key in ENDS for key in terminal.wait(next_s - time.monotonic())):
+                return

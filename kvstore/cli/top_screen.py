@@ -1,4 +1,4 @@
-"""What `kvstore top` shows, as lines that fit a terminal: figures in, text out.
+"""What `kvstore top` shows, for rich to draw: figures in, a page out that fits the terminal.
 
     who it is, how it is             a line          (two where it is not well)
     rates                            a line
@@ -7,99 +7,84 @@
     what needs attention             as many as there are, up to a few
     models and tenants               as many as there is room for
 
-Names were chosen by clients: what could steer a terminal is taken out of them, and each line is cut to the width.
+Names were chosen by clients: what could steer a terminal is taken out of every text, and what is too wide is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from kvstore.units import NOTHING, format_bytes, format_duration, format_time, plural, printable, short_count
 
-NARROW = 60  # columns; below it there is one block in a row, and the least important columns are left out
-GAP = "   "
-ROWS_MAX = 5  # of a block
+NARROW = 60  # columns; below it the least important ones are left out
+ROWS_MAX = 5  # of a table
 ATTENTION_MAX = 4
-BOLD, DIM, ALARM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+BOLD, ALARM = "bold", "bold red"
+NAMES = (
+    "hit rate",
+    "misses",
+    "tier",
+    "full",
+    "latency",
+    "model",
+    "tenant",
+)  # to the left; figures to the right
+LONG = ("model", "tenant")  # cut first, where not all columns fit
 
 Figures = Mapping[str, Any]
-Block = list[tuple[str, ...]]  # a header and rows, all of equally many cells
 
 
-class Page:
-    """Lines that are put together. Each is cut to the width; styled where that is wanted."""
-
-    def __init__(self, columns: int, rows: int, styled: bool) -> None:
-        self.columns, self.rows = max(1, columns), max(1, rows)
-        self.lines: list[str] = []
-        self._styled = styled
-
-    @property
-    def room(self) -> int:
-        """How many lines more."""
-        return self.rows - len(self.lines)
-
-    def add(self, text: str = "", style: str = "") -> None:
-        """One line, if there is room for it."""
-        if self.room > 0:
-            text = cut(text, self.columns)
-            self.lines.append(f"{style}{text}{RESET}" if style and text and self._styled else text)
-
-    def add_block(self, block: Block) -> None:
-        """A table: its first row is the header."""
-        for number, line in enumerate(_lines(block)):
-            self.add(line, "" if number else BOLD)
-
-
-def screen(figures: Figures, columns: int, rows: int, styled: bool = True, away: str = "") -> list[str]:
-    """At most `rows` lines of at most `columns` characters. away: why the daemon does not answer, "" where it does."""
-    page = Page(columns, rows, styled)
-    _head(page, figures, away)
-    page.add()
-    narrow = columns < NARROW
-    _side_by_side(page, _hits(figures, narrow), _misses(figures, narrow))
-    page.add()
-    _side_by_side(page, _tiers(figures, narrow), _latencies(figures, narrow))
+def screen(console: Console, figures: Figures, away: str = "") -> Group:
+    """As high as the console at most. away: why the daemon does not answer, "" where it does."""
+    narrow = console.width < NARROW
+    blank = Text()
+    parts: list[RenderableType] = [
+        *_head(console, figures, away),
+        blank,
+        _beside(_hits(figures, narrow), _misses(figures, narrow)),
+        blank,
+        _beside(_tiers(figures, narrow), _latencies(figures, narrow)),
+    ]
     if figures["attention"]:
-        page.add()
-        told = figures["attention"][:ATTENTION_MAX]
-        more = len(figures["attention"]) - len(told)
-        for line in told:
-            page.add(f"! {line}", ALARM)
-        if more:
-            page.add(f"! and {more} more: kvstore status", ALARM)
-    page.add()
-    if page.room > 1:
-        page.add_block(_models(figures, columns, page.room - 1))
-    return page.lines
+        more = len(figures["attention"]) - ATTENTION_MAX
+        shown = [*figures["attention"][:ATTENTION_MAX], *[f"and {more} more: kvstore status"] * (more > 0)]
+        parts += [blank, *(_line(f"! {text}", ALARM) for text in shown)]
+    room = (
+        console.height - len(console.render_lines(Group(*parts))) - 2
+    )  # a blank line, and the names of columns
+    if room >= 0:
+        parts += [blank, _models(figures, narrow, room)]
+    return Group(*parts)
 
 
-def connecting(path: str, why: str, columns: int) -> list[str]:
+def connecting(path: str, why: str) -> Text:
     """Before anything is known."""
-    return [cut(f"kvstore top: {path}: {why or 'waiting for the first figures'}", columns)]
+    return _line(f"kvstore top: {path}: {why or 'waiting for the first figures'}")
 
 
-def cut(text: str, columns: int) -> str:
-    """Without what could steer a terminal, and no wider than that."""
-    text = printable(text)
-    return text if cell_len(text) <= columns else set_cell_size(text, max(0, columns - 1)) + "…"
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
 
-def _head(page: Page, figures: Figures, away: str) -> None:
+def _head(console: Console, figures: Figures, away: str) -> list[RenderableType]:
     is_well = figures["health"]["ok"] and not away
     state = "ok" if is_well else "AWAY" if away else plural(len(figures["health"]["problems"]), "PROBLEM")
-    up = f"up {format_duration(figures['uptime_s'])}"
-    at = format_time(figures["now_s"], True).split()[-1]
-    left = f"kvstore {figures['instance'][:8]}  {state}  {up}"
-    engines = plural(figures["sessions_total"], "session")
-    spaces = plural(figures["namespaces_total"], "namespace")
-    right = f"{engines}  {spaces}  {at} UTC" if page.columns >= NARROW else at
-    page.add(_apart(left, right, page.columns), BOLD if is_well else ALARM)
+    left = f"kvstore {figures['instance'][:8]}  {state}  up {format_duration(figures['uptime_s'])}"
+    right = format_time(figures["now_s"], True).split()[-1]
+    if console.width >= NARROW:
+        engines = plural(figures["sessions_total"], "session")
+        right = f"{engines}  {plural(figures['namespaces_total'], 'namespace')}  {right} UTC"
+    free = console.width - cell_len(left) - cell_len(right)
+    lines = [_line(f"{left}{' ' * free}{right}" if free > 1 else left, BOLD if is_well else ALARM)]
     if away:
-        page.add(f"The daemon does not answer; the figures are old. {away}", ALARM)
+        lines.append(_line(f"The daemon does not answer; the figures are old. {away}", ALARM))
     words = [
         f"{short_count(figures['lookups_per_s'])} lookups/s",
         f"{short_count(figures['tokens_per_s'])} tokens/s",
@@ -108,115 +93,86 @@ def _head(page: Page, figures: Figures, away: str) -> None:
     ]
     if figures["prefill_s_saved_per_s"]:
         words.append(f"saves {figures['prefill_s_saved_per_s']:.3g} s of prefill a second")
-    while len(words) > 1 and len("  ".join(words)) > page.columns:
-        words.pop()
-    page.add("  ".join(words))
+    return [*lines, _line("  ".join(words))]
 
 
-def _apart(left: str, right: str, columns: int) -> str:
-    free = columns - cell_len(left) - cell_len(right)
-    return f"{left}{' ' * free}{right}" if free > 1 else left
+# -- tables --
 
 
-def _bytes_per_s(number: float) -> str:
-    return f"{format_bytes(int(number))}/s"
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style=BOLD)
+    for name in names:
+        side = "left" if name in NAMES else "right"
+        table.add_column(name, justify=side, no_wrap=name not in LONG, overflow="ellipsis")  # type: ignore[arg-type]
+    return table
 
 
-# -- blocks --
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*map(_line, cells))
 
 
-def _hits(figures: Figures, narrow: bool) -> Block:
+def _beside(first: Table, second: Table) -> RenderableType:
+    """In one row where both fit, else the second one below."""
+    return Columns([first, second], padding=(0, 3)) if second.row_count else first
+
+
+def _hits(figures: Figures, narrow: bool) -> Table:
     spans = ("now", "1_min", "15_min") if narrow else ("now", "1_min", "5_min", "15_min")
-    block: Block = [("hit rate", *(span.replace("_", " ") for span in spans))]
-    return block + [
-        (row["tier"], *(_percent(row[span]) for span in spans)) for row in figures["hits"][:ROWS_MAX]
-    ]
+    table = _table("hit rate", *(span.replace("_", " ") for span in spans))
+    for row in figures["hits"][:ROWS_MAX]:
+        _add(table, row["tier"], *(_percent(row[span]) for span in spans))
+    return table
 
 
-def _misses(figures: Figures, narrow: bool) -> Block:
-    block: Block = [("misses", "now", "15 min")]
-    rows = figures["misses"][: 3 if narrow else ROWS_MAX]
-    return block + [(row["reason"], _percent(row["now"]), _percent(row["15_min"])) for row in rows]
+def _misses(figures: Figures, narrow: bool) -> Table:
+    table = _table("misses", "now", "15 min")
+    for row in figures["misses"][: 3 if narrow else ROWS_MAX]:
+        _add(table, row["reason"], _percent(row["now"]), _percent(row["15_min"]))
+    return table
 
 
-def _tiers(figures: Figures, narrow: bool) -> Block:
+def _tiers(figures: Figures, narrow: bool) -> Table:
     width = 8 if narrow else 10
-    block: Block = [("tier", "full", "", "of")]
+    table = _table("tier", "full", "", "of")
     for tier in figures["tiers"]:
         share = tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0.0
         bar = "█" * int(min(1.0, share) * width)
-        row = (tier["name"], bar.ljust(width, "·"), _percent(share), format_bytes(tier["capacity_bytes"]))
-        block.append(row)
-    return block
+        _add(
+            table, tier["name"], bar.ljust(width, "·"), _percent(share), format_bytes(tier["capacity_bytes"])
+        )
+    return table
 
 
-def _latencies(figures: Figures, narrow: bool) -> Block:
-    block: Block = [("latency", "per s", "p50", "p99")]
+def _latencies(figures: Figures, narrow: bool) -> Table:
+    table = _table("latency", "per s", "p50", "p99")
     rows = sorted(figures["latencies"], key=lambda row: row["what"].startswith("store"))
-    return block + [
-        (row["what"], short_count(row["per_s"]), _seconds(row["p50_s"]), _seconds(row["p99_s"]))
-        for row in rows[: 3 if narrow else ROWS_MAX + 1]
-    ]
+    for row in rows[: 3 if narrow else ROWS_MAX + 1]:
+        _add(table, row["what"], short_count(row["per_s"]), _seconds(row["p50_s"]), _seconds(row["p99_s"]))
+    return table
 
 
-def _models(figures: Figures, columns: int, room: int) -> Block:
-    """Of figures as many as fit, who asks for most first; names take what is left."""
+def _models(figures: Figures, narrow: bool, room: int) -> Table:
+    """As many rows as there is room for, who asks for most first."""
     rows = figures["models"]
+    names = ("hits", "tokens/s") if narrow else ("hits", "tokens/s", "lookups/s", "loaded", "stored")
+    table = _table("model", "tenant", *names)
     shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
-    cells: list[tuple[str, ...]] = [
-        (
+    for row in shown:
+        cells = (
             _percent(row["hit_ratio"]),
             short_count(row["tokens_per_s"]),
             short_count(row["lookups_per_s"]),
             _bytes_per_s(row["loaded_bytes_per_s"]),
             _bytes_per_s(row["stored_bytes_per_s"]),
         )
-        for row in shown
-    ]
-    cells.insert(0, ("hits", "tokens/s", "lookups/s", "loaded", "stored"))
-    count = 5 if columns >= NARROW else 2
-    widths = [max(cell_len(row[n]) for row in cells) for n in range(count)]
-    left = columns - sum(widths) - len(GAP) * (count + 1)
-    names = [("model", "tenant"), *((row["model"] or "(none)", row["tenant"] or "(none)") for row in shown)]
-    tenant = min(max(cell_len(printable(name)) for _, name in names), max(6, left // 3))
-    block: Block = [
-        (cut(model, max(5, left - tenant)), cut(name, tenant), *line[:count])
-        for (model, name), line in zip(names, cells, strict=True)
-    ]
-    if len(shown) < len(rows):
-        block.append((f"… and {len(rows) - len(shown)} more", *[""] * (count + 1)))
-    return block
+        _add(table, row["model"] or "(none)", row["tenant"] or "(none)", *cells[: len(names)])
+    if len(shown) < len(rows) and room:
+        _add(table, f"… and {len(rows) - len(shown)} more")
+    return table
 
 
-def _side_by_side(page: Page, first: Block, second: Block) -> None:
-    """In one row where both fit, else the second one below."""
-    left, right = _lines(first), _lines(second)
-    width = max(map(cell_len, left))
-    if len(second) == 1:
-        page.add_block(first)
-    elif page.columns < NARROW or width + len(GAP) + max(map(cell_len, right)) > page.columns:
-        page.add_block(first)
-        page.add_block(second)
-    else:
-        for number in range(max(len(left), len(right))):
-            line = left[number] if number < len(left) else ""
-            other = right[number] if number < len(right) else ""
-            page.add(f"{set_cell_size(line, width)}{GAP}{other}".rstrip(), "" if number else BOLD)
-
-
-def _lines(block: Block) -> list[str]:
-    """The rows of a table: names to the left, figures to the right."""
-    texts = [[printable(cell) for cell in row] for row in block]
-    widths = [max(cell_len(row[n]) for row in texts) for n in range(len(block[0]))]
-    named = [n == 0 or block[0][n] in ("tenant", "full") for n in range(len(widths))]
-    lines = []
-    for row in texts:
-        cells = [
-            cell + " " * (width - cell_len(cell)) if name else " " * (width - cell_len(cell)) + cell
-            for cell, width, name in zip(row, widths, named, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+def _bytes_per_s(number: float) -> str:
+    return f"{format_bytes(int(number))}/s"
 
 
 def _percent(share: float | None) -> str:
@@ -228,8 +184,3 @@ def _seconds(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds / 1e-6:.0f} µs"
-
-
-def rows_of(lines: Sequence[str]) -> str:
-    """Lines as they are drawn over what was there: each clears the rest of its row, the last one what is below."""
-    return "\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J"
