@@ -52,7 +52,7 @@ LINES_MAX = {
     "kvstore/movement": 1860,
     "kvstore/pages": 1240,
     "kvstore/policies": 1440,
-    "kvstore/protocol": 790,
+    "kvstore/protocol": 1130,
     "kvstore/replay": 1220,
     "kvstore/residency": 1250,
     "kvstore/retention": 1360,

@@ -7,7 +7,7 @@ kvstore retention -o json            the same for programs; docs/cli.md lists th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore.cli import OK
@@ -16,7 +16,7 @@ from kvstore.cli.output import HASH_DIGITS_SHOWN, is_terminal, print_json, print
 from kvstore.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

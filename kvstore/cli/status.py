@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK
 from kvstore.cli.options import add_config_arguments
@@ -18,9 +19,10 @@ from kvstore.cli.prefixes import ask
 from kvstore.constants import MEMORIES
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural
 
-FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
+if TYPE_CHECKING:
+    from kvstore.protocol import answers
 
-Report = dict[str, Any]
+FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return OK if report["health"]["ok"] else FAILED
 
 
-def _print_head(report: Report) -> None:
+def _print_head(report: answers.Status) -> None:
     daemon, arena, health = report["daemon"], report["arena"], report["health"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
     up = f"up {format_duration(daemon['uptime_s'])}"
@@ -72,7 +74,7 @@ def _print_head(report: Report) -> None:
     print(flush=True)
 
 
-def _print_events(events: Report) -> None:
+def _print_events(events: answers.Events) -> None:
     """What routers are told."""
     if events["problem"]:
         print(f"events      PROBLEM: nothing is published any more: {events['problem']}")
@@ -83,7 +85,7 @@ def _print_events(events: Report) -> None:
     print(f"            {asked}, {events['answers_lost']} not taken")
 
 
-def _print_region(region: Report, counters: Report) -> None:
+def _print_region(region: Mapping[str, Any], counters: Mapping[str, int]) -> None:
     _print_bucket("region", region)
     if region["open"]:
         put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
@@ -94,7 +96,7 @@ def _print_region(region: Report, counters: Report) -> None:
             print(f"            {_fetched(far)}")
 
 
-def _print_bucket(what: str, region: Report) -> None:
+def _print_bucket(what: str, region: Mapping[str, Any]) -> None:
     """A region, and what is known of it."""
     if not region["open"]:
         name = f"{region['name']}: " if "name" in region else ""  # of our own it is in the settings
@@ -110,12 +112,12 @@ def _print_bucket(what: str, region: Report) -> None:
         )
 
 
-def _fetched(region: Report) -> str:
+def _fetched(region: Mapping[str, Any]) -> str:
     wrong = f", {region['corrupt_records']} with wrong bytes" if region["corrupt_records"] else ""
     return f"{region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])}){wrong}"
 
 
-def _print_tiers(report: Report) -> None:
+def _print_tiers(report: answers.Status) -> None:
     counters = report["counters"]
     rows = [
         [
@@ -133,7 +135,7 @@ def _print_tiers(report: Report) -> None:
     _print_health(report)
 
 
-def _print_health(report: Report) -> None:
+def _print_health(report: answers.Status) -> None:
     for speed in report["speeds"]:
         if speed["samples"]:
             took = f"{1e3 * speed['latency_s']:.2f} ms, then {format_bytes(speed['bytes_per_s'])}/s"
@@ -152,7 +154,7 @@ def _print_health(report: Report) -> None:
     print(flush=True)
 
 
-def _print_lists(report: Report) -> None:
+def _print_lists(report: answers.Status) -> None:
     if report["sessions"]:
         rows = [[s["owner"], s["label"], s["leases"]] for s in report["sessions"]]
         print_table("sessions", ["owner", "label", "leases"], rows)
@@ -160,7 +162,7 @@ def _print_lists(report: Report) -> None:
         _print_namespaces(report)
 
 
-def _print_namespaces(report: Report) -> None:
+def _print_namespaces(report: answers.Status) -> None:
     """What people tell them apart by; -o json has all fields."""
     spaces = report["namespaces"]
     shown = [name for name in FIELDS_SHOWN if any(n["fields"].get(name) for n in spaces)]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvstore.client import Client
+    from kvstore.protocol import answers
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _look(client: Client, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
     """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
     from kvstore.protocol.frames import NO_MINUTES
 
@@ -97,7 +98,7 @@ def _watch(client: Client, console: Console, path: str, interval_s: float) -> No
     from kvstore.cli.top_screen import connecting, screen
     from kvstore.client import ClientError
 
-    old: dict[str, Any] | None = None
+    old: answers.Live | None = None
     document: dict[str, Any] | None = None
     next_s, away = 0.0, ""
     with full_screen(console) as terminal:

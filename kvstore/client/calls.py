@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, Self, TypeVar
 
     from kvstore.client.connection import Asked, Connection
-    from kvstore.protocol import frames
+    from kvstore.protocol import answers, frames
 
     T = TypeVar("T")
     Make = Callable[[Any, list[int]], frames.Request]  # of the module of frames, and numbers of namespaces
@@ -203,15 +203,15 @@ class Calls:
         answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
         return answer.residency, answer.outcomes
 
-    def report(self, since_s: float) -> dict[str, Any]:
+    def report(self, since_s: float) -> answers.Report:
         """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields."""
-        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))
+        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))  # type: ignore[no-any-return]
 
-    def list_namespaces(self) -> list[dict[str, Any]]:
+    def list_namespaces(self) -> list[answers.Namespace]:
         """Every namespace, as `status` has those with most blocks."""
         return self._pages("namespaces", lambda w, skip: w.Namespaces(skip))["namespaces"]  # type: ignore[no-any-return]
 
-    def _pages(self, name: str, make: Callable[[Any, int], frames.Request]) -> dict[str, Any]:
+    def _pages(self, name: str, make: Callable[[Any, int], frames.Request]) -> Any:
         """A report with a list that comes in several answers; each says how many are left."""
 
         def page(skip: int) -> Any:
@@ -385,7 +385,7 @@ class Calls:
         """
         return _digests(self._call((), lambda w, _: w.SetQuota(namespace, tenant, dram_bytes, nvme_bytes)))
 
-    def retention(self) -> dict[str, Any]:
+    def retention(self) -> answers.Retention:
         """All pins, TTLs and quotas; docs/cli.md names the fields."""
         return self._call((), lambda w, _: w.Retention()).report  # type: ignore[no-any-return]
 
@@ -412,11 +412,11 @@ class Calls:
         """
         return self._call((), lambda w, _: w.FindPrefixes(namespace, beginning)).report["hashes"]  # type: ignore[no-any-return]
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> answers.Status:
         """What the daemon says of itself."""
         return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
 
-    def live(self, minutes_since_s: float = 0.0) -> dict[str, Any]:
+    def live(self, minutes_since_s: float = 0.0) -> answers.Live:
         """What is going on, in one small answer that may be asked for every second; docs/cli.md names the fields.
 
         minutes_since_s: unix seconds; of the minutes that are remembered, those from this time on.

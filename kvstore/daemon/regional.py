@@ -36,7 +36,7 @@ class Levels(NamedTuple):
     home: ObjectLevel
     far: Mapping[str, RegionLevel[ReadThrough]]
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """The fields are documented in docs/cli.md."""
         far = [{"name": name, **level.status()} for name, level in self.far.items()]
         return {**self.home.status(), "read_through": far}
@@ -46,7 +46,7 @@ class Levels(NamedTuple):
         return all([self.home.close(), *(level.close() for level in self.far.values())])
 
 
-def small_status(levels: Levels, name: str) -> dict[str, object]:
+def small_status(levels: Levels, name: str) -> dict[str, Any]:
     """What a Live answer has of `Levels.status`: plain figures, of our own region (with this name) and of those that are
     read through."""
     status = levels.status()

@@ -19,7 +19,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
 
 from kvstore import __version__
 from kvstore.constants import (
@@ -60,7 +59,7 @@ from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.totals import Totals
 from kvstore.ledger.tracing import Tracing
 from kvstore.policies.names import SELECTABLE
-from kvstore.protocol import places
+from kvstore.protocol import answers, places
 from kvstore.protocol.frames import Answer, Problems
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
@@ -215,7 +214,7 @@ class Service:
         self.failure = f"a part of the daemon failed: {type(error).__name__}: {error}; its log has more"
         self._stop.set()
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> answers.Status:
         """The answer to `kvstore status`; docs/cli.md says what each field means."""
         arena = self.storage.arena
         return {
@@ -235,7 +234,7 @@ class Service:
             "door": self.door.counters,
         }
 
-    def _identity(self) -> dict[str, object]:
+    def _identity(self) -> answers.Identity:
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -246,7 +245,7 @@ class Service:
             "socket_path": str(self.config.socket_path),
         }
 
-    def _health(self) -> dict[str, object]:
+    def _health(self) -> answers.Health:
         problems = [
             *self._problems,
             *self._presence.missing.values(),
@@ -259,7 +258,7 @@ class Service:
         words = "{0.name} is left alone until the next start: {0.left_alone}"
         return {m.name: words.format(m) if m.left_alone else "" for m in self.engine.nvme.members}
 
-    def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+    def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:
         """What is going on, in steps; docs/cli.md says what each field means."""
         told = yield from live_steps(self.engine, minutes_since_s, time.time())
         told["latencies"] |= {
@@ -277,7 +276,7 @@ class Service:
             "door": self.door.counters,
         }
 
-    def totals(self, since_s: float, skip: int) -> dict[str, Any]:
+    def totals(self, since_s: float, skip: int) -> answers.Report:
         """The answer to `kvstore report`."""
         prices = self.config.report
         return {

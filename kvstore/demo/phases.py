@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Show:
     def __init__(self, directory: Path, model: Path | None, say: Callable[[str], None]) -> None:
         """model: a model's directory, or None for a tiny one. say: takes progress, a line each. Raises OSError."""
         self.shown: list[Shown] = []
-        self.report: dict[str, Any] | None = None
+        self.report: Mapping[str, Any] | None = None
         self._is_tiny = model is None
         self._model = make_model(directory) if model is None else model
         self._directory = directory
@@ -116,7 +116,7 @@ class Show:
         if code != 0:
             raise DaemonError(f"the daemon ended with exit code {code}")
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self) -> Mapping[str, Any]:
         with self._daemon.client(attach=False) as client:
             return client.status()
 

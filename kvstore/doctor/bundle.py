@@ -39,8 +39,8 @@ _OF_THE_KERNEL = ("meminfo", "limits")  # in which nobody else writes
 class Asked:
     """What else the daemon was asked; None where none answered."""
 
-    report: dict[str, Any] | None = None
-    retention: dict[str, Any] | None = None
+    report: Mapping[str, Any] | None = None
+    retention: Mapping[str, Any] | None = None
     settings: list[dict[str, Any]] | None = None
 
 

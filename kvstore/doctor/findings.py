@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from kvstore.daemon.config import Config
 from tiers import memory_limits
 
 Level = Literal["ok", "note", "warning", "problem"]
-Status = dict[str, Any]
+Status = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from kvstore.ledger.accounts import Asking
 from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.recording import Recording
 from kvstore.ledger.tracing import Tracing
-from kvstore.protocol import frames
+from kvstore.protocol import answers, frames
 from kvstore.retention.rules import Rule
 from kvstore.security.principals import Access, Principal
 from kvstore.steps import Steps
@@ -113,13 +113,13 @@ class Node(Protocol):
     def settings(self) -> Settings:
         """Those in force."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> answers.Status:
         """The answer to Status."""
 
-    def totals(self, since_s: float, skip: int) -> dict[str, Any]:
+    def totals(self, since_s: float, skip: int) -> answers.Report:
         """The answer to Report."""
 
-    def live_steps(self, minutes_since_s: float) -> Steps[dict[str, Any]]:
+    def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:
         """The answer to Live."""
 
 
@@ -170,7 +170,7 @@ class Api:
             self.turns.run(self._checking(self._check))
         return self._check
 
-    def times_by_name(self) -> dict[str, object]:
+    def times_by_name(self) -> dict[str, answers.Histogram]:
         """How long requests took, of those kinds that came since the start."""
         return {kind.__name__.lower(): t.as_dict() for kind, t in self.times.items() if t.count}
 

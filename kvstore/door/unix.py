@@ -24,7 +24,6 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,7 +49,7 @@ from kvstore.errors import (
     WrongPeer,
     WrongProtocol,
 )
-from kvstore.protocol import frames
+from kvstore.protocol import answers, frames
 from kvstore.security import principals
 from kvstore.security.principals import Principal
 from tiers.arena import Arena
@@ -135,7 +134,7 @@ class Door:
         return min(connections_max, self._connections_room)
 
     @property
-    def counters(self) -> dict[str, Any]:
+    def counters(self) -> answers.Door:
         """connections, attached: now; accepted, refused (by code), frames (by request): since the start."""
         return {
             "connections": len(self.connections),

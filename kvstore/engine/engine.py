@@ -30,6 +30,7 @@ from dataclasses import asdict
 from functools import partial
 from heapq import nlargest
 from itertools import islice
+from typing import cast
 
 from kvstore.constants import MIB, PINNED_SHARE_DEFAULT, STALL_S, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
@@ -69,7 +70,7 @@ from kvstore.movement.watch import Watch
 from kvstore.movement.writing import Writer
 from kvstore.policies.base import Policies
 from kvstore.policies.lru import LeafLru
-from kvstore.protocol import outcomes
+from kvstore.protocol import answers, outcomes
 from kvstore.protocol.frames import Acquired, Extents, Reserved
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
 from kvstore.residency.eviction import Eviction
@@ -293,7 +294,7 @@ class Engine(Parts):
         found = yield from self.lookups.find_steps(Lookup(spaces, hashes, NOBODY_IN_PARTICULAR))
         return places, (yield from self.accounts.judge_steps(spaces, hashes, found))
 
-    def report(self, since_s: float, skip: int = 0) -> dict[str, object]:
+    def report(self, since_s: float, skip: int = 0) -> answers.EngineReport:
         """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
         rows = self.accounts.totals.since(since_s)
         told = fitting(rows[skip : skip + TOTALS_TOLD], total_bytes, TOTALS_TOLD_BYTES)
@@ -304,7 +305,7 @@ class Engine(Parts):
             "prefixes": self.heaviest(PREFIXES_TOLD, since_s),
         }
 
-    def heaviest(self, count: int, since_s: float = 0.0) -> list[dict[str, object]]:
+    def heaviest(self, count: int, since_s: float = 0.0) -> list[answers.Prefix]:
         """The prefixes that saved most, of those hit since then."""
         return [self._prefix(prefix) for prefix in self.accounts.totals.heaviest(count, since_s)]
 
@@ -625,7 +626,7 @@ class Engine(Parts):
         """Start from what the levels hold, once, before the first session. Devices are read in the background."""
         self.adoption.start()
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> answers.EngineStatus:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
         largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
         sessions = fitting(self.sessions, session_bytes, STATUS_BYTES)
@@ -635,7 +636,7 @@ class Engine(Parts):
             "namespaces": [n.as_dict() for n in fitting(largest, namespace_bytes, STATUS_BYTES)],
         }
 
-    def figures(self) -> dict[str, object]:
+    def figures(self) -> answers.Figures:
         """The same without sessions and namespaces."""
         tiers = [_tier_status(self.arena.stats())]
         if self.nvme:
@@ -655,14 +656,14 @@ class Engine(Parts):
             "namespaces_total": len(self.namespaces),
         }
 
-    def list_namespaces(self, skip: int) -> dict[str, object]:
+    def list_namespaces(self, skip: int) -> answers.Namespaces:
         """A page of all namespaces, behind the first `skip`."""
         found = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
         page = fitting(found, namespace_bytes, STATUS_BYTES)
         left = max(0, len(self.namespaces) - skip - len(page))
         return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
 
-    def _endurance_status(self) -> dict[str, object] | None:
+    def _endurance_status(self) -> answers.WriteBudget | None:
         if not self.nvme or not self.endurance.limited:
             return None
         return {
@@ -694,13 +695,13 @@ class Engine(Parts):
         counts = [self._count(namespace, hashes) for namespace in spaces]
         return spaces, counts[0]
 
-    def _prefix(self, prefix: Prefix) -> dict[str, object]:
+    def _prefix(self, prefix: Prefix) -> answers.Prefix:
         """A prefix as it is told, with the tiers that have its last block now."""
         namespace = self.namespaces.of_key(bytes.fromhex(prefix.namespace))
         block = namespace.blocks.get(bytes.fromhex(prefix.block_hash)) if namespace is not None else None
         where = block.where if block is not None and block.where & ROOTED else 0
         tiers = [name for bit, name in ((IN_DRAM, "dram"), (IN_NVME, "nvme")) if where & bit]
-        return {**asdict(prefix), "tiers": tiers}
+        return cast(answers.Prefix, asdict(prefix) | {"tiers": tiers})
 
     def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
         slots = [block.slot for block in lease.blocks if block is not None]
@@ -762,5 +763,5 @@ class Engine(Parts):
         return int.from_bytes(os.urandom(LEASE_BYTES), "little") or self._next_lease()
 
 
-def _tier_status(stats: TierStats) -> dict[str, object]:
-    return {**asdict(stats), "free_bytes": stats.free_bytes}
+def _tier_status(stats: TierStats) -> answers.Tier:
+    return cast(answers.Tier, asdict(stats) | {"free_bytes": stats.free_bytes})

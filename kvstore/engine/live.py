@@ -8,44 +8,29 @@ in steps: whoever asks costs the engines nothing. docs/cli.md names the fields.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvstore.engine.engine import Engine
 from kvstore.ledger.latencies import BOUNDS_S
+from kvstore.protocol import answers
 from kvstore.steps import Steps
 
 LIVE_MINUTES_TOGETHER = 120  # of an answer, between two yields
 LIVE_PREFIXES = 10
 LIVE_SESSIONS_MAX = 64
 
-_OF_TIERS = ("name", "capacity_bytes", "used_bytes", "records")
-_OF_STATUS = ("counters", "namespaces_total", "adopting", "endurance", "breakers", "speeds", "queues")
 
-
-def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[dict[str, Any]]:
+def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[answers.EngineLive]:
     """All that the engine knows of it. minutes_since_s, now_s: unix seconds."""
-    figures: dict[str, Any] = engine.figures()
-    told = {name: figures[name] for name in _OF_STATUS}
-    told["tiers"] = [{name: tier[name] for name in _OF_TIERS} for tier in figures["tiers"]]
-    sessions = engine.sessions[:LIVE_SESSIONS_MAX]
-    told["sessions"] = [{"label": s.label, "leases": len(s.leases)} for s in sessions]
-    told["sessions_total"] = len(engine.sessions)
+    figures, sessions = engine.figures(), list(engine.sessions)
     yield
     totals = engine.accounts.totals
-    told["tokens"] = [
+    tokens: list[answers.SinceStart] = [
         {"model": model, "tenant": tenant, "region": totals.region, **sums.sums_as_dict()}
         for (model, tenant), sums in totals.since_start.publish()
     ]
     yield
-    told["prefixes"] = engine.heaviest(LIVE_PREFIXES)
-    sources = (*engine.loader.devices, *engine.loader.shared)
-    told["latencies"] = {
-        "load": {source.name: source.loads.times.as_dict() for source in sources},
-        "store": {member.name: member.stores.times.as_dict() for member in engine.nvme.members},
-    }
-    told["latency_bounds_s"] = BOUNDS_S
+    prefixes = engine.heaviest(LIVE_PREFIXES)
     yield
-    minutes: list[dict[str, object]] = []
+    minutes: list[answers.Minute] = []
     rows = totals.minutes.since(minutes_since_s, now_s)
     for start in range(0, len(rows), LIVE_MINUTES_TOGETHER):
         minutes += [
@@ -53,5 +38,33 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[di
             for minute_s, sums in rows[start : start + LIVE_MINUTES_TOGETHER]
         ]
         yield
-    told["minutes"] = minutes
-    return told
+    sources = (*engine.loader.devices, *engine.loader.shared)
+    return {
+        "counters": figures["counters"],
+        "namespaces_total": figures["namespaces_total"],
+        "adopting": figures["adopting"],
+        "endurance": figures["endurance"],
+        "breakers": figures["breakers"],
+        "speeds": figures["speeds"],
+        "queues": figures["queues"],
+        "tiers": [_small(tier) for tier in figures["tiers"]],
+        "sessions": [{"label": s.label, "leases": len(s.leases)} for s in sessions[:LIVE_SESSIONS_MAX]],
+        "sessions_total": len(sessions),
+        "tokens": tokens,
+        "prefixes": prefixes,
+        "latencies": {
+            "load": {source.name: source.loads.times.as_dict() for source in sources},
+            "store": {member.name: member.stores.times.as_dict() for member in engine.nvme.members},
+        },
+        "latency_bounds_s": BOUNDS_S,
+        "minutes": minutes,
+    }
+
+
+def _small(tier: answers.Tier) -> answers.SmallTier:
+    return {
+        "name": tier["name"],
+        "capacity_bytes": tier["capacity_bytes"],
+        "used_bytes": tier["used_bytes"],
+        "records": tier["records"],
+    }

@@ -23,9 +23,10 @@ from kvstore.constants import (
     UNDEMOTED_MAX,
 )
 from kvstore.engine.parts import Parts
+from kvstore.protocol import answers
 
 
-def queues(engine: Parts) -> list[dict[str, object]]:
+def queues(engine: Parts) -> list[answers.Queue]:
     """name, length now and limit of each; 0 lengths where there is nothing to wait for."""
     writes, loader = engine.blocks.writes, engine.loader
     urgent, ordinary = engine.io.lengths()

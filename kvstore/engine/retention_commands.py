@@ -26,7 +26,7 @@ from kvstore.errors import BadRequest, LimitExceeded, NotSaved, RequestError
 from kvstore.index.block import Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import Io
-from kvstore.protocol import outcomes
+from kvstore.protocol import answers, outcomes
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.eviction import Eviction
 from kvstore.residency.residency import Residency
@@ -165,7 +165,7 @@ class Retention:
         rule = Quota(dram_bytes, nvme_bytes, self._blocks.expiry.now_s(), name, tenant)
         self._submit([rule], dram_bytes is not None or nvme_bytes is not None, done)
 
-    def report_steps(self) -> Steps[dict[str, object]]:
+    def report_steps(self) -> Steps[answers.Retention]:
         """All rules and what they amount to; the fields are documented in docs/cli.md."""
         return report_steps(self.book, self._blocks, self._known)
 

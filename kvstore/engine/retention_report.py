@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from kvstore.constants import KIB, MIB, RULE_BYTES, STEP_BLOCKS, STEP_SLOW_BLOCKS, require
 from kvstore.index.block import Namespace
+from kvstore.protocol import answers
 from kvstore.protocol.frames import FRAME_BYTES_MAX
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
@@ -31,10 +32,11 @@ require(RETENTION_TOLD_BYTES < FRAME_BYTES_MAX, "an answer fits a frame")
 TIERS = ((IN_DRAM, "dram"), (IN_NVME, "nvme"))
 
 R = TypeVar("R")
+T = TypeVar("T")
 Known = Callable[[bytes], Namespace | None]  # the namespace of a digest
 
 
-def report_steps(book: Book, blocks: Residency, known: Known) -> Steps[dict[str, object]]:
+def report_steps(book: Book, blocks: Residency, known: Known) -> Steps[answers.Retention]:
     """The fields are documented in docs/cli.md."""
     tenants = blocks.quotas.tenants(TENANTS_TOLD)
     ends = accumulate(name_bytes(name) for name, _ in tenants)
@@ -66,32 +68,32 @@ def _some(rules: Sequence[R]) -> Iterator[Sequence[R]]:
     return (rules[at : at + STEP_SLOW_BLOCKS] for at in range(0, len(rules), STEP_SLOW_BLOCKS))
 
 
-def _rows(rules: Sequence[R], row: Callable[[R], dict[str, object]]) -> Steps[list[dict[str, object]]]:
-    rows: list[dict[str, object]] = []
+def _rows(rules: Sequence[R], row: Callable[[R], T]) -> Steps[list[T]]:
+    rows: list[T] = []
     for some in _some(rules):
         rows += map(row, some)
         yield
     return rows
 
 
-def _pins(book: Book, blocks: Residency, known: Known, names: _Names) -> Steps[list[dict[str, object]]]:
+def _pins(book: Book, blocks: Residency, known: Known, names: _Names) -> Steps[list[answers.Pin]]:
     left = PINNED_BLOCKS_TOLD
-    rows: list[dict[str, object]] = []
+    rows: list[answers.Pin] = []
     looks = 0
     for pin in book.pins:
         key = bytes.fromhex(pin.namespace), bytes.fromhex(pin.block_hash)
         facts = yield from blocks.guards.held_steps(key, known(key[0]), left)
-        left -= facts["blocks"] or 0
+        left -= facts["blocks"]
         about = names.about(pin.namespace)
         rows.append({**about, "block_hash": pin.block_hash, "since_s": pin.since_s, **facts})
-        looks += STEP_BLOCKS // STEP_SLOW_BLOCKS + (facts["blocks"] or 0) % STEP_BLOCKS
+        looks += STEP_BLOCKS // STEP_SLOW_BLOCKS + facts["blocks"] % STEP_BLOCKS
         if looks >= STEP_BLOCKS:
             looks = 0
             yield
     return rows
 
 
-def _ttl(ttl: Ttl, names: _Names) -> dict[str, object]:
+def _ttl(ttl: Ttl, names: _Names) -> answers.Ttl:
     return {
         **names.about(ttl.namespace, ttl.tenant),
         "block_hash": ttl.block_hash or None,
@@ -100,7 +102,7 @@ def _ttl(ttl: Ttl, names: _Names) -> dict[str, object]:
     }
 
 
-def _quota(quota: Quota, names: _Names, blocks: Residency) -> dict[str, object]:
+def _quota(quota: Quota, names: _Names, blocks: Residency) -> answers.Quota:
     return {
         **names.about(quota.namespace, quota.tenant),
         "dram_bytes": quota.dram_bytes,
@@ -110,8 +112,8 @@ def _quota(quota: Quota, names: _Names, blocks: Residency) -> dict[str, object]:
     }
 
 
-def _used_bytes(used: list[int]) -> dict[str, int]:
-    return {f"{name}_used_bytes": used[bit] for bit, name in TIERS}
+def _used_bytes(used: list[int]) -> answers.UsedBytes:
+    return {"dram_used_bytes": used[IN_DRAM], "nvme_used_bytes": used[IN_NVME]}
 
 
 class _Names:
@@ -121,7 +123,7 @@ class _Names:
         self._known = known
         self._left_bytes = left_bytes
 
-    def about(self, namespace: str, tenant: str | None = None) -> dict[str, object]:
+    def about(self, namespace: str, tenant: str | None = None) -> answers.About:
         """The fields of a rule that say what it is about."""
         known = self._known(bytes.fromhex(namespace))
         fields = known.spec.fields if known is not None else {}

@@ -30,6 +30,7 @@ from kvstore.events.answers import Answer, Ask, FullState, Replay, Slices
 from kvstore.events.journal import Journal, Taken
 from kvstore.events.stream import Stream, Writer
 from kvstore.events.wire import END, SEQUENCE_BYTES, Frames, HashForm
+from kvstore.protocol import answers
 
 EVENTS_QUEUED_MAX = 1000  # messages that wait for one subscriber that does not read
 EVENTS_ANSWERS_MAX = 64  # under way; further requests are not read before there is room
@@ -134,7 +135,7 @@ class Publisher:
         self._wake()
         self._thread.join(EVENTS_CLOSE_S)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> answers.Events:
         """Documented in docs/cli.md."""
         stream = self._stream
         return {

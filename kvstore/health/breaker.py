@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from kvstore.constants import BREAKER_PAUSE_JITTER, require
 from kvstore.ledger.latencies import Histogram
+from kvstore.protocol import answers
 
 # Of a disk that works: the time for a job's bytes, before it counts as hanging.
 NVME_LEAST_BYTES_PER_S = 32e6
@@ -166,7 +167,7 @@ class Breaker:
     def retry_in_s(self) -> float:
         return max(0.0, self._retry_at_s - self._clock()) if self.state == OPEN else 0.0
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> answers.Breaker:
         """The fields are documented in docs/cli.md."""
         return {
             "name": self.name,

@@ -34,6 +34,7 @@ import msgspec
 
 from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
+from kvstore.protocol import answers
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from tiers.checksum import column_sizes
 from tiers.namespace_spec import NamespaceSpec
@@ -262,7 +263,7 @@ class Namespace:
         salt = self.salt
         return [hash(block_hash) ^ salt for block_hash in hashes]
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> answers.Namespace:
         """As it is in answers; the fields are documented in docs/cli.md."""
         return {
             "digest": self.digest.hex(),

@@ -10,6 +10,8 @@ while takes the difference of two answers.
 
 from __future__ import annotations
 
+from kvstore.protocol import answers
+
 BOUNDS = 27  # of buckets; one more counts the rest
 BOUNDS_S = tuple(2**bits / 1e6 for bits in range(BOUNDS))
 
@@ -37,6 +39,6 @@ class Histogram:
         self._by_bits[int(seconds * 1e6).bit_length()] += 1
         self.sum_s += seconds
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> answers.Histogram:
         """As it is in answers; the fields are documented in docs/cli.md."""
         return {"count": self.count, "sum_s": round(self.sum_s, 6), "buckets": self.buckets}

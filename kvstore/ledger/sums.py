@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstore.protocol import outcomes
+from kvstore.protocol import answers, outcomes
 
 MOVES = ("stored", "loaded", "promoted", "demoted")  # by clients, by clients, from NVMe, to NVMe
 STORED, LOADED, PROMOTED, DEMOTED = range(len(MOVES))
@@ -35,7 +35,7 @@ class Sums:
         ]
         self.prefill_s_saved += other.prefill_s_saved
 
-    def sums_as_dict(self) -> dict[str, object]:
+    def sums_as_dict(self) -> answers.Sums:
         """As they are in answers; the fields are documented in docs/cli.md."""
         return {
             "lookups": self.lookups,

@@ -31,7 +31,7 @@ from kvstore.index.block import Namespace
 from kvstore.ledger.minutes import Minutes, minute_of
 from kvstore.ledger.since_start import SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
-from kvstore.protocol import outcomes
+from kvstore.protocol import answers, outcomes
 
 # Hours × models × tenants; beyond it the oldest hours are merged into one row each.
 TOTALS_ROWS_MAX = 20_000
@@ -56,7 +56,7 @@ class Total(Sums):
     model: str
     tenant: str
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> answers.Hour:
         """As it is in answers; the fields are documented in docs/cli.md."""
         return {
             "hour_s": self.hour_s,

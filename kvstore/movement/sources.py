@@ -27,6 +27,7 @@ from kvstore.index.slots import Places
 from kvstore.ledger.counters import Counters
 from kvstore.movement.load_queue import LoadQueue
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
+from kvstore.protocol import answers
 from kvstore.residency.levels import Member
 from tiers.base import NAMESPACE_BYTES, Get
 
@@ -105,7 +106,7 @@ class Source(ABC):
     def breakers(self) -> Sequence[Breaker]:
         return (self.loads,)
 
-    def speed_status(self) -> dict[str, object]:
+    def speed_status(self) -> answers.Speed:
         """Its speed; the fields are documented in docs/cli.md."""
         return {
             "name": self.name,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -158,7 +158,7 @@ class Prefetch(msgspec.Struct, array_like=True, tag=9):
 
 
 class Status(msgspec.Struct, array_like=True, tag=10):
-    """Answer: StatusReport."""
+    """Answer: StatusReport of `answers.Status`."""
 
 
 class Check(msgspec.Struct, array_like=True, tag=11):
@@ -191,15 +191,15 @@ class Explain(msgspec.Struct, array_like=True, tag=14):
 
 class Report(msgspec.Struct, array_like=True, tag=15):
     """Totals of the hours from this one on, at most rows of them, and the heaviest prefixes. Answer:
-    StatusReport; docs/cli.md names its fields."""
+    StatusReport of `answers.Report`."""
 
     since_s: Annotated[float, Meta(ge=0, le=1e12)]
     skip: _Id = 0
 
 
 class Namespaces(msgspec.Struct, array_like=True, tag=16):
-    """All namespaces in the order in which they came, as many as fit an answer. Answer: StatusReport with
-    `namespaces`, each as in a status, and `namespaces_left`."""
+    """All namespaces in the order in which they came, as many as fit an answer. Answer: StatusReport of
+    `answers.Namespaces`."""
 
     skip: _Id = 0
 
@@ -264,7 +264,7 @@ class SetQuota(msgspec.Struct, array_like=True, tag=34):
 
 
 class Retention(msgspec.Struct, array_like=True, tag=35):
-    """All pins, TTLs and quotas. Answer: StatusReport; docs/cli.md names its fields."""
+    """All pins, TTLs and quotas. Answer: StatusReport of `answers.Retention`."""
 
 
 class Clear(msgspec.Struct, array_like=True, tag=36):
@@ -295,7 +295,7 @@ NO_MINUTES: Final = 1e12  # unix seconds: none begins so late
 
 class Live(msgspec.Struct, array_like=True, tag=40):
     """What is going on, in one small answer that may be asked for every second; minutes: those from this time on (unix
-    seconds). Answer: StatusReport; docs/cli.md names its fields."""
+    seconds). Answer: StatusReport of `answers.Live`."""
 
     minutes_since_s: Annotated[float, Meta(ge=0, le=NO_MINUTES)] = 0.0
 
@@ -418,7 +418,9 @@ class Done(msgspec.Struct, array_like=True, tag=70):
 
 
 class StatusReport(msgspec.Struct, array_like=True, tag=71):
-    report: dict[str, Any]
+    """report: one of those in `kvstore.protocol.answers`, or some fields by name."""
+
+    report: Mapping[str, Any]
 
 
 class Problems(msgspec.Struct, array_like=True, tag=72):

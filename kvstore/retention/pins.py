@@ -29,6 +29,7 @@ from itertools import islice
 from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
 from kvstore.index.table import BlockTable
+from kvstore.protocol import answers
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Background, Steps
 
@@ -215,9 +216,7 @@ class Guards:
         finally:
             self._rebuilds -= 1
 
-    def held_steps(
-        self, pinned: Pinned, namespace: Namespace | None, blocks_max: int
-    ) -> Steps[dict[str, int | None]]:
+    def held_steps(self, pinned: Pinned, namespace: Namespace | None, blocks_max: int) -> Steps[answers.Held]:
         """For people: blocks of a pinned prefix that are known, held, and guarded; None: too many to count."""
         space = self._spaces.get(pinned[0])
         hashes = space.chains.get(pinned[1], []) if space is not None else []  # or it was unpinned meanwhile

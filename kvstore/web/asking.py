@@ -16,12 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from kvstore.client.connection import Connection
 from kvstore.constants import WEB_SAMPLE_S, require
 from kvstore.errors import KvstoreError, Refused, Unavailable
-from kvstore.protocol import frames
+from kvstore.protocol import answers, frames
 
 WEB_ANSWER_S = 2.0  # a daemon that takes longer for a Live answer is not well
 WEB_SHARED_S = 0.5  # an answer this old is good for others who ask
@@ -32,7 +32,7 @@ require(WEB_SHARED_S < WEB_SAMPLE_S and WEB_ANSWER_S < WEB_SAMPLE_S, "each sampl
 class Answer:
     """report: of frames.Live, None where the daemon did not answer; problem: why. at_s: monotonic."""
 
-    report: dict[str, Any] | None
+    report: answers.Live | None
     problem: str
     at_s: float
     took_s: float
@@ -81,7 +81,7 @@ class Asking:
         now_s = self.clock()
         return Answer(report, problem, now_s, now_s - begun_s)
 
-    def _asked(self, minutes_since_s: float) -> dict[str, Any]:
+    def _asked(self, minutes_since_s: float) -> answers.Live:
         """Raises KvstoreError."""
         deadline = time.monotonic() + WEB_ANSWER_S
         request = frames.Live(minutes_since_s)
@@ -95,7 +95,7 @@ class Asking:
         return _report(self._connection.exchange(request, deadline))
 
 
-def _report(answer: frames.Answer) -> dict[str, Any]:
+def _report(answer: frames.Answer) -> answers.Live:
     if not isinstance(answer, frames.StatusReport):
         raise Refused("internal", f"the daemon answers {type(answer).__name__}")
-    return answer.report
+    return cast(answers.Live, answer.report)

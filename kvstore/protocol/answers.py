@@ -1,0 +1,307 @@
+"""What the daemon answers about itself: the fields of each answer, once, for daemon, client, command line and page.
+
+They travel as maps (`frames.StatusReport`) and are printed as they are by `-o json`; docs/cli.md says what each field
+means. Fields may be added, in a new daemon; none is renamed or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+
+class SlotClass(TypedDict):
+    slot_bytes: int
+    total: int
+    used: int
+
+
+class SmallTier(TypedDict):
+    """In a Live answer."""
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    records: int
+
+
+class Tier(SmallTier):
+    classes: Sequence[SlotClass]
+    free_bytes: int
+
+
+class Breaker(TypedDict):
+    name: str
+    state: str
+    trips: int
+    reason: str
+    retry_in_s: float
+    jobs: int
+    oldest_job_s: float
+
+
+class Speed(TypedDict):
+    name: str
+    latency_s: float
+    bytes_per_s: int
+    waiting_bytes: int
+    samples: int
+
+
+class Queue(TypedDict):
+    name: str
+    length: int
+    limit: int
+
+
+class WriteBudget(TypedDict):
+    write_bytes_per_day: int
+    spent_bytes: int
+    allowance_bytes: int
+    worth_min: float
+
+
+class Figures(TypedDict):
+    """Of the engine, in a Status and, most of them, in a Live answer."""
+
+    tiers: list[Tier]
+    counters: dict[str, int]
+    loading_blocks: int
+    demoting_blocks: int
+    unverified_blocks: int
+    adopting: bool
+    endurance: WriteBudget | None
+    breakers: list[Breaker]
+    speeds: list[Speed]
+    queues: list[Queue]
+    namespaces_total: int
+
+
+class SmallSession(TypedDict):
+    """In a Live answer."""
+
+    label: str
+    leases: int
+
+
+class Session(SmallSession):
+    owner: int
+
+
+class Namespace(TypedDict):
+    digest: str
+    record_bytes: int
+    columns: int
+    block_tokens: int
+    blocks: int
+    fields: dict[str, str]
+
+
+class EngineStatus(Figures):
+    sessions: list[Session]
+    namespaces: list[Namespace]
+
+
+class Identity(TypedDict):
+    version: str
+    pid: int
+    instance: str
+    uptime_s: float
+    now_s: float
+    data_dir: str
+    socket_path: str
+
+
+class Health(TypedDict):
+    ok: bool
+    problems: list[str]
+
+
+class Arena(TypedDict):
+    path: str
+    pages: str
+    adopted: bool
+    prefaulted_bytes: int
+    backed_bytes: int
+    quarantined_slots: int
+
+
+class Events(TypedDict):
+    endpoint: str
+    problem: str
+    next_sequence: int
+    batches: int
+    stored_blocks: int
+    removed_blocks: int
+    waiting_blocks: int
+    lost_blocks: int
+    gaps: int
+    kept_bytes: int
+    replays: int
+    full_states: int
+    answers_lost: int
+
+
+class Door(TypedDict):
+    connections: int
+    attached: int
+    accepted: int
+    refused: dict[str, int]
+    frames: dict[str, int]
+
+
+class Status(EngineStatus):
+    daemon: Identity
+    health: Health
+    arena: Arena
+    region: dict[str, Any] | None  # what `replication` says of it, which knows nothing of us
+    events: Events | None
+    door: Door
+
+
+class Namespaces(TypedDict):
+    namespaces: list[Namespace]
+    namespaces_left: int
+
+
+class Sums(TypedDict):
+    """Of lookups, in all answers that count tokens. tokens: by outcome; bytes: by move."""
+
+    lookups: int
+    tokens_asked: int
+    tokens: dict[str, int]
+    bytes: dict[str, int]
+    prefill_s_saved: float
+
+
+class Hour(Sums):
+    hour_s: int
+    region: str
+    model: str
+    tenant: str
+
+
+class SinceStart(Sums):
+    model: str
+    tenant: str
+    region: str
+
+
+class Minute(Sums):
+    minute_s: int
+
+
+class Prefix(TypedDict):
+    namespace: str
+    model: str
+    tenant: str
+    block_hash: str
+    tokens: int
+    uses: int
+    tokens_saved: int
+    error_tokens: int
+    first_s: float
+    last_s: float
+    tiers: list[str]
+
+
+class EngineReport(TypedDict):
+    region: str
+    rows: list[Hour]
+    rows_left: int
+    prefixes: list[Prefix]
+
+
+class Report(EngineReport):
+    now_s: float
+    gpu_hour_price: float
+    currency: str
+
+
+class Histogram(TypedDict):
+    count: int
+    sum_s: float
+    buckets: list[int]
+
+
+class EngineLive(TypedDict):
+    counters: dict[str, int]
+    namespaces_total: int
+    adopting: bool
+    endurance: WriteBudget | None
+    breakers: list[Breaker]
+    speeds: list[Speed]
+    queues: list[Queue]
+    tiers: list[SmallTier]
+    sessions: list[SmallSession]
+    sessions_total: int
+    tokens: list[SinceStart]
+    prefixes: list[Prefix]
+    latencies: dict[str, dict[str, Histogram]]
+    latency_bounds_s: Sequence[float]
+    minutes: list[Minute]
+
+
+class Live(Identity, EngineLive):
+    health: Health
+    left_alone: dict[str, str]
+    missing: dict[str, str]
+    region: dict[str, Any] | None
+    events: Events | None
+    door: Door
+
+
+class About(TypedDict):
+    """What a rule is about."""
+
+    namespace: str | None
+    model: str | None
+    tenant: str | None
+
+
+class Held(TypedDict):
+    """Of a pinned prefix; None: too many to count."""
+
+    blocks: int
+    held_blocks: int | None
+    guarded_blocks: int | None
+
+
+class Pin(About, Held):
+    block_hash: str
+    since_s: float
+
+
+class Ttl(About):
+    block_hash: str | None
+    ttl_s: float | None
+    since_s: float
+
+
+class UsedBytes(TypedDict):
+    dram_used_bytes: int
+    nvme_used_bytes: int
+
+
+class Quota(About, UsedBytes):
+    dram_bytes: int | None
+    nvme_bytes: int | None
+    since_s: float
+
+
+class PinnedTier(TypedDict):
+    tier: str
+    pinned_bytes: int
+    limit_bytes: int
+
+
+class Tenant(UsedBytes):
+    tenant: str
+
+
+class Retention(TypedDict):
+    pins: list[Pin]
+    ttls: list[Ttl]
+    quotas: list[Quota]
+    pinned: list[PinnedTier]
+    tenants: list[Tenant]
