@@ -27,16 +27,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from replication.announced import Announced, lasts_longer
-from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
 from replication.constants import FAILURES_TOLD, MIB
 from replication.errors import CatalogueDamaged
-from replication.fetch_ahead import FetchAhead
 from replication.jobs import Job, Jobs
 from replication.mirror_state import Lags
 from replication.region import MARKER
 from replication.region_node import RegionNode
-from replication.tasks import TO_END, kept_going, reason_of
+from replication.tasks import TO_END, reason_of
 from replication.waits import within
 from tiers.errors import ObjectError, ObjectMissing, PackDamaged
 from tiers.objects import Objects
@@ -60,13 +58,12 @@ log = logging.getLogger("replication.copying")
 
 
 class Ways(NamedTuple):
-    """From where to where: the name of a region and its bucket; this region, and its bucket. bulk: what brings many packs near."""
+    """From where to where: the name of a region and its bucket; this region, and its bucket."""
 
     source: str
     bucket: Objects
     home: RegionNode
     home_bucket: Objects
-    bulk: BulkCopy | None = None
 
 
 class Copying:
@@ -100,17 +97,11 @@ class Copying:
         self._getting: dict[int, int] = {}  # bytes of each job that is not got yet, by its id()
         self._unannounced = 0
         self._woken = asyncio.Event()
-        self._ahead: FetchAhead | None = None
-        if ways.bulk is not None:
-            self._ahead = FetchAhead(ways.bulk, ways.bucket, catalogue, jobs, self._woken.set, damaged)
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            if self._ahead is not None:
-                called = f"mirror of {self._ways.source}: fetching in bulk"
-                tasks.create_task(kept_going(called, self._ahead.run, self._ways.home.problems))
             while True:
                 self._woken.clear()
                 job = self._take(loop.time())
@@ -124,8 +115,6 @@ class Copying:
 
     def wake(self) -> None:
         """There are new jobs."""
-        if self._ahead is not None:
-            self._ahead.woken.set()  # it chooses first
         self._woken.set()
 
     def _take(self, now_s: float) -> Job | None:
@@ -138,8 +127,6 @@ class Copying:
             room_bytes = min(
                 COPY_BYTES_MAX - self._copying_bytes, COPY_GET_BYTES_MAX - sum(self._getting.values())
             )
-        if self._ahead is not None and self._ahead.ready:
-            return self._ahead.ready.popleft() if self._ahead.ready[0].size_bytes <= room_bytes else None
         return self._jobs.take(now_s, room_bytes)
 
     def _pause_s(self, now_s: float) -> float | None:
@@ -181,8 +168,6 @@ class Copying:
                 await self._copy(job, announced.pack)
                 job.is_put = True
         finally:
-            if self._ahead is not None and job.fetched:
-                await self._ahead.drop(job)
             self._copies -= 1
             self._copying_bytes -= job.size_bytes
             self._got(job)
@@ -200,15 +185,7 @@ class Copying:
                 self.lags.add(max(0.0, self._clock() - job.since_s))
 
     async def _copy(self, job: Job, pack: Pack) -> None:
-        """From what was fetched in bulk, if that is right; else from the source."""
-        got = partial(self._got, job)
-        if job.fetched and self._ways.bulk is not None:
-            try:
-                await copy_pack(self._ways.bulk.fetched, self._ways.home_bucket, pack, got)
-                return
-            except (ObjectMissing, PackDamaged) as error:
-                log.info("copied from the source: %s", error)
-        await copy_pack(self._ways.bucket, self._ways.home_bucket, pack, got)
+        await copy_pack(self._ways.bucket, self._ways.home_bucket, pack, partial(self._got, job))
 
     def _got(self, job: Job) -> None:
         self._getting.pop(id(job), None)

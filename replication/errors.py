@@ -1,7 +1,7 @@
 """What can go wrong in a region, grouped by when it happens.
 
 Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict. At any time: CatalogueDamaged, after
-which the catalogue is made anew. Copying in bulk: BulkCopyRefused, BulkCopyFailed. What the store of objects itself does wrong is an `ObjectError` of the tiers.
+which the catalogue is made anew. What the store of objects itself does wrong is an `ObjectError` of the tiers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,3 @@ class Damaged(ReplicationError):
 
 class WriterConflict(ReplicationError):
     """Somebody else writes segments under the id of this writer: a data directory was copied."""
-
-
-class BulkCopyRefused(ReplicationError):
-    """Packs of this source cannot be brought in bulk: no program, or not for such a place."""
-
-
-class BulkCopyFailed(ReplicationError):
-    """A run that brought packs in bulk failed, or did not end; some may be there."""

@@ -23,7 +23,7 @@ _Entry = tuple[float, int, "Job"]  # what it is ordered by, a number that no oth
 @dataclass(slots=True, eq=False)
 class Job:
     """A pack to copy. since_s: unix seconds, before which it was not announced, 0: not known. holds: what waits for it. is_put: it is at
-    home, and not announced there. fetched: the name under which a bulk copy may have brought it near. missing_since_s: loop's time
+    home, and not announced there. missing_since_s: loop's time
     since when the source does not have it."""
 
     pack_id: bytes
@@ -33,7 +33,6 @@ class Job:
     number: int = 0
     holds: list[Hold] = field(default_factory=list)
     is_put: bool = False
-    fetched: str = ""
     is_done: bool = False
     attempts: int = 0
     missing_since_s: float | None = None
@@ -104,20 +103,6 @@ class Jobs:
         if rule.bytes_per_s and not job.is_put:
             self._paces[rule] = max(now_s, self._ready_s(rule)) + job.size_bytes / rule.bytes_per_s
         return job
-
-    def take_bulk(self, now_s: float, packs_min: int, packs_max: int, bytes_max: int) -> list[Job]:
-        """Those to begin now, in their order, if it is the turn of a rule that copies in bulk and has so many; else none."""
-        rule = self._next_rule(now_s)
-        if rule is None or not rule.in_bulk or len(self._waiting[rule]) < packs_min:
-            return []
-        taken: list[Job] = []
-        waiting = self._waiting[rule]
-        while waiting and len(taken) < packs_max:
-            bytes_max -= waiting[0][2].size_bytes
-            if bytes_max < 0:
-                break
-            taken.append(heappop(waiting)[2])
-        return taken
 
     def due_s(self) -> float | None:
         """When time alone brings the next job, by the loop's clock; None: never."""

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from replication.auditing import Elsewhere
-from replication.bulk_copy import BulkCopy
 from replication.catalogue import Catalogue
 from replication.constants import FAILURES_TOLD, HEARTBEAT_LATE_S
 from replication.copying import Ways
@@ -50,12 +49,11 @@ log = logging.getLogger("replication.mirror")
 
 
 class Joined(NamedTuple):
-    """A region to copy from, and a catalogue of our own of it. bulk: what brings many of its packs near."""
+    """A region to copy from, and a catalogue of our own of it."""
 
     identity: str
     objects: Objects
     catalogue: Catalogue
-    bulk: BulkCopy | None = None
 
 
 class Mirror:
@@ -171,13 +169,13 @@ class Mirror:
             self.pull = None
 
     async def _follow(self) -> None:
-        self._identity, bucket, catalogue, bulk = await self._joined()
+        self._identity, bucket, catalogue = await self._joined()
         try:
             if self._earlier.identity not in ("", self._identity):  # that was another region of this name
                 self._earlier = MirrorState(source=self._source)
                 self._complete_s = 0.0
             self.pull = Pull(
-                Ways(self._source, bucket, self._home, self._objects, bulk),
+                Ways(self._source, bucket, self._home, self._objects),
                 catalogue,
                 self._rules,
                 self._paces,

@@ -17,8 +17,7 @@ from tiers.namespace_spec import NamespaceSpec
 @dataclass(frozen=True, slots=True)
 class Rule:
     """sources, to: names of regions, empty: all. models, tenants: patterns with * and ?; namespaces: beginnings
-    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit. in_bulk: large sets are
-    fetched ahead (replication/bulk_copy.py), without such a limit."""
+    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit."""
 
     sources: tuple[str, ...] = ()
     to: tuple[str, ...] = ()
@@ -28,7 +27,6 @@ class Rule:
     copies: bool = True
     priority: int = 0
     bytes_per_s: int = 0
-    in_bulk: bool = False
 
     def fits(self, source: str, to: str, spec: NamespaceSpec) -> bool:
         """Whether this rule decides about a namespace of region `source`, for region `to`."""

@@ -4,7 +4,6 @@
 
     <data dir>/catalogue                    what is durable at home
     <data dir>/mirror/<source>/catalogue    what is durable in a source
-    <data dir>/mirror/<source>/bulk         what juicefs fetches from it, until it is copied
 
 Wrong settings and a bucket at home that is not ours end it with one line. A bucket at home that does not answer is tried
 again; a source that does not answer, or refuses, is told in its state and stops no other one.
@@ -27,9 +26,8 @@ from kvstore.daemon.process import Signals
 from kvstore.daemon.regions_file import Deployment, Place
 from kvstore.daemon.systemd import Notifier
 from kvstore.errors import StartError
-from replication.bulk_copy import BulkCopy, open_bulk_copy
 from replication.catalogue import Catalogue
-from replication.errors import BulkCopyRefused, CatalogueBusy, RegionError, ReplicationError
+from replication.errors import CatalogueBusy, RegionError, ReplicationError
 from replication.mirror import Joined, Mirror, elsewhere
 from replication.region import open_region
 from replication.region_node import RegionNode
@@ -142,21 +140,7 @@ class Mirroring:
         objects = _opened(self._deployment.regions[name])
         marker = await open_region(objects, self._deployment.deployment, name)
         path = self._data_dir.path / "mirror" / name / "catalogue"
-        bulk = await self._bulk_copy(name)
-        return Joined(marker.identity, objects, Catalogue.open(path, marker.identity), bulk)
-
-    async def _bulk_copy(self, name: str) -> BulkCopy | None:
-        """What fetches large sets from a source, if a rule asks for it and it can be had."""
-        if name not in sources_for([rule for rule in self._rules if rule.in_bulk], self._region, [name]):
-            return None
-        place = self._deployment.regions[name]
-        try:
-            return await open_bulk_copy(
-                place.url, place.options(), self._data_dir.path / "mirror" / name / "bulk"
-            )
-        except BulkCopyRefused as error:
-            log.warning("from %s all is copied one by one, not by juicefs: %s", name, error)
-            return None
+        return Joined(marker.identity, objects, Catalogue.open(path, marker.identity))
 
     async def _ping(self) -> None:
         """Tell systemd that this loop turns."""

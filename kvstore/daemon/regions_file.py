@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from kvstore.constants import (
     CONFIG_FILE_BYTES_MAX,
@@ -81,12 +81,6 @@ def _hex(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _copier(value: str, info: ValidationInfo) -> str:
-    if value == "juicefs" and info.data.get("bytes_per_s"):
-        raise ValueError('keeps to no bytes_per_s: allowed is "own", or bytes_per_s = 0')
-    return value
-
-
 RegionName = Annotated[str, Field(pattern=REGION_NAME)]
 Names = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
@@ -133,12 +127,11 @@ class CopyRule(Section):
     bytes_per_s: Annotated[
         int, BeforeValidator(parse_bytes), size_between(COPY_BYTES_PER_S_MIN, TIB, or_none=True)
     ] = 0
-    copier: Annotated[Literal["own", "juicefs"], AfterValidator(_copier)] = "own"
 
     def rule(self) -> Rule:
         return Rule(
             self.from_, self.to, self.models, self.tenants, self.namespaces,
-            self.action == "copy", self.priority, self.bytes_per_s, self.copier == "juicefs",
+            self.action == "copy", self.priority, self.bytes_per_s,
         )  # fmt: skip
 
 
