@@ -32,6 +32,7 @@ import obstore
 
 from tiers.constants import OBJECT_REQUESTS_MAX
 from tiers.object_failures import StoreErrors
+from tiers.together import ended
 
 if TYPE_CHECKING:  # exists in obstore's stubs only
     from obstore.store import S3Store
@@ -75,7 +76,7 @@ class DirectReads:
             is_read = await asyncio.shield(work)
         except asyncio.CancelledError:
             if request.abandon():
-                await _ended(work)
+                await ended(work)
             raise
         self._count(is_read)
         return is_read
@@ -184,12 +185,3 @@ class _Request:
                 except OSError:
                     pass  # it has ended by itself
             return self._socket is not None
-
-
-async def _ended(work: asyncio.Future[bool]) -> None:
-    """Wait for it whatever happens."""
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError:
-            pass  # cancelled again: it ends in milliseconds

@@ -43,6 +43,7 @@ from tiers.errors import (
 from tiers.objects import Bytes, Objects
 from tiers.pack_memory import PackMemory
 from tiers.packs import Pack, PackHeader, describe, header_end, pack_name, parse
+from tiers.together import ended
 
 DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
 DIRECT_RECORD_BYTES_MIN: Final = 64 * KIB  # shorter ones are copied as fast as they are received one by one
@@ -317,9 +318,5 @@ async def _in_thread(size_bytes: int, work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                pass  # cancelled again: it ends in milliseconds
+        await ended(future)
         raise

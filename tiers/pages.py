@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tiers.constants import SLAB_ALIGN_BYTES
+from tiers.direct import free_bytes
 from tiers.errors import OpenError, SettingError
 from tiers.sizes import format_bytes
 
@@ -134,10 +135,9 @@ def room_of(directory: Path) -> tuple[int, int] | None:
 
 def require_room(directory: Path, size_bytes: int) -> None:
     """Raises OpenError where the file system is too small for the whole file."""
-    room = room_of(directory)
-    if room is not None and room[1] < size_bytes:
+    if (free := free_bytes(directory)) < size_bytes:
         raise OpenError(
-            f"arena: {directory} has {format_bytes(room[1])} free, {format_bytes(size_bytes)} are needed; "
+            f"arena: {directory} has {format_bytes(free)} free, {format_bytes(size_bytes)} are needed; "
             "lower the capacity"
         )
 
@@ -217,8 +217,7 @@ def has_pages(directory: Path, size_bytes: int) -> bool:
             (_HUGE_POOL / "resv_hugepages").read_text()
         )
         return free * SLAB_ALIGN_BYTES >= size_bytes
-    room = room_of(directory)
-    return room is None or room[1] >= size_bytes
+    return free_bytes(directory) >= size_bytes
 
 
 def mount_of(directory: Path) -> Mount | None:

@@ -45,5 +45,14 @@ def first_failure(failures: BaseExceptionGroup) -> BaseException:
     return first
 
 
+async def ended(work: asyncio.Future[Any]) -> None:
+    """Returns when it has ended, even if who waits is cancelled: a thread uses what is the caller's until then."""
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            pass  # cancelled again: it ends in milliseconds
+
+
 async def _awaited(one: Awaitable[T]) -> T:
     return await one
