@@ -39,7 +39,7 @@ venv-033: venv
 	@scripts/venv_next.sh
 
 demo: venv
-	@$(VENV)/kvstore demo --html demo-report.html
+	@$(VENV)/python -m examples.demo --html demo-report.html
 
 demo-regions: venv
 	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")

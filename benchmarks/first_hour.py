@@ -27,6 +27,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from examples.demo.model import TRAINING_TEXT, make_model
+
 HOST = "127.0.0.1"
 WEB_PORT = 9471
 STEP_S_MAX = 120.0
@@ -163,11 +165,7 @@ def install(hour: Hour) -> None:
             raise StepError(f"kvstore is imported from {found}")
         shown.append(hour.run("kvstore", "version").splitlines()[0])
     with hour.step("a tiny model"):
-        hour.run(
-            "python",
-            "-c",
-            "from pathlib import Path; from kvstore.demo.model import make_model; make_model(Path('.'))",
-        )
+        make_model(hour.directory)
 
 
 def serve(hour: Hour) -> subprocess.Popen[bytes]:
@@ -218,12 +216,11 @@ def engine(hour: Hour, name: str) -> tuple[subprocess.Popen[bytes], int]:
 def ask(hour: Hour, port: int, name: str) -> list[str]:
     """The answers to the prompts."""
     with hour.step(name) as shown:
-        text = hour.run("python", "-c", "from kvstore.demo.model import TRAINING_TEXT; print(TRAINING_TEXT)")
         answers, first_s = [], time.monotonic()
         for number in range(PROMPTS):
             body = {
                 "model": "tiny-llama",
-                "prompt": f"User {number}: {text}",
+                "prompt": f"User {number}: {TRAINING_TEXT}",
                 "max_tokens": ANSWER_TOKENS,
                 "temperature": 0,
             }

@@ -27,10 +27,10 @@ from typing import Any
 
 from benchmarks.miss_overhead import ARENA_BYTES, BLOCK_TOKENS, MODEL, connector
 from benchmarks.servers import Server, ServerError, api_server, proxy
+from examples.demo.model import make_model
 from kvstore.bench.daemon import Daemon, DaemonError, settings
 from kvstore.bench.machine import Others, facts
 from kvstore.cli.output import print_json, print_table
-from kvstore.demo.model import make_model
 from tiers.pages import choose_arena_path
 
 KINDS = ("waiting", "sync", "none")

@@ -59,7 +59,6 @@ COMMANDS = {
     "config": "show or check the configuration, with where each value comes from; write a sample",
     "get": "the settings that a running daemon works with, and where they come from",
     "set": "give a setting of a running daemon another value, until it restarts",
-    "demo": "show it: real engines, restarts, crashes and damage, the same prompts",
     "record": "write down the requests that engines ask for, for replay: lengths and what they share, no names",
     "replay": "what each eviction policy would have hit on recorded traffic",
     "bench": "what this machine does with our tiers, beside its limits",

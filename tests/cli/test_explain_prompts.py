@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.model import make_model
 from kvstore.cli import CliError
 from kvstore.cli.chat import chat_tokens
 from kvstore.client import Client
-from kvstore.demo.model import make_model
 from tests.cli.test_explain import BLOCK_TOKENS, RECORD_BYTES, TOKENS, fields, ids, named
 from tests.running import Daemon, Place, kvstore
 

@@ -1,4 +1,4 @@
-"""`kvstore demo` as a user runs it: the whole of it once, and then with an engine that is broken.
+"""`make demo` as a user runs it: the whole of it once, and then with an engine that is broken.
 
 The broken engines are a module named vllm that shadows the real one. Daemon, processes and
 judgement are the real ones, so these runs need no model and take a second each.
@@ -18,6 +18,7 @@ import pytest
 
 from tests.pages import read_page
 
+ROOT = Path(__file__).parents[2]
 PHASES = ["cold", "engine restart", "daemon kill -9", "arena lost", "corrupt block", "prefill, decode"]
 
 FAKE_VLLM = """
@@ -46,11 +47,12 @@ class LLM:
 def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command with its files in `directory`, where a vllm.py shadows the installed one."""
     return subprocess.run(
-        [sys.executable, "-m", "kvstore", "demo", *arguments],
+        [sys.executable, "-m", "examples.demo", *arguments],
         capture_output=True,
         text=True,
         timeout=600,
         env=environment_in(directory),
+        cwd=ROOT,
     )
 
 
@@ -75,7 +77,7 @@ def is_running(word: str) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The real demo, once, as `kvstore demo -o json` prints it; "page" is what --html wrote."""
+    """The real demo, once, as `python -m examples.demo -o json` prints it; "page" is what --html wrote."""
     directory = tmp_path_factory.mktemp("demo")
     done = demo(directory, "-o", "json", "--html", str(directory / "page.html"))
     assert done.returncode == 0, done.stderr[-4000:]
@@ -176,10 +178,11 @@ def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     """SIGTERM in the middle ends daemon and engines, and takes the arena and the directory away."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("TOKENS", "__import__('time').sleep(60)"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvstore", "demo"],
+        [sys.executable, "-m", "examples.demo"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment_in(tmp_path),
+        cwd=ROOT,
     )
     assert process.stderr is not None
     assert "cold" in process.stderr.readline()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo import constants as c
+from examples.demo.corrupt import corrupt_one_record
+from examples.demo.engine_process import Reply, Run
+from examples.demo.model import LAYERS, make_model
+from examples.demo.phases import cached_tokens
+from examples.demo.report import Expected, Shown, document, page, problems, table
 from kvstore.bench.daemon import DaemonError
-from kvstore.demo import constants as c
-from kvstore.demo.corrupt import corrupt_one_record
-from kvstore.demo.engine_process import Reply, Run
-from kvstore.demo.model import LAYERS, make_model
-from kvstore.demo.phases import cached_tokens
-from kvstore.demo.report import Expected, Shown, document, page, problems, table
 from tests.pages import read_page
 from tiers import checksum
 from tiers.base import Get, Put, Record

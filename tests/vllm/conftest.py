@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from examples.demo.model import VOCABULARY, make_model
 from kvstore.client import Client
-from kvstore.demo.model import VOCABULARY, make_model
 from tests.running import Daemon, Place
 from tests.vllm.engines import EngineHost
 from tests.vllm.fake_client import FakeStore

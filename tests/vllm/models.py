@@ -1,4 +1,4 @@
-"""Tiny models of further kinds, made on the spot: seeded random weights, the tokenizer of `kvstore.demo.model`.
+"""Tiny models of further kinds, made on the spot: seeded random weights, the tokenizer of `examples.demo.model`.
 
     hybrid   short convolutions with a recurrent state beside full attention (LFM2)
     mla      latent attention (DeepSeek-V2), as few and as small layers as vLLM's CPU kernel takes
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from kvstore.demo.model import ATTENTION_SCALE, SEED, VOCABULARY
+from examples.demo.model import ATTENTION_SCALE, SEED, VOCABULARY
 
 Array = np.ndarray[Any, Any]
 HIDDEN = 128

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from examples.demo.model import make_model
 from kvstore.cli.chat import chat_tokens
-from kvstore.demo.model import make_model
 
 pytestmark = pytest.mark.vllm
 

@@ -24,7 +24,7 @@ from connectors.vllm import allowed
 from connectors.vllm.canonical import Unknowable, canonical, text_of
 from connectors.vllm.configuration import PATHS, configuration
 from connectors.vllm.model_sources import SHARED, ModelSources
-from kvstore.demo.model import make_model
+from examples.demo.model import make_model
 from tests.vllm import models
 from tests.vllm.engine_configs import changed, config_of, digest_of, model_with, objects_of
 from tests.vllm.judged import COUNTED, LEFT_OUT, OF_NO_ENGINE

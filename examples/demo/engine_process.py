@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kvstore.demo import constants as c
+from examples.demo import constants as c
 
 COUNTERS = ("vllm:kvstore_", "vllm:prompt_tokens_cached_by_source")
 ENVIRONMENT = {  # offline, quiet and in one process

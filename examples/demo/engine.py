@@ -9,9 +9,9 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+from examples.demo import constants as c
+from examples.demo.engine_process import Job, Run, serve
 from kvstore.bench.daemon import DaemonError, log_tail
-from kvstore.demo import constants as c
-from kvstore.demo.engine_process import Job, Run, serve
 
 
 class Engine:

@@ -1,10 +1,10 @@
 """Show it: a real daemon, real vLLM engines, and the same prompts again and again.
 
-  kvstore demo                         progress on stderr, at the end a table
-  kvstore demo -o json                 one JSON document instead of the table
-  kvstore demo --model DIRECTORY       a real model (a GPU, or a CPU and patience)
-  kvstore demo --html page.html        also a page for a browser: the table, and the daemon's report of these phases
-  kvstore demo --keep                  leave data and logs of the run behind, and say where
+  python -m examples.demo                         progress on stderr, at the end a table
+  python -m examples.demo -o json                 one JSON document instead of the table
+  python -m examples.demo --model DIRECTORY       a real model (a GPU, or a CPU and patience)
+  python -m examples.demo --html page.html        also a page for a browser: the table, and the daemon's report of these phases
+  python -m examples.demo --keep                  leave data and logs of the run behind, and say where
 
 Without --model a tiny model is made on the spot; nothing is downloaded. Every phase is a fresh
 engine process: cold, after a restart of the engine, after kill -9 of the daemon, after the loss
@@ -24,34 +24,47 @@ import tempfile
 import time
 from pathlib import Path
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, CliError
+from examples.demo.phases import Show
+from examples.demo.report import document, page, table
+from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, CliError, Parser
 from kvstore.cli.options import add_output_argument
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.report import add_html_argument, require_page, write_page
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main() -> int:
+    """The exit code."""
+    try:
+        return run(arguments())
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except CliError as error:
+        print(*(f"demo: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return error.exit_code
+
+
+def arguments() -> argparse.Namespace:
+    parser = Parser(
+        prog="python -m examples.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add_output_argument(parser, "table", "json")
     parser.add_argument(
         "--model", type=Path, metavar="DIRECTORY", help="a model that vLLM can load (default: a tiny one)"
     )
     parser.add_argument("--keep", action="store_true", help="keep the directory with data and logs")
     add_html_argument(parser)
+    return parser.parse_args()
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvstore.demo.phases import Show
-    from kvstore.demo.report import document, page, table
-
     if importlib.util.find_spec("vllm") is None:
-        raise CliError(
-            "demo: vLLM is not installed beside kvstore (make venv installs it)", exit_code=NOT_FOUND
-        )
+        raise CliError("vLLM is not installed beside kvstore (make venv installs it)", exit_code=NOT_FOUND)
     require_page(args.html, "demo")
     if args.model is not None and not (args.model / "config.json").is_file():
-        raise CliError(
-            f"demo: --model {args.model}: not a model directory (no config.json)", exit_code=NOT_FOUND
-        )
+        raise CliError(f"--model {args.model}: not a model directory (no config.json)", exit_code=NOT_FOUND)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours stays behind
     started = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="kvstore-demo-"))
@@ -59,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         show = Show(directory, args.model and args.model.absolute(), lambda text: _say(started, text))
         stopped = show.carry_out()
     except OSError as error:
-        raise CliError(f"demo: {error}") from error
+        raise CliError(str(error)) from error
     finally:
         if args.keep:
             _say(started, f"kept: {directory}")
@@ -76,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             drop=("corrupt", "prompt tokens"),
         )
     for problem in report["problems"]:
-        print(f"kvstore: demo: {problem}", file=sys.stderr)
+        print(f"demo: {problem}", file=sys.stderr)
     if args.html is not None and show.report is not None:
         write_page(args.html, page(show.shown, show.report, also), "demo")
         _say(started, f"the table and a report of these phases: {args.html}")
@@ -85,3 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _say(started: float, text: str) -> None:
     print(f"{time.monotonic() - started:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

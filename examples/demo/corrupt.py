@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from examples.demo import constants as c
 from kvstore.bench.daemon import DaemonError
-from kvstore.demo import constants as c
 from tiers.base import Get
 from tiers.device import Device, Row
 from tiers.errors import OpenError

@@ -21,14 +21,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from examples.demo import constants as c
+from examples.demo.corrupt import corrupt_one_record
+from examples.demo.engine import Engines
+from examples.demo.engine_process import Job, Run
+from examples.demo.model import TRAINING_TEXT, make_model
+from examples.demo.report import TIERS, Expected, Shown
 from kvstore.bench.daemon import Daemon, DaemonError, settings
 from kvstore.client import ClientError
-from kvstore.demo import constants as c
-from kvstore.demo.corrupt import corrupt_one_record
-from kvstore.demo.engine import Engines
-from kvstore.demo.engine_process import Job, Run
-from kvstore.demo.model import TRAINING_TEXT, make_model
-from kvstore.demo.report import TIERS, Expected, Shown
 
 SOURCES = {"dram": "host", "nvme": "disk"}  # what vLLM calls them
 PROMPTS = [f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]
