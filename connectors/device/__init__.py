@@ -1,21 +1,15 @@
 """The seam between an engine's paged KV tensors and records in host memory.
 
-A block of one KV group lies in the engine's storage as a handful of contiguous *runs*; a
-record is these runs, one after the other:
+A block of one KV group lies in the engine's storage as a handful of contiguous *runs*; a record is these runs, one after
+the other:
 
     storage   ···[run 0 of block 7]········[run 1 of block 7]···      run = (base, length, stride)
                        │                         │                    at base + block * stride
     record    [ run 0 ........... ][ run 1 ........... ]
 
-With a block-outermost layout all layers of a block are one run; with a layer-outermost one
-there is a run per layer; with heads outside of blocks, one per layer and head. Whole blocks
-only: attention kernels lay K and V differently inside a block, and nothing here needs to
-know. What the runs are is part of the namespace, so two engines that would cut blocks
-differently never exchange them.
-
-A mover copies whole blocks in both directions. Its calls block until the bytes are there and
-are made from background threads; `mark` is called by the engine's own thread and stands for
-"all that was given to the device until now". Saving hashes in the same pass where it can.
+With a block-outermost layout all layers of a block are one run; with a layer-outermost one there is a run per layer; with
+heads outside of blocks, one per layer and head. Only whole blocks are copied, so it does not matter how a kernel lays K and
+V inside a block. What the runs are is part of the namespace: engines that cut blocks differently never exchange them.
 """
 
 from __future__ import annotations
@@ -109,30 +103,24 @@ def address_of(record: Buffer) -> int:
 def blocks_of(layers: Sequence[Any], block_count: int) -> Blocks:
     """The runs of a KV group, from its layers' tensors (first dimension: blocks or parts of blocks).
 
-    Storages are numbered as the layers name them first, so that where each was allocated does
-    not matter; inside one, pieces are in order of address. Layers that share one tensor are
-    taken once. Raises ValueError for a tensor that is not
-    made of whole blocks, or that has more than RUNS_MAX pieces a block.
+    Storages are numbered as the layers name them first, so that where each was allocated does not matter; inside one, pieces
+    are in order of address. Layers that share one tensor are taken once. Raises ValueError for a tensor that is not made of
+    whole blocks, or that has more than RUNS_MAX pieces a block.
     """
+    import torch
+
     storages: dict[int, int] = {}
     flat: list[Any] = []
-    runs: dict[Run, None] = {}
+    runs: set[Run] = set()
     for layer in layers:
         storage = layer.untyped_storage()
         number = storages.setdefault(storage.data_ptr(), len(storages))
         if number == len(flat):
-            flat.append(_bytes_of(layer, storage))
-        for run in _layer_runs(layer, number, block_count):
-            runs[run] = None
+            flat.append(torch.empty(0, dtype=torch.uint8, device=layer.device).set_(storage))
+        runs.update(_layer_runs(layer, number, block_count))
         if len(runs) > RUNS_MAX:
             raise ValueError(f"a block has more than {RUNS_MAX} contiguous pieces")
     return Blocks(tuple(flat), tuple(_merged(sorted(runs))), block_count)
-
-
-def _bytes_of(layer: Any, storage: Any) -> Any:
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8, device=layer.device).set_(storage)
 
 
 def _layer_runs(layer: Any, storage: int, block_count: int) -> Iterator[Run]:
@@ -167,19 +155,15 @@ def _offsets(extents: list[tuple[int, int]]) -> list[int]:
     return offsets
 
 
-def _merged(runs: list[Run]) -> Iterator[Run]:
+def _merged(runs: list[Run]) -> list[Run]:
     """Join neighbours that stay neighbours in every block."""
-    current: Run | None = None
+    merged: list[Run] = []
     for run in runs:
-        if current is None:
-            current = run
-            continue
-        joined = current.length + run.length
-        touches = (current.storage, current.base + current.length) == (run.storage, run.base)
-        if touches and current.stride == run.stride and joined <= run.stride:
-            current = Run(current.storage, current.base, joined, run.stride)
-            continue
-        yield current
-        current = run
-    if current is not None:
-        yield current
+        last = merged[-1] if merged else run
+        length = last.length + run.length
+        follows = (last.storage, last.base + last.length, last.stride) == (run.storage, run.base, run.stride)
+        if follows and length <= run.stride:
+            merged[-1] = Run(last.storage, last.base, length, run.stride)
+        else:
+            merged.append(run)
+    return merged

@@ -3,10 +3,9 @@
     save   blocks ══DMA══▶ records, in groups;   each group is hashed while the next one is copied
     load   records ══DMA══▶ blocks
 
-Copies run on a stream of the calling thread, behind an event of the engine's stream, and the
-calling thread waits for them; the engine's stream never does. Whatever happens, a call returns
-or raises only when none of its copies is under way any more: the lease is given back next,
-and somebody else's record may then lie in the slot.
+Copies run on a stream of the calling thread, behind an event of the engine's stream, and the calling thread waits for them;
+the engine's stream never does. A call returns or raises only when none of its copies is under way any more: the lease is
+given back next, and another record may then lie in the slot.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ HASH_GROUP_BYTES = 8 * MIB  # what is hashed while the next group is copied from
 
 
 class AcceleratorMover(BlockMover):
-    """See the module's head. Raises the driver's errors to the background thread that called."""
+    """Of one KV group. Raises the driver's errors to the background thread that called."""
 
     def __init__(self, blocks: Blocks, driver: Driver, pinning: Pinning) -> None:
         super().__init__(blocks)
@@ -86,11 +85,10 @@ class AcceleratorMover(BlockMover):
     def _copy(self, stream: Any, pieces: tuple[Numbers, Numbers, Numbers], host: int) -> None:
         """One batched copy. host: which of the two addresses is the arena's."""
         edges = self._pinning.edges()
-        first, last = pieces[host], pieces[host] + pieces[2] - 1
-        if (
-            len(edges)
-            and (np.searchsorted(edges, first, "right") != np.searchsorted(edges, last, "right")).any()
-        ):
+        first, last = (
+            np.searchsorted(edges, at, "right") for at in (pieces[host], pieces[host] + pieces[2] - 1)
+        )
+        if (first != last).any():
             pieces = _cut(pieces, edges, host)
         self._driver.copy(stream, *(np.ascontiguousarray(numbers) for numbers in pieces))
 

@@ -1,10 +1,8 @@
 """Blocks in host memory: the copies of a whole batch in one system call.
 
-Python gives up its interpreter lock around each foreign call, and an engine that spins in the
-same process takes it for up to 5 ms. So a load must not make a call for each block.
-`process_vm_readv` of the own process is the one function of the C library that copies many
-pieces at once; where it is not allowed, it is one `memmove` each. Neither touches the OpenMP
-threads that the engine computes with.
+Python gives up its interpreter lock around each foreign call, and an engine that spins in the same process takes it for up
+to 5 ms. So a load must not make a call for each block: `process_vm_readv` of the own process copies many pieces at once.
+Where it is not allowed, each piece is one `memmove`. Neither touches the OpenMP threads that the engine computes with.
 """
 
 from __future__ import annotations
@@ -26,14 +24,7 @@ _PIECES_MAX = 1024  # of one call: IOV_MAX of Linux
 
 _copy_pieces = ctypes.CDLL(None, use_errno=True).process_vm_readv
 _copy_pieces.restype = ctypes.c_ssize_t
-_copy_pieces.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
+_copy_pieces.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
 
 
 class CpuMover(BlockMover):

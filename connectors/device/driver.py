@@ -6,18 +6,13 @@
                                                         │ synchronize
     our thread                                          └──▶ the lease is given back
 
-Two implementations: `connectors.device.cuda.CudaDriver`, and the simulated one of the tests,
-which runs copies as late and in as odd an order as streams and events allow.
+Two implementations: `connectors.device.cuda.CudaDriver`, and the simulated one of the tests, which runs copies as late and
+in as odd an order as streams and events allow. What a driver asks of its callers:
 
-What a driver asks of its callers:
-
-* a thread calls `set_device` before anything else. A new thread is on device 0, and using it
-  there would make a context on that device;
+* a thread calls `set_device` before anything else: a new thread is on device 0, and would make a context there;
 * host memory is registered once, and unregistered before it is unmapped;
-* a copy lies inside one registered range, or outside of all of them. Outside it is pageable:
-  slower, and the driver copies through buffers of its own;
-* a call that failed leaves an error pending in its thread. `take_error` clears it; otherwise
-  the next call of the engine reports it.
+* a copy lies inside one registered range, or outside of all of them, where it is slower;
+* a call that failed leaves an error pending in its thread: `take_error` clears it, or the engine's next call reports it.
 """
 
 from __future__ import annotations
@@ -60,10 +55,8 @@ class Driver(ABC):
 
     @abstractmethod
     def copy(self, stream: Any, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
-        """Copy `sizes[i]` bytes from address `sources[i]` to `targets[i]`, in any order. Does not wait.
-
-        If it raises, some of the copies may be under way all the same.
-        """
+        """Copy `sizes[i]` bytes from address `sources[i]` to `targets[i]`, in any order. Does not wait. If it raises, some
+        of the copies may be under way all the same."""
 
     @abstractmethod
     def synchronize(self, stream_or_event: Any) -> None:

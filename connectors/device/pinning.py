@@ -4,9 +4,8 @@
                         │
     nobody uses the view any more ──▶ retired ──▶ release() ──▶ unregister ──▶ unmap
 
-What holds: a mapping stays mapped until it is unregistered. Leases and clients refer to the
-view, so registered memory is never given up under a copy. Registering takes seconds for each
-hundred GiB, so neither it nor its undoing happens in a thread of the engine.
+A mapping stays mapped until it is unregistered. Leases and clients refer to the view, so registered memory is never given up
+under a copy. Registering takes seconds for each hundred GiB, so it does not happen in a thread of the engine.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ class Pinning:
         self._edges: Numbers = np.empty(0, dtype=np.int64)
 
     def pin(self, view: Any, stopping: Callable[[], bool] = lambda: False) -> None:
-        """Register the mapping of this view, unless it was tried before. Never raises for a refusal.
-
-        Where the driver refuses, the whole arena stays pageable, and one line says so.
-        """
+        """Register the mapping of this view, unless it was tried before. Where the driver refuses, the whole arena stays
+        pageable, and one line says so."""
         if view in self._known:
             return
         self._known.add(view)

@@ -1,8 +1,7 @@
 """Keeps the arena of this process mapped, pinned, and the current one, in a thread of its own.
 
-It starts with the connector, so that mapping and registering (tens of seconds for a large
-arena) are over before the first hit, and never happen with a lease in hand. Then it asks now
-and then: an idle line would keep the memory of a replaced arena for ever.
+It starts with the connector, so that mapping and registering (tens of seconds for a large arena) are over before the first
+hit. Then it asks now and then: an idle line would keep the memory of a replaced arena for ever.
 """
 
 from __future__ import annotations

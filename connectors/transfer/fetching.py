@@ -73,9 +73,7 @@ class Fetching:
         self.fetches: dict[str, Fetch] = {}
         self._line, self._ranks, self._count, self._note = line, ranks, count, note
         self._queue: queue.SimpleQueue[Fetch | Sequence[Part] | None] = queue.SimpleQueue()
-        self._made: deque[_Leased | Fetch] = (
-            deque()
-        )  # a Fetch that is over, behind all that was leased for it
+        self._made: deque[_Leased | Fetch] = deque()  # a Fetch that is over, behind all its leases
         self._numbers = itertools.count()
         self._open: dict[int, _Leased] = {}
 
@@ -124,18 +122,9 @@ class Fetching:
                 number = next(self._numbers)
                 self._open[number] = made
                 made.fetch.open += 1
-                group = made.part.group.index
-                loads.append(
-                    Load(
-                        number,
-                        made.fetch.request_id,
-                        group,
-                        made.block_ids,
-                        made.lease.grant,
-                        made.fetch.sync,
-                        made.part.group.adapter,
-                    )
-                )
+                group, fetch = made.part.group, made.fetch
+                order = number, group.index, made.block_ids, made.lease.grant, group.adapter
+                loads.append(Load(*order, fetch.request_id, fetch.sync))
         return loads, ends
 
     def reported(self, number: int, ranks: int, valid: int) -> None:

@@ -10,10 +10,13 @@ next call. One that was restarted meanwhile knows nothing of the tickets, and do
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from connectors.constants import THREAD_JOIN_S
 from kvstore.client import Namespace
 
 SETTLEMENTS_MAX = 64  # that wait for a daemon that answers; beyond it the oldest are forgotten
@@ -26,6 +29,13 @@ def _open(socket_path: str, timeout_s: float, label: str, *, attach: bool, writa
     from kvstore.client import Client
 
     return Client(socket_path, timeout_s=timeout_s, label=label, attach=attach, writable=writable)
+
+
+def join_all(threads: Sequence[threading.Thread]) -> None:
+    """Wait for threads that were asked to end, for THREAD_JOIN_S at most."""
+    deadline_s = time.monotonic() + THREAD_JOIN_S
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 open_client: Callable[..., Any] = _open  # a kvstore.client.Client; connects at its first call

@@ -58,17 +58,22 @@ class Part:
 
 
 @dataclass(slots=True)
-class Load:
-    """Fill these blocks from the first slots of the grant, and report `number`. sync: inside the step that asks.
-    adapter: that they are for."""
+class Order:
+    """Copy these blocks, and report `number`. adapter: that they are computed with."""
 
     number: int
-    request_id: str
     group: int
     block_ids: list[int]
     grant: Grant
+    adapter: Adapter | None
+
+
+@dataclass(slots=True)
+class Load(Order):
+    """Fill the blocks from the first slots of the grant. sync: inside the step that asks."""
+
+    request_id: str
     sync: bool
-    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)
@@ -80,13 +85,5 @@ class LoadEnd:
     missing: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Save:
-    """Copy these blocks into the slots of the grant, fill their column, and report `number`. adapter: that they are to
-    be computed with."""
-
-    number: int
-    group: int
-    block_ids: list[int]
-    grant: Grant
-    adapter: Adapter | None = None
+class Save(Order):
+    """Copy the blocks into the slots of the grant, and fill their column."""

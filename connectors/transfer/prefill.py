@@ -3,10 +3,9 @@
     order of a step ─▶ … ─▶ its output        tokens / time, if the step was mostly prefill
     order ─▶ order ─▶ output ─▶ output        a step planned ahead begins when the last one ended
 
-The daemon uses blocks of slow tiers only where loading them beats this. Steps that decode, or
-wait for a load, say nothing about it. Some steps are held up by something else, and the output
-of some is only noticed together with the next one's: of the latest samples the middle half
-counts. 0 until there are enough of them.
+The daemon uses blocks of slow tiers only where loading them beats this. Steps that decode, or wait for a load, say nothing
+about it. Some steps are held up by something else, and the output of some is only noticed together with the next one's: of
+the latest samples the middle half counts. 0 until there are enough of them.
 """
 
 from __future__ import annotations

@@ -42,23 +42,20 @@ class SettingError(ValueError):
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
         super().__init__(f"kv_connector_extra_config: {key} = {value!r}: allowed is {allowed}")
-        self.key = key
-        self.value = value
-        self.allowed = allowed
+        self.key, self.value, self.allowed = key, value, allowed
 
 
 @dataclass(slots=True, frozen=True)
 class Settings:
     """Every key with its default.
 
-    kvstore_socket: the daemon's socket; by default where the daemon of this user listens. load,
-    save: "async" (between and behind the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a
-    step. load_timeout_s: from asking to the last byte; what is missing then is computed.
-    save_timeout_s: one call of a background save. still_writing_wait_s: how long a request waits for
-    the next blocks that another engine is storing; 0: not at all. save_queue_bytes: saves waiting for their
-    copy; beyond it blocks are skipped. load_threads: loads at the same time. tenant: other
-    tenants never see these blocks. model_digest: names the weights, instead of hashing their
-    files. cache_dir: where digests of weight files are remembered.
+    kvstore_socket: the daemon's socket; by default where the daemon of this user listens. load, save: "async" (between and
+    behind the steps of the engine) or "sync" (inside a step). lookup_timeout_s: what a lookup may cost inside a step.
+    load_timeout_s: from asking to the last byte; what is missing then is computed. save_timeout_s: one call of a background
+    save. still_writing_wait_s: how long a request waits for the next blocks that another engine is storing; 0: not at all.
+    save_queue_bytes: saves waiting for their copy; beyond it blocks are skipped. load_threads: loads at the same time.
+    tenant: other tenants never see these blocks. model_digest: names the weights, instead of hashing their files.
+    cache_dir: where digests of weight files are remembered.
     """
 
     kvstore_socket: str = field(default_factory=default_socket)
@@ -94,33 +91,28 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     return settings
 
 
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **dict.fromkeys(
+        ("lookup_timeout_s", "load_timeout_s", "save_timeout_s"), (float, TIMEOUT_S_MIN, TIMEOUT_S_MAX)
+    ),
+    "still_writing_wait_s": (float, 0, TIMEOUT_S_MAX),
+    "save_queue_bytes": (int, SAVE_QUEUE_BYTES_MIN, 1 << 50),
+    "load_threads": (int, 1, LOAD_THREADS_MAX),
+}
+
+
 def _checked(key: str, value: Any) -> Any:
-    if key in ("load", "save"):
-        return _one_of(key, value, ("async", "sync"))
-    if key.endswith("_timeout_s"):
-        return float(_number(key, value, TIMEOUT_S_MIN, TIMEOUT_S_MAX))
-    if key == "still_writing_wait_s":
-        return float(_number(key, value, 0, TIMEOUT_S_MAX))
-    if key == "save_queue_bytes":
-        return int(_number(key, value, SAVE_QUEUE_BYTES_MIN, 1 << 50))
-    if key == "load_threads":
-        return int(_number(key, value, 1, LOAD_THREADS_MAX))
+    if key in _NUMBERS:
+        kind, least, most = _NUMBERS[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise SettingError(key, value, f"a number from {least:g} to {most:g}")
+        return kind(value)
+    if key in ("load", "save") and value not in ("async", "sync"):
+        raise SettingError(key, value, "'async' or 'sync'")
     if not isinstance(value, str):
         raise SettingError(key, value, "a string")
     if key == "kvstore_socket" and not Path(value).is_absolute():
         raise SettingError(key, value, "an absolute path")
     if key == "cache_dir" and value and not Path(value).is_absolute():
         raise SettingError(key, value, "an absolute path, or empty for the user's cache directory")
-    return value
-
-
-def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise SettingError(key, value, " or ".join(repr(name) for name in allowed))
-    return str(value)
-
-
-def _number(key: str, value: Any, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise SettingError(key, value, f"a number from {least:g} to {most:g}")
     return value

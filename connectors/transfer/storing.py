@@ -3,10 +3,9 @@
     add ─▶ send ─▶ reserve ─▶ Save ─▶ every rank copies and fills its column ─▶ reported: through
                    at once, or in the save thread
 
-The daemon stores a block when the last rank has filled its column; nothing here waits for that. Blocks of a
-prompt are reserved at once, in the step that computes them: ranks save them without a further step.
-What a step of decoding fills is reserved by a thread, and saved with a later step. Best effort: what
-does not fit into the queue, what the daemon has no room for, and what one rank could not copy is not stored.
+The daemon stores a block when the last rank has filled its column; nothing here waits for that. Blocks of a prompt are
+reserved at once, in the step that computes them. What a step of decoding fills is reserved by a thread, and saved with a
+later step. What does not fit into the queue, what the daemon has no room for, and what one rank could not copy is not stored.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from connectors.transfer.orders import Part, Save
 
 @dataclass(slots=True)
 class Store:
-    """A save under way. decoding: its blocks were filled by decoding, a few at a time. places: (group, position,
-    block id) of blocks that only the request keeps alive. held: blocks that we keep alive. draining: the request is finished, and waits for it. ended: everything of it
-    was ordered; open: what some rank is not through with."""
+    """A save under way. decoding: its blocks were filled by decoding, a few at a time. places: (group, position, block id) of
+    blocks that only the request keeps alive. held: blocks that we keep alive. draining: the request is finished, and waits
+    for it. ended: everything of it was ordered; open: what some rank is not through with."""
 
     number: int
     request_id: str
@@ -49,10 +48,8 @@ class Store:
     @property
     def column_bytes(self) -> int:
         """What each rank copies, on average."""
-        return sum(
-            len(part.block_ids) * part.group.space.record_bytes // len(part.group.of_shard)
-            for part in self.parts
-        )
+        sizes = ((len(part.block_ids), part.group) for part in self.parts)
+        return sum(count * group.space.record_bytes // len(group.of_shard) for count, group in sizes)
 
 
 @dataclass(slots=True)

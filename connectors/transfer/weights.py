@@ -12,12 +12,9 @@ at the speed of the disk, once: what was read is remembered under the user's cac
     size, modification and change time, inode and device      are what they were, and
     the head of the file and pages spread over it             (a sample of a few hundred KiB, read each time)
 
-So whoever keeps the modification time (`tar`, layers of images, `cp -p`), or even sets back the clock, is found out.
-Not found out is who writes past the file system, or brings all five numbers back to the nanosecond, and changes no byte
-of the sample. Files that change while they are read have no digest.
-
-Not digested here: what decides which files are read (`connectors/vllm/model_files.py`), LoRA adapters
-(`live_adapters.py`), and weights that an engine changes while it runs (`live_weights.py`).
+So a file is read again also where the modification time was kept (`tar`, layers of images, `cp -p`) or the clock was set
+back. Not noticed is a change that brings all five numbers back to the nanosecond, and no byte of the sample. Files that
+change while they are read have no digest.
 """
 
 from __future__ import annotations
@@ -55,11 +52,9 @@ class WeightsUnknown(Exception):
 
 
 def weights_digest(files: list[Path], cache: Path, stop: threading.Event) -> str:
-    """32 hex digits over what is in the files, in any order. Blocks for as long as reading takes.
-
-    Raises OSError when a file cannot be read; WeightsUnknown when one changes meanwhile, when two hold a tensor of
-    the same name with different contents (which of them counts is the loader's to say), and when `stop` is set.
-    """
+    """32 hex digits over what is in the files, in any order. Blocks for as long as reading takes. Raises OSError when a file
+    cannot be read; WeightsUnknown when one changes meanwhile, when two hold a tensor of the same name with different contents
+    (which of them counts is the loader's to say), and when `stop` is set."""
     with ThreadPoolExecutor(WEIGHTS_THREADS, thread_name_prefix="kvstore-weights") as pool:
         of_files = list(pool.map(lambda path: _parts(path, cache, stop), files))
     known: dict[str, Part] = {}
@@ -96,7 +91,7 @@ def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
         parts = _read_through(where, stop)
         sample = _sample(where)
         if file_facts(where) == before:
-            _remember(note, before, sample, parts)
+            write_note(note, {"facts": before, "sample": sample, "parts": parts})
             return parts
     raise WeightsUnknown(f"{path} changed while it was read")
 
@@ -183,17 +178,23 @@ def _tensors(file: Any, size: int) -> tuple[list[tuple[str, str, int]] | None, i
 
 
 def _recall(note: Path, facts: Facts, path: Path) -> list[Part] | None:
+    """What a note says of a file that is still the same."""
+    said = read_note(note)
     try:
-        said = json.loads(note.read_bytes())
         if said["facts"] != facts or said["sample"] != _sample(path):
             return None
         return [(str(name), str(kind), str(digest)) for name, kind, digest in said["parts"]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None  # not noted yet, or damaged: reading the weights again is the answer to both
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
-def _remember(note: Path, facts: Facts, sample: str, parts: list[Part]) -> None:
-    write_note(note, {"facts": facts, "sample": sample, "parts": parts})
+def read_note(note: Path) -> dict[str, Any]:
+    """Empty where there is none, or it is damaged: what it is about is then read again."""
+    try:
+        said = json.loads(note.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def write_note(note: Path, document: dict[str, Any]) -> None:
@@ -211,10 +212,7 @@ def known_as(cache: Path, live: str, name: str) -> str:
     """What weights are called that ranks compute with, as a digest of theirs says: `name`, unless a note has another one.
     The first engine of this cache directory that has them writes it, whether it was started with them or got them later."""
     note = cache / "weights" / f"live-{live}.json"
-    try:
-        said = json.loads(note.read_bytes())["name"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        said = None
+    said = read_note(note).get("name")
     if isinstance(said, str) and said:
         return said
     write_note(note, {"name": name})

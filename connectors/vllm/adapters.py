@@ -1,6 +1,6 @@
 """Which adapter of LoRA a request is computed with, by content: a namespace for each.
 
-What counts is what the ranks have loaded (`live_adapters.py`); they say so whenever it changes. Nobody can know it of an
+What counts is what the ranks have loaded (`LiveAdapters`); they say so whenever it changes. Nobody can know it of an
 adapter that is not loaded yet, so its files are digested, and a note in the cache directory says what ranks made of
 these files before:
 
@@ -18,14 +18,14 @@ not to be trusted: such requests are neither looked up nor saved any more, until
 from __future__ import annotations
 
 import itertools
-import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
 import xxhash
 
 from connectors import constants as limits
@@ -35,6 +35,7 @@ from connectors.transfer.weights import (
     Facts,
     WeightsUnknown,
     file_facts,
+    read_note,
     weights_digest,
     write_note,
 )
@@ -47,8 +48,8 @@ Key = tuple[str, str]  # name and path, as in block hashes
 
 @dataclass(slots=True)
 class _Unloaded:
-    """An adapter that no rank has loaded, as far as we know. files: their digest. asked: the number of the question
-    whether it is loaded; 0 before it was asked. base: the namespaces without an adapter. stamp: its files, when they were digested."""
+    """An adapter that no rank has loaded, as far as we know. stamp: its files, when they were digested. base: the namespaces
+    without an adapter. files: their digest. asked: the number of the question whether it is loaded; 0 before it was asked."""
 
     path: str
     stamp: list[Facts]
@@ -197,11 +198,8 @@ class Adapters:
         return self._cache / "weights" / f"adapter-{xxhash.xxh3_128_hexdigest(files.encode() + base)}.json"
 
     def _remembered(self, number: int, files: str, base: bytes) -> Adapter | None:
-        try:
-            said = json.loads(self._place(files, base).read_bytes())
-            digests = tuple(str(digest) for digest in said["digests"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
+        said = read_note(self._place(files, base)).get("digests", ())
+        digests = tuple(map(str, said)) if isinstance(said, list) else ()
         return Adapter(number, digests) if len(digests) == self._world and all(digests) else None
 
     def _remember(self, one: _Unloaded, adapter: Adapter) -> None:
@@ -233,3 +231,73 @@ def _stamp(path: str) -> list[Facts]:
         return [file_facts(file) for file in _files(path)]
     except OSError:
         return []
+
+
+# ---- on a rank ---------------------------------------------------------------------------
+
+
+class LiveAdapters:
+    """What one rank computes with now: what vLLM has loaded, wherever it came from. Each adapter is digested as it lies in
+    memory, once for each time it was loaded: every tensor, and every number beside them."""
+
+    def __init__(self, models: Iterable[Any], rank: int) -> None:
+        found = (getattr(model, "lora_manager", None) for model in models)
+        self._manager = next((manager for manager in found if manager is not None), None)
+        self._rank = rank
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def digests(self) -> dict[int, str]:
+        """By the number that the adapter has in the engine; "" for one that holds what we cannot digest, and for the
+        number 0, which no adapter has, where we cannot see any."""
+        if self._manager is None:
+            return {0: ""}
+        now: dict[int, tuple[Any, str]] = {}
+        for number, adapter in self._manager.list_adapters().items():
+            known = self._known.get(number)
+            now[number] = (
+                known if known is not None and known[0] is adapter else (adapter, _live_digest(adapter))
+            )
+        self._known = now
+        return {number: digest for number, (_, digest) in now.items()}
+
+    def agrees(self, adapter: Adapter | None) -> bool:
+        """Whether nothing else is loaded under its number."""
+        if adapter is None:
+            return True
+        expected = adapter.digests[self._rank]
+        return self.digests().get(adapter.number, expected) == expected
+
+
+def _live_digest(adapter: Any) -> str:
+    """Empty for one that holds what is neither a tensor nor plain."""
+    digest = xxhash.xxh3_128()
+    try:
+        _add(digest, {name: value for name, value in vars(adapter).items() if name != "id"})
+    except TypeError:
+        return ""
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Raises TypeError for what is neither a tensor nor plain."""
+    if isinstance(value, torch.Tensor):
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
+        if value.numel():
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy())
+    elif isinstance(value, dict):
+        digest.update(f"dict {len(value)} ".encode())
+        for key in sorted(value, key=str):
+            digest.update(f"{key!r} ".encode())
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        digest.update(f"list {len(value)} ".encode())
+        for item in value:
+            _add(digest, item)
+    elif value is None or isinstance(value, str | int | float):
+        digest.update(f"{value!r} ".encode())
+    elif type(value).__module__.startswith("vllm.lora."):
+        digest.update(f"{type(value).__name__} ".encode())
+        _add(digest, vars(value))
+    else:
+        raise TypeError(type(value).__name__)

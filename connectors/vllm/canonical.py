@@ -23,8 +23,6 @@ from typing import Any
 
 import torch
 
-DEPTH_MAX = 24  # of values within values
-
 Skip = Callable[[Any, str], bool]  # an object and one of its attributes: whether it is left out
 
 
@@ -32,17 +30,16 @@ class Unknowable(Exception):
     """This value has no form that would be equal elsewhere; the message says what it is."""
 
 
-def canonical(value: Any, skip: Skip, depth: int = 0) -> Any:
-    """Something that JSON can hold, equal for equal values. Raises Unknowable."""
-    if depth > DEPTH_MAX:
-        raise Unknowable("values within values without end")
+def canonical(value: Any, skip: Skip) -> Any:
+    """Something that JSON can hold, equal for equal values. Raises Unknowable, and RecursionError for values within values
+    without end."""
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if (name := _name(value)) is not None:
         return name
-    inner = functools.partial(canonical, skip=skip, depth=depth + 1)
+    inner = functools.partial(canonical, skip=skip)
     if isinstance(value, Mapping):
         return {_key(key): inner(each) for key, each in value.items()}
     if isinstance(value, Set):
@@ -104,22 +101,15 @@ def _class_name(kind: type) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    return text_of(canonical(key, lambda *_: False))
+    return key if isinstance(key, str) else text_of(canonical(key, lambda *_: False))
 
 
 def _is_plain(kind: type) -> bool:
     """Whether its instances have no more memory than the attributes of Python take."""
-    words = (
-        (kind.__dictoffset__ > 0)
-        + (kind.__weakrefoffset__ > 0)
-        + sum(len(_slots(each)) for each in kind.__mro__)
-    )
-    return (
-        kind.__basicsize__ <= object.__basicsize__ + words * object.__basicsize__ // 2
-        and not kind.__itemsize__
-    )
+    slots = sum(len(_slots(each)) for each in kind.__mro__)
+    words = (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0) + slots
+    most = object.__basicsize__ + words * object.__basicsize__ // 2
+    return kind.__basicsize__ <= most and not kind.__itemsize__
 
 
 def _slots(kind: type) -> Sequence[str]:

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
+from connectors.transfer.weights import WeightsUnknown
 from connectors.vllm import allowed
 from connectors.vllm.canonical import Unknowable, attributes, canonical, text_of
+from connectors.vllm.model_files import directory_of
 from connectors.vllm.model_sources import ModelSources
 
 LONG_ROPES = frozenset({"longrope", "su"})
@@ -117,8 +118,8 @@ class _Walk:
     def _hf_config(self, path: str, config: Any, owner: Any) -> None:
         """A model's config.json. The one for text is most often a part of the one for all, or the same."""
         whole = getattr(owner, "hf_config", None)
-        if path.endswith("hf_text_config.") and (
-            config is whole or any(config is each for each in vars(whole).values())
+        if path.endswith("hf_text_config.") and any(
+            config is each for each in (whole, *vars(whole).values())
         ):
             return
         settings = {name: value for name, value in config.to_dict().items() if not self._unread(name)}
@@ -165,8 +166,9 @@ def _defaults(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     described = getattr(kind, "__pydantic_fields__", {})
     for field in fields(kind):
-        if field.name in described and not described[field.name].is_required():
-            found[field.name] = described[field.name].get_default(call_default_factory=True)
+        known = described.get(field.name)
+        if known is not None and not known.is_required():
+            found[field.name] = known.get_default(call_default_factory=True)
         elif field.default is not MISSING:
             found[field.name] = field.default
         elif field.default_factory is not MISSING:
@@ -181,14 +183,12 @@ def _knows(kind: type, key: str) -> bool:
 
 def _values(settings: Any, names: tuple[str, ...]) -> Iterator[Any]:
     """Of these keys, wherever they are."""
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            if key in names and not isinstance(value, Mapping | list):
-                yield value
+    inner = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
+    for key, value in inner:
+        if isinstance(value, Mapping | list):
             yield from _values(value, names)
-    elif isinstance(settings, list):
-        for each in settings:
-            yield from _values(each, names)
+        elif key in names:
+            yield value
 
 
 def _plugins() -> Iterator[str]:
@@ -202,18 +202,13 @@ def _plugins() -> Iterator[str]:
 
 def _code_of(model: Any, settings: Mapping[str, Any]) -> dict[str, str]:
     """The digests of the code that a model brings. Raises Unknowable."""
-    from huggingface_hub import snapshot_download
-
-    if any(
-        "--" in str(each) for each in _values(settings.get("auto_map"), tuple(settings.get("auto_map") or ()))
-    ):
+    maps = settings.get("auto_map") or {}
+    if any("--" in str(each) for each in _values(maps, tuple(maps))):
         raise Unknowable("the model's code is of another repository")
-    root = Path(model.model)
-    if not root.is_dir():
-        try:
-            root = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-        except Exception as error:
-            raise Unknowable(f"the code of {model.model} is not found") from error
+    try:
+        root = directory_of(model.model, model.revision)
+    except WeightsUnknown as error:
+        raise Unknowable(f"the code of {model.model} is not found") from error
     return {path.relative_to(root).as_posix(): _content(str(path)) for path in sorted(root.rglob("*.py"))}
 
 

@@ -7,10 +7,9 @@ vLLM's block hash names tokens by content, and some things only by what they are
     images, audio, video     by an identifier                  ─▶ its hash, and a digest of what goes into the model
     adapters of LoRA         by name and path                  ─▶ a namespace for each content (`adapters.py`)
 
-An identifier may be a hash of what the user sent, a name that the user gives, one that a picture carries in its
-metadata, or a number of this process. It says nothing of the processor that makes tensors from it either. So what is
-digested is what the processor made: all that the model is given in place of these tokens. The name of a block
-holds all of that from the first to the last one that begins before its end. Blocks before the first keep vLLM's hash.
+An identifier may be a hash of what the user sent, a name that the user gives, one that a picture carries in its metadata,
+or a number of this process. So what is digested is what the processor made: all that the model is given in place of these
+tokens. The name of a block holds that of every item that begins before its end. Blocks before the first item keep vLLM's hash.
 
 Not named, and so neither looked up nor saved, are requests
 * with an item whose tensors are not here (in shared memory, kept in another process), or not what is computed with
@@ -100,11 +99,10 @@ class Contents:
         self._say = say
         self._known: OrderedDict[str, str] = OrderedDict()  # identifier -> digest, "" where it had several
         multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
-        self._is_numbered = (
-            multimodal is not None
-            and not multimodal.mm_processor_cache_gb
-            and not vllm_config.cache_config.enable_prefix_caching
+        is_kept = vllm_config.cache_config.enable_prefix_caching or getattr(
+            multimodal, "mm_processor_cache_gb", 1
         )
+        self._is_numbered = not is_kept
         transfer = getattr(vllm_config, "ec_transfer_config", None)
         self._is_elsewhere = getattr(multimodal, "mm_processor_cache_type", "") == "shm" or bool(
             transfer is not None and transfer.is_ec_consumer

@@ -1,20 +1,18 @@
 """KV groups as the connector sees them: how many tokens a block has, and which blocks a load needs.
 
-vLLM pages each group of layers on its own. Full attention (MLA too) needs every block of a
-prefix; a sliding window needs only the blocks that its last window touches; a recurrent state
-(Mamba, linear attention, short convolutions) only the block that holds it:
+vLLM pages each group of layers on its own. Full attention (MLA too) needs every block of a prefix; a sliding window only
+those that its last window touches; a recurrent state (Mamba, linear attention, short convolutions) only the one that holds
+it:
 
     tokens    0 ........................ skipped │ window-1 tokens │ next token
     window    [ null ][ null ][ null ][ needed  ][ needed ]
     state     [ null ][ null ][ null ][  null   ][ needed ]
 
-A state is that of the end of its block only where vLLM says so ("align" mode hands such blocks
-over), or where every block holds that of its end ("all" mode). A token that is computed again
-changes a state once more, so a hit leaves one token to compute.
-
-What vLLM itself rebuilds after a hit (windows under bounded replay, rings) is not stored. Where vLLM
-forbids that a prompt starts in the middle, and for anything else (chunked local attention,
-host-resident groups), the connector declines the whole model: vLLM needs all groups of a prefix.
+A state is that of the end of its block only where vLLM says so ("align" mode hands such blocks over), or where every block
+holds that of its end ("all" mode). A token that is computed again changes a state once more, so a hit leaves one token to
+compute. What vLLM itself rebuilds after a hit (windows under bounded replay, rings) is not stored. Where vLLM forbids that
+a prompt starts in the middle, and for anything else (chunked local attention, host-resident groups), the connector declines
+the whole model: vLLM needs all groups of a prefix.
 """
 
 from __future__ import annotations
@@ -22,23 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-
-class Hashes(Protocol):
-    """One hash after the other, as many as there are full blocks."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, where: slice, /) -> Sequence[bytes]: ...
+from connectors.vllm.contents import Names
 
 
 @dataclass(slots=True, frozen=True)
 class Group:
-    """index: vLLM's group id. block_tokens: tokens a block spans, over all context-parallel
-    ranks. window: how many tokens before the next one must be there, None for all of them.
-    draft: holds layers of a draft model, whose last block may still change. handed: its blocks are
-    saved when vLLM hands them over, wherever they lie in a request's table."""
+    """index: vLLM's group id. block_tokens: tokens a block spans, over all context-parallel ranks. window: how many tokens
+    before the next one must be there, None for all of them. draft: holds layers of a draft model, whose last block may still
+    change. handed: its blocks are saved when vLLM hands them over, wherever they lie in a request's table."""
 
     index: int
     block_tokens: int
@@ -77,10 +68,10 @@ class Plan:
     def windowed(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.window is not None)
 
-    def hashes(self, group: Group, block_hashes: Hashes, start: int, stop: int) -> list[bytes]:
-        """Hashes of the group's blocks [start, stop): the hash at the end of each block."""
+    def hashes(self, group: Group, names: Names, start: int, stop: int) -> list[bytes]:
+        """Of the group's blocks [start, stop): the name at the end of each block."""
         step = group.block_tokens // self.hash_tokens
-        return list(block_hashes[start * step + step - 1 : stop * step : step])
+        return list(names[start * step + step - 1 : stop * step : step])
 
 
 # Exact types: a subclass may keep its blocks differently (R-SWA drops some, sinks move some).
@@ -123,10 +114,8 @@ def plan_for(kv_cache_config: Any, vllm_config: Any) -> Plan:
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise Unsupported("prefill context parallelism")
     align, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-    made = [
-        _group(index, group, parallel.decode_context_parallel_size)
-        for index, group in enumerate(kv_cache_config.kv_cache_groups)
-    ]
+    dcp_size = parallel.decode_context_parallel_size
+    made = [_group(index, group, dcp_size) for index, group in enumerate(kv_cache_config.kv_cache_groups)]
     groups = tuple(group for group in made if group is not None)
     if not groups:
         raise Unsupported("a model without KV cache")

@@ -1,9 +1,8 @@
 """The one place where a failure of ours is turned into "nothing happened" for the engine.
 
-vLLM calls hooks from its scheduler and from its workers; an exception there stops the engine,
-and in one worker of several it hangs the others. So every hook is wrapped here: what goes
-wrong is counted, logged once per hook and kind, and answered with a value that makes the
-engine go on as if it had no connector.
+vLLM calls hooks from its scheduler and from its workers; an exception there stops the engine, and in one worker of several
+it hangs the others. So every hook is wrapped here: what goes wrong is counted, logged once per hook and kind, and answered
+with a value that makes the engine go on as if it had no connector.
 """
 
 from __future__ import annotations

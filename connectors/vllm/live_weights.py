@@ -8,9 +8,8 @@ One pass at the speed of the memory, on the device that holds the weights; only 
 against an attacker. One changed word changes its chunk's sum, whatever the change, and so do two that change places:
 multipliers are odd, and differ by less than a power of two that words could make up for (`_multipliers`).
 
-Models are found where vLLM itself remembers them for reloading weights. What a layer computes with must lie in
-its tensors. Some backends pack it into objects of their own and leave an empty tensor behind (oneDNN on CPU);
-vLLM's `compute_weight_checksums` sees no change of such weights. Here they are Unseen.
+Models are found where vLLM itself remembers them for reloading weights. What a layer computes with must lie in its tensors:
+some backends pack it into objects of their own and leave an empty tensor behind (oneDNN on CPU). Such weights are Unseen.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ class Unseen(Exception):
 
 def live_digest(vllm_config: Any, layers: Collection[str]) -> str:
     """32 hex digits over all weights of this rank, those of a draft model included. layers: names of those that have KV.
-    Waits for the device.
-
-    Raises Unseen, and what the device raises.
-    """
+    Waits for the device. Raises Unseen, and what the device raises."""
     if vllm_config.offload_config.prefetch.offload_group_size > 0:
         raise Unseen("weights are fetched from host memory layer by layer")
     models = models_of(vllm_config, layers)

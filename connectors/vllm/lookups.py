@@ -91,10 +91,8 @@ class Lookups:
             return
         group = plan.full[0]
         first = local_tokens // group.block_tokens
-        hashes = plan.hashes(group, tracked.names, first, first + 1)
-        if hashes:
-            space = tracked.columns[group.index].space
-            self._line.owe(ticket, local_tokens, space, hashes[0])
+        if hashes := plan.hashes(group, tracked.names, first, first + 1):
+            self._line.owe(ticket, local_tokens, tracked.columns[group.index].space, hashes[0])
 
     def _held_tokens(
         self, plan: Plan, tracked: Tracked, usable: int, asking: dict[str, Any]
@@ -125,9 +123,8 @@ class Lookups:
             for start in range(0, len(spaces), LOOKUP_SPACES_MAX):
                 if not hashes:
                     return 0, 0
-                found = self._line.client.lookup(
-                    spaces[start : start + LOOKUP_SPACES_MAX], hashes, **asking, more=more
-                )
+                some = spaces[start : start + LOOKUP_SPACES_MAX]
+                found = self._line.client.lookup(some, hashes, **asking, more=more)
                 held = min(held, found * block_tokens)
                 hashes, more = hashes[: found + found.writing], True
             reach = min(reach, len(hashes) * block_tokens)

@@ -20,12 +20,11 @@ from connectors.transfer.orders import Column, Load, LoadEnd, Save
 
 @dataclass
 class Orders(KVConnectorMetadata):
-    """One step's work. columns: group -> shard -> its part of a record. cancel: saves whose
-    blocks are about to be overwritten. draining: finished requests whose blocks no save reads any more.
-    version: resets of the cache until now: loads from before the last one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours or
-    another, loads inside it; otherwise 0. introduce: every rank is to report its Rank, with the weights of now.
-    adapters_asked: the number of a question which adapters it has loaded, or 0.
-    """
+    """One step's work. columns: group -> shard -> its part of a record. cancel: saves whose blocks are about to be
+    overwritten. draining: finished requests whose blocks no save reads any more. version: resets of the cache until now:
+    loads from before the last one fail. idle: the step computes nothing. sync_step: number of this step if a connector, ours
+    or another, loads inside it; otherwise 0. introduce: every rank is to report its Rank, with the weights of now.
+    adapters_asked: the number of a question which adapters it has loaded, or 0."""
 
     loads: list[Load] = field(default_factory=list)
     load_ends: list[LoadEnd] = field(default_factory=list)
@@ -81,10 +80,11 @@ class Rank:
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """saves: (number of shards that are through with it, blocks committed, whether the daemon knows of all). loads: (number of ranks that are through with it, leading blocks that are there
-    and true on all of them). failed: requests whose load failed on some rank. sync_step: of the orders that
-    this report answers. ranks: one for each rank that was asked to introduce itself. adapters: what ranks have loaded,
-    where that changed or was asked for: by rank, the last question and digests by number."""
+    """saves: (number of shards that are through with it, blocks committed, whether the daemon knows of all). loads: (number of
+    ranks that are through with it, leading blocks that are there and true on all of them). failed: requests whose load failed
+    on some rank. sync_step: of the orders that this report answers. ranks: one for each rank that was asked to introduce
+    itself. adapters: what ranks have loaded, where that changed or was asked for: by rank, the last question and digests by
+    number."""
 
     saves: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
     loads: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ def weight_files(model_config: Any, load_config: Any) -> list[Path]:
         raise WeightsUnknown(f"load_format {load_format}: {error}") from error
     if type(loader) is not DefaultModelLoader or load_format == "npcache":
         raise WeightsUnknown(f"which files load_format {load_format} reads is not known")
-    directory = _directory(model_config.model, model_config.revision, load_config.download_dir)
+    directory = directory_of(model_config.model, model_config.revision, load_config.download_dir)
     try:
         _, found, _, _ = loader._prepare_weights(str(directory), None, model_config.revision, True, None)
     except Exception as error:
@@ -47,17 +47,18 @@ def weight_files(model_config: Any, load_config: Any) -> list[Path]:
     return sorted(set(files))
 
 
-def _directory(model: str, revision: str | None, download_dir: str | None) -> Path:
-    """A model's files: a local directory, or what the local cache has of a repository."""
+def directory_of(model: str, revision: str | None, download_dir: str | None = None) -> Path:
+    """A model's files: a local directory, or what the local cache has of a repository. Raises WeightsUnknown."""
     if Path(model).is_dir():
         return Path(model)
-    try:
-        from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download
 
-        found = snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True)
+    try:
+        return Path(
+            snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True)
+        )
     except Exception as error:
         raise WeightsUnknown(f"{model} is neither a directory nor in the local model cache") from error
-    return Path(found)
 
 
 def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:
@@ -108,9 +109,8 @@ def foreign_code(models: Iterable[Any]) -> str:
 
 _KNOWN_CODE = frozenset({"vllm", "torch", "builtins", "typing", "abc", "collections"})
 _MODELS = ("vllm.model_executor.models.", "vllm.models.", "transformers_modules.")
-_POOLERS = (
-    "vllm.model_executor.models.adapters"  # reads what is computed with behind the last layer that has KV
-)
+# It reads what is computed with behind the last layer that has KV.
+_POOLERS = "vllm.model_executor.models.adapters"
 _READING = re.compile(
     r"(torch\.load|load_file|safe_open|weights_iterator|hf_hub_download|snapshot_download|get_hf_file_bytes"
     r"|get_hf_file_to_dict|try_get_local_file|(?<![.\w])open)\("

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 FILES_MAX = 400
-SHARED = frozenset(
-    {"registry", "config", "interfaces", "interfaces_base", "utils", "adapters", "vision"}
-)  # of all models
+# Modules of all models: nothing in them reads what may be left out.
+SHARED = frozenset({"registry", "config", "interfaces", "interfaces_base", "utils", "adapters", "vision"})
 
 _IMPORT = re.compile(r"^\s*from\s+(\.*)([\w.]*)\s+import\s+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 _MADE_UP = re.compile(
@@ -37,20 +36,16 @@ class ModelSources:
 
     def __init__(self, model_config: Any) -> None:
         self._config = model_config
-        self._text = ""
         try:
-            self._text = "\n".join(text for _, text in self._files())
-            self.opaque = not self._text or _MADE_UP.search(self._text) is not None
+            self._text = "\n".join(self._texts())
         except _Foreign:
-            self.opaque = True
+            self._text = ""
+        self.opaque = not self._text or _MADE_UP.search(self._text) is not None
 
     def read_field(self, name: str) -> bool:
         """Whether the model reads this field of its ModelConfig, or of the one for its media."""
-        if name not in _SHORT:
-            return self._finds(name, "")
-        return self._finds(
-            name, rf"(?:model_config|model_cfg|\bmc)\.{name}\b|getattr\([^()]*, *[\"']{name}[\"']"
-        )
+        short = rf"(?:model_config|model_cfg|\bmc)\.{name}\b|getattr\([^()]*, *[\"']{name}[\"']"
+        return self._finds(name, short if name in _SHORT else "")
 
     def read_key(self, name: str) -> bool:
         """Whether the model reads this key of its config.json."""
@@ -72,8 +67,8 @@ class ModelSources:
 
     # ---- the files of the model ----------------------------------------------------------
 
-    def _files(self) -> Iterator[tuple[Path, str]]:
-        """All that the model is made of. Raises _Foreign."""
+    def _texts(self) -> Iterator[str]:
+        """Of all that the model is made of. Raises _Foreign."""
         waiting = list(self._modules())
         seen: set[Path] = set()
         while waiting:
@@ -83,17 +78,16 @@ class ModelSources:
             seen.add(path)
             if len(seen) > FILES_MAX:
                 raise _Foreign
-            text = _text_of(path)
+            text = path.read_text(encoding="utf-8", errors="replace")
             waiting += _imported(path, text)
             if "init_vllm_registered_model" in text:  # a model within it, by the name of its architecture
                 waiting += [_module_of(name) for name in _named_models(text)]
-            yield path, text
+            yield text
 
     def _modules(self) -> Iterator[Path]:
         config = self._config
-        if not type(config.hf_config).__module__.startswith(("transformers.", "vllm.")):
-            raise _Foreign
-        if config.using_transformers_backend():
+        known = type(config.hf_config).__module__.startswith(("transformers.", "vllm."))
+        if not known or config.using_transformers_backend():
             raise _Foreign
         for name in {config.architecture, *_architectures(config.hf_config.to_dict())}:
             yield _module_of(name)
@@ -124,10 +118,6 @@ def _root() -> Path:
     return Path(vllm.__file__).parent
 
 
-def _text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
-
-
 def _architectures(settings: Any) -> Iterator[str]:
     """Those that a configuration and the ones within it name."""
     if isinstance(settings, dict):
@@ -141,8 +131,7 @@ def _architectures(settings: Any) -> Iterator[str]:
 def _named_models(text: str) -> set[str]:
     from vllm.model_executor.models import ModelRegistry
 
-    named: list[str] = re.findall(r"[\"'](\w+)[\"']", text)
-    return {name for name in named if name in ModelRegistry.models}
+    return ModelRegistry.models.keys() & re.findall(r"[\"'](\w+)[\"']", text)  # type: ignore[no-any-return]
 
 
 def _module_of(architecture: str) -> Path:
@@ -150,9 +139,7 @@ def _module_of(architecture: str) -> Path:
     from vllm.model_executor.models import ModelRegistry
 
     name = getattr(ModelRegistry.models.get(architecture), "module_name", "")
-    if not name.startswith("vllm."):
-        raise _Foreign
-    path = _path_of(name.split(".")[1:])
+    path = _path_of(name.split(".")[1:]) if name.startswith("vllm.") else None
     if path is None:
         raise _Foreign
     return path

@@ -1,7 +1,7 @@
 """What must be equal for stored KV to be used again, and its digest: the namespace.
 
-vLLM's block hash names tokens, LoRA adapter, multimodal content and cache salt. It says
-nothing of the model or of how KV lies in memory, so all of that is here:
+vLLM's block hash names tokens, adapter, images and cache salt. It says nothing of the model or of how KV lies in memory,
+so all of that is here:
 
     identity (scheduler)   format, vLLM release, digest of the weights, the engine's whole configuration
                            (connectors/vllm/configuration.py), hash algorithm and seed, tenant, epoch
@@ -14,14 +14,11 @@ The configuration is there as one digest of all that counts; what is not vLLM's 
 that `kvstore explain --engines` can say what separates two namespaces. Labels (the model's name and revision)
 are for people, reports and rules: what the first engine called it. What it is follows from contents.
 
-Why the vLLM release (major.minor) although layout, backend and pieces are there: backends
-order K and V inside a block as they like, and no field shows when one changes its mind. A new
-minor release therefore starts cold; patch releases share, builds between releases do not. Why not the version alone: two
-backends of one release differ.
+vLLM's release (major.minor) is there because backends order K and V inside a block as they like, and no field shows when
+one changes its mind: a new minor release starts cold, patch releases share, builds between releases do not.
 
-A namespace is that of a whole engine: its records have a column for each *shard*. Ranks that hold
-the same bytes (MLA, or fewer KV heads than ranks) have the same shard number, one of them
-stores, and all load the same column.
+A namespace is that of a whole engine: its records have a column for each *shard*. Ranks that hold the same bytes (MLA, or
+fewer KV heads than ranks) have the same shard number: one of them stores, and all load the same column.
 """
 
 from __future__ import annotations
@@ -44,9 +41,7 @@ CONNECTOR_FORMAT = 3  # part of every namespace: raise it when the bytes of a re
 DIGEST_BYTES = 16
 FIELD_CHARS_MAX = 1000  # longer values are replaced by their digest
 SETTING_CHARS_MAX = 80  # of the configuration
-SETTINGS_CHARS_MAX = (
-    3500  # of all settings that are written out; those of one object are FIELD_CHARS_MAX at most
-)
+SETTINGS_CHARS_MAX = 3500  # of all that are written out; those of one object are FIELD_CHARS_MAX at most
 _RELEASED = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")  # 0.33.1, 0.33.0+cpu
 LABELS = frozenset({"model", "revision"})
 
@@ -112,11 +107,9 @@ def configured_fields(vllm_config: Any) -> dict[str, str]:
     written: dict[str, dict[str, Any]] = {}
     room = SETTINGS_CHARS_MAX
     for name in sorted(unusual, key=lambda name: (len(settings[name]), name)):
-        value = (
-            settings[name]
-            if len(settings[name]) <= SETTING_CHARS_MAX
-            else json.dumps(_digest(settings[name]))
-        )
+        value = settings[name]
+        if len(value) > SETTING_CHARS_MAX:
+            value = json.dumps(_digest(value))
         room -= len(name) + len(value) + 4
         if room >= 0:
             head, _, rest = name.partition(".")
@@ -139,13 +132,11 @@ def rank_facts(
     vllm_config: Any, index: int, spec: Any, layers: Sequence[str], blocks: Blocks, backends: Sequence[str]
 ) -> GroupFacts:
     """What one rank knows of KV group `index`. layers: names in the order they have in a record."""
-    layout = str(vllm_config.cache_config.kv_cache_layout)
-    pieces = [[run.storage, run.length] for run in blocks.runs]
     fields = {
         "group": str(index),
         "attention": ", ".join(sorted(backends)),
-        "layout": layout,
-        "pieces": _digest(json.dumps(pieces)),
+        "layout": str(vllm_config.cache_config.kv_cache_layout),
+        "pieces": _digest(json.dumps([[run.storage, run.length] for run in blocks.runs])),
         "layers": _digest(json.dumps(list(layers))),
         "layer count": str(len(layers)),
         "spec": repr(spec),

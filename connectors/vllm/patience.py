@@ -3,13 +3,12 @@
     tokens  │ engine's own │ hit │ being written │ promised │ computed in any case │
                                  ╰── asked about again, every WRITING_PAUSE_S ──╯
 
-A decode worker hears of a request as soon as its prefill worker has answered, and that is before the last block is
-stored. The daemon tells what is being written. What the prefill worker has not even begun to store is told by
-what it returned for the request (`transfer_params`), and is waited for a moment only: it begins in its next step.
+A decode worker gets a request as soon as its prefill worker has answered, and that is before the last block is stored. The
+daemon says what is being written. What the prefill worker has not begun to store is in what it returned for the request
+(`transfer_params`), and is waited for a moment only: it begins in its next step.
 
-Waiting ends when all of it is there, when nobody writes any more, when no more of it has come for as long as the
-operator allows, or after as long as computing these tokens would take, where that is known. A prompt whose blocks keep
-coming is waited for as long as they do, but not for ever.
+Waiting ends when all of it is there, when no engine writes any more, when no more of it has come for as long as the
+operator allows, or after as long as computing these tokens would take, where that is known.
 """
 
 from __future__ import annotations

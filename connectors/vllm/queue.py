@@ -21,7 +21,8 @@ QUEUED_PROMOTIONS_MAX = 32
 
 
 class Queue:
-    """columns_of: the namespaces that a request is looked up in, as far as is known. Of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about, the blocks are promoted."""
+    """Promotes the blocks of the first QUEUED_PROMOTIONS_MAX requests that vLLM has not asked about. columns_of: the
+    namespaces that a request is looked up in, as far as is known."""
 
     def __init__(
         self, spaces: Spaces, fetching: Fetching, columns_of: Callable[[Any], dict[int, Columns]]

@@ -8,53 +8,49 @@ A request's blocks, by what the connector knows of them:
     lookup ─▶ remember the hit ─▶ blocks are allocated ─▶ Fetching: Load ─▶ reported received (or failed)
     every step: blocks that this step fills ─▶ Storing: Save ─▶ reported by every rank ─▶ committed
 
-All ranks of an engine fill and read columns of one record: what to load and to save is decided here,
-once, and slots are leased here. Ranks copy, hash and report; they make no call.
+All ranks of an engine fill and read columns of one record: what to load and to save is decided here, once, and slots are
+leased here. Ranks copy, hash and report.
 
 What keeps the source of an asynchronous save alive:
 
 * a running request keeps its blocks;
-* a finished request with saves under way keeps them until every rank has reported, and is
-  told so (`draining`);
-* a sliding window moves on while its blocks are copied: these are held in vLLM's block pool
-  (one more reference) until every rank has reported;
-* a preempted request gives its blocks back at once: before each step the block tables are
-  compared with the saves under way, and those that lost a block are cancelled before the step
-  can overwrite it.
+* a finished request with saves under way keeps them until every rank has reported (`draining`);
+* a sliding window moves on while its blocks are copied: these are held in vLLM's block pool (one more reference) until
+  every rank has reported;
+* a preempted request gives its blocks back at once: before each step the block tables are compared with the saves under
+  way, and those that lost a block are cancelled before the step can overwrite it.
 
-What keeps bad KV out of the store: a load that fails leaves blocks that are not what their hash
-says, until vLLM has computed them again. It may be a load of ours or, under MultiConnector, of
-another connector; all of them arrive as `invalid_block_ids`. An asynchronous load is over before
-anything is computed from it. A synchronous one is not, so nothing that a step with synchronous
-loads computes is saved before the workers have reported that step:
+What keeps bad KV out of the store: a load that fails leaves blocks that are not what their hash says, until vLLM has
+computed them again. It may be a load of ours or, under MultiConnector, of another connector: both arrive as
+`invalid_block_ids`. An asynchronous load is over before anything is computed from it. A synchronous one is not, so nothing
+that its step computes is saved before the workers have reported that step:
 
     step with synchronous loads ─▶ saves wait ─▶ its report ─┬─ nothing invalid: saves go on
-                                                             └─ `_distrust`: requests of that time
-                                                                are not saved any more (`tainted`)
+                                                             └─ `_distrust`: its requests are not saved (`tainted`)
 
-Where only a window is kept, vLLM goes on from a block that failed, and reads the blocks before it, which are not
-there any more: such requests stay `wrong`. They are not saved, and what they compute leaves vLLM's own prefix cache
-in the same step (`_isolate`).
+Where only a window is kept, vLLM goes on from a block that failed, and reads the blocks before it, which are not there any
+more: such requests stay `wrong`. They are not saved, and what they compute leaves vLLM's own prefix cache in the same step
+(`_isolate`).
 
-What keeps old weights out of a namespace of other ones: when the cache is reset (`new_epoch`), what was
-ordered for the namespace until then ends there or is dropped, loads under way fail, and requests of that
-time stay `tainted` until they start again from nothing. If vLLM could not empty its own prefix
-cache, requests that start from it are tainted too (`_stale_local`). Which weights there are from then on, `Spaces`
-asks the ranks when the next request starts; it waits for the answer.
+What keeps old weights out of a namespace of other ones: when the cache is reset (`new_epoch`), what was ordered for the
+namespace ends there or is dropped, loads under way fail, and requests of that time stay `tainted` until they start again
+from nothing. If vLLM could not empty its own prefix cache, requests that start from it are tainted too (`_stale_local`).
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
 
 from connectors import constants as limits
 from connectors.transfer.fetching import Fetching
-from connectors.transfer.link import Line
+from connectors.transfer.link import Line, join_all
 from connectors.transfer.orders import Columns, Part
 from connectors.transfer.prefill import PrefillSpeed
 from connectors.transfer.settings import Settings
@@ -79,8 +75,8 @@ RESERVES_AT_ONCE_MAX = 16
 
 
 class SchedulerHalf:
-    """Called by vLLM's scheduler thread only. It asks the daemon for lookups and for what is in DRAM; threads
-    of Fetching and Storing do what may take longer."""
+    """Called by vLLM's scheduler thread only. It asks the daemon for lookups and for what is in DRAM; threads of Fetching and
+    Storing do what may take longer."""
 
     def __init__(
         self, settings: Settings, vllm_config: Any, kv_cache_config: Any, guard: Guard, tally: Tally
@@ -104,9 +100,8 @@ class SchedulerHalf:
         self._world = int(vllm_config.parallel_config.world_size)
         self._fetching = Fetching(self._line, self._world, tally.add, guard.note)
         self._queue = Queue(self._spaces, self._fetching, self._columns_now)
-        is_sync = settings.save == "sync"
         line = self._open_line(settings.save_call_s, "saves")
-        lines = line if is_sync else self._line, line
+        lines = line if settings.save == "sync" else self._line, line
         self._storing = Storing(lines, settings.save_queue_bytes, tally.add, guard.note, self._through)
         self._threads: list[threading.Thread] = []
         self._start_threads()
@@ -196,23 +191,18 @@ class SchedulerHalf:
         if not self._loads or request.skip_reading_prefix_cache:
             return 0, False
         plan, tracked = self._spaces.plan, self._track(request)
-        if plan is None or not self._spaces.ready() or tracked.failed or tracked.withheld:
-            self._lookups.count(tracked, "declined")
-            return 0, False
-        is_known, columns = self._columns_to_load(request)
+        is_known, columns = True, dict[int, Columns]()
+        if plan is not None and self._spaces.ready() and not tracked.failed and not tracked.withheld:
+            is_known, columns = self._columns_to_load(request)
         if not is_known:
             return None, False
-        if not columns:
+        if plan is None or not columns:
             self._lookups.count(tracked, "declined")
             return 0, False
         if columns is not tracked.columns:
             tracked.columns, tracked.hit = columns, None
-        hit = tracked.hit
-        if (
-            hit is None
-            or (hit.local_tokens, hit.prompt_tokens) != (local_tokens, request.num_tokens)
-            or time.monotonic() >= hit.stale_s
-        ):
+        hit, asked = tracked.hit, (local_tokens, request.num_tokens)
+        if hit is None or (hit.local_tokens, hit.prompt_tokens) != asked or time.monotonic() >= hit.stale_s:
             hit = self._lookups.look_up(plan, tracked, local_tokens)
         if self._patience.holds_back(tracked, hit):
             return None, False
@@ -256,17 +246,16 @@ class SchedulerHalf:
             tracked.tainted, tracked.columns = False, {}
             self._wrong.discard(request.request_id)
             tracked.offered = [0] * len(tracked.offered)
-            for store in self._storing.stores.values():  # it may get the same blocks, for other bytes
-                if store.request_id == request.request_id and not store.cancelled:
-                    self._new_cancels += self._storing.cancel(store)
+            for store in self._drained_by(request.request_id):  # it may get the same blocks, for other bytes
+                self._new_cancels += self._storing.cancel(store)
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            groups = len(self._spaces.plan.groups) if self._spaces.plan is not None else 0
-            hash_tokens = self._spaces.plan.hash_tokens if self._spaces.plan is not None else 1
-            names = Names(request, hash_tokens, self._contents)
-            tracked = self._requests[request.request_id] = Tracked(request, names, [0] * groups)
+            plan = self._spaces.plan
+            names = Names(request, plan.hash_tokens if plan is not None else 1, self._contents)
+            offered = [0] * len(plan.groups) if plan is not None else []
+            tracked = self._requests[request.request_id] = Tracked(request, names, offered)
         return tracked
 
     # ---- loading -------------------------------------------------------------------------
@@ -277,19 +266,16 @@ class SchedulerHalf:
         ticket, tracked.ticket = tracked.ticket, 0
         hit, tracked.hit, tracked.wait = tracked.hit, None, None
         tracked.counted = False
-        if external_tokens <= 0 or self._spaces.plan is None:
+        plan = self._spaces.plan
+        if external_tokens <= 0 or plan is None:
             if hit is not None and hit.tokens:  # another connector loads them, or nobody
                 self._line.owe(ticket, hit.local_tokens, None, b"")
             return
         if hit is None or not self._loads:
             raise LookupError(f"tokens to load for {request.request_id}, which was not looked up")
-        local = hit.local_tokens
+        local, tables = hit.local_tokens, blocks.get_block_ids()
         end = local + external_tokens
-        tables = blocks.get_block_ids()
-        parts = [
-            self._load_part(self._spaces.plan, g, tracked, tables[g.index], local, end)
-            for g in self._spaces.plan.groups
-        ]
+        parts = [self._load_part(plan, g, tracked, tables[g.index], local, end) for g in plan.groups]
         wait_s = min(self._settings.load_timeout_s, limits.SYNC_WAIT_S_MAX if self._sync else float("inf"))
         wanted = [part for part in parts if part.block_ids]
         fetch = self._fetching.begin(request.request_id, wanted, ticket, self._sync, wait_s)
@@ -303,10 +289,8 @@ class SchedulerHalf:
     def lose(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """A promised load cannot be made: order one that fails, so that vLLM computes the tokens."""
         if external_tokens > 0:
-            tables = blocks.get_block_ids()
-            self._fetching.fail(
-                request.request_id, {block for table in tables for block in table}, self._sync
-            )
+            lost = {block for table in blocks.get_block_ids() for block in table}
+            self._fetching.fail(request.request_id, lost, self._sync)
             self._track(request).loading = not self._sync
 
     def _load_part(
@@ -400,10 +384,8 @@ class SchedulerHalf:
             if tracked is None:
                 continue
             tokens = tracked.request.num_computed_tokens + scheduled
-            if all(
-                group.blocks_in(tokens) <= offered
-                for group, offered in zip(plan.groups, tracked.offered, strict=True)
-            ):
+            pairs = zip(plan.groups, tracked.offered, strict=True)
+            if all(group.blocks_in(tokens) <= offered for group, offered in pairs):
                 continue  # most steps of most requests fill no block
             tables = state.get_block_ids(request_id)
             if tables is None or not self._may_save(tracked):
@@ -461,23 +443,18 @@ class SchedulerHalf:
             self._new_draining.append(store.request_id)
 
     def _drained_by(self, request_id: str) -> list[Store]:
-        """What a finished request's blocks wait for."""
-        return [
-            store
-            for store in self._storing.stores.values()
-            if store.request_id == request_id and not store.cancelled
-        ]
+        """The saves of a request that are under way: what its blocks wait for when it is finished."""
+        stores = self._storing.stores.values()
+        return [store for store in stores if store.request_id == request_id and not store.cancelled]
 
     def _overwritten(self, resolve: Any) -> list[int]:
         """Orders of stores under way whose request no longer owns their blocks."""
-        tables: dict[str, Any] = {}
         lost: list[int] = []
+        resolve = functools.cache(resolve)
         for store in self._storing.stores.values():
             if store.draining or store.cancelled:
                 continue
-            if store.request_id not in tables:
-                tables[store.request_id] = resolve(store.request_id)
-            if not _owns(tables[store.request_id], store.places):
+            if not _owns(resolve(store.request_id), store.places):
                 lost += self._storing.cancel(store)
                 self._offer_again(store)
         return lost
@@ -536,7 +513,8 @@ class SchedulerHalf:
         stay if its request was aborted now."""
         if self._spaces.plan is not None and self._spaces.plan.windowed:
             self._mark_wrong(invalid)
-        running = [tracked for tracked in self._requests.values() if _is_running(tracked.request)]
+        status = RequestStatus.RUNNING
+        running = [tracked for tracked in self._requests.values() if tracked.request.status == status]
         tables = [*self._ended, *(self._resolve(tracked.request.request_id) for tracked in running)]
         spoiled = {block for groups in tables for table in groups for block in _from_first(table, invalid)}
         if not spoiled:
@@ -616,9 +594,7 @@ class SchedulerHalf:
         for _ in self._threads:
             self._fetching.stop()
         self._storing.stop()
-        deadline_s = time.monotonic() + limits.THREAD_JOIN_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        join_all(self._threads)
         for line in self._lines:
             line.close()
 
@@ -667,14 +643,5 @@ def _publishable(request: Any) -> int:
     return min(hashes, getattr(request, "num_publishable_block_hashes", hashes))
 
 
-def _is_running(request: Any) -> bool:
-    from vllm.v1.request import RequestStatus
-
-    return bool(request.status == RequestStatus.RUNNING)
-
-
 def _aborted(request: Any) -> bool:
-    from vllm.v1.request import RequestStatus
-
-    ended_well = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-    return request.status not in ended_well
+    return request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)

@@ -26,6 +26,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from vllm.v1.core import kv_cache_utils
+
 from connectors import constants as limits
 from connectors.constants import MIB
 from connectors.transfer.link import Line
@@ -54,9 +56,9 @@ ADAPTERS_MAX = 256  # of LoRA, that are stored by one engine: each has namespace
 
 
 class Spaces:
-    """plan: of the model's groups; None once it is known that they are not stored. columns: by group, empty while
-    the namespaces are not known. shards: what each has of a record, by group; the same in all namespaces, and known
-    from the first ones on: saves may be ordered for those of before a reset. base: names those without an adapter. version: resets of the cache until now."""
+    """plan: of the model's groups; None once it is known that they are not stored. columns: by group, empty while the
+    namespaces are not known. shards: what each has of a record, by group; the same in all namespaces. base: names those
+    without an adapter. version: resets of the cache until now."""
 
     def __init__(
         self, settings: Settings, vllm_config: Any, kv_cache_config: Any, line: Line, guard: Guard
@@ -70,7 +72,7 @@ class Spaces:
             self._configured = configured_fields(vllm_config)
             self.plan = plan
         except (Unsupported, Unknowable) as reason:
-            guard.say_once(f"this model's KV is not stored: {reason}")
+            self._decline(reason)
         self.columns: dict[int, Columns] = {}
         self.shards: dict[int, dict[int, Column]] = {}
         self.base = b""
@@ -94,6 +96,11 @@ class Spaces:
     def cache_dir(self) -> Path:
         """Where digests are remembered."""
         return Path(self._settings.cache_dir) if self._settings.cache_dir else default_cache_dir()
+
+    def _decline(self, reason: object) -> None:
+        """For good."""
+        self.plan = None
+        self._guard.say_once(f"this model's KV is not stored: {reason}")
 
     def close(self) -> None:
         """Stop reading weights."""
@@ -122,8 +129,7 @@ class Spaces:
         if {rank.node for rank in ranks} - {this_node()}:
             troubles.add("its ranks are on several nodes, which one daemon cannot serve")
         if troubles:
-            self.plan = None
-            self._guard.say_once(f"this model's KV is not stored: {'; '.join(sorted(troubles))}")
+            self._decline("; ".join(sorted(troubles)))
         if not self._settings.model_digest:
             self._no_files = self._no_files or next((rank.elsewhere for rank in ranks if rank.elsewhere), "")
         self._live = _live_of(ranks)
@@ -176,32 +182,21 @@ class Spaces:
         """Whether the namespaces are known; makes them as soon as all that names them is."""
         if self.columns:
             return True
-        if self.plan is None or not self._ranks:
-            return False
-        weights = self._weights_name()
-        if weights is None:
-            return False
-        from vllm.v1.core import kv_cache_utils
-
+        weights = self._weights_name() if self.plan is not None and self._ranks else None
         seed = getattr(kv_cache_utils, "NONE_HASH", None)
-        if seed is None:
+        if self.plan is None or weights is None or seed is None:
             return False
-        if "xxhash" in str(self._config.cache_config.prefix_caching_hash_algo) and not os.environ.get(
-            "PYTHONHASHSEED"
-        ):
+        algorithm = str(self._config.cache_config.prefix_caching_hash_algo)
+        if "xxhash" in algorithm and not os.environ.get("PYTHONHASHSEED"):
             self._guard.say_once(
                 "block hashes differ from process to process: set PYTHONHASHSEED, or use sha256"
             )
-        identity = identity_fields(
-            self._config, self._settings.tenant, weights, bytes(seed), self._epoch, self._configured
-        )
-        identity |= self._model
-        self._identity, self._hash_bytes = identity, len(seed)
+        given = self._config, self._settings.tenant, weights, bytes(seed), self._epoch, self._configured
+        self._identity, self._hash_bytes = identity_fields(*given) | self._model, len(seed)
         try:
             self.columns = self._make_columns(self.plan)
         except ClientError as reason:
-            self.plan = None
-            self._guard.say_once(f"this model's KV is not stored: {reason}")
+            self._decline(reason)
             return False
         self.shards = {index: columns.of_shard for index, columns in self.columns.items()}
         self.base = b"".join(columns.space.digest for columns in self.columns.values())
@@ -224,15 +219,13 @@ class Spaces:
         made: dict[int, Columns] = {}
         identity = self._identity if adapter is None else {**self._identity, "adapter": adapter.name}
         for group in plan.groups:
-            facts = {
-                rank.shard: rank.groups[group.index] for rank in self._ranks if group.index in rank.groups
-            }
-            facts = dict(sorted(facts.items()))
+            ranks = [rank for rank in self._ranks if group.index in rank.groups]
+            facts = dict(sorted((rank.shard, rank.groups[group.index]) for rank in ranks))
             sizes = [shard.record_bytes for shard in facts.values()]
-            digest, fields = space_spec({**identity, **joined_facts(facts)}, sizes, group.block_tokens)
-            space = self._line.client.namespace(
-                digest, sum(sizes), self._hash_bytes, group.block_tokens, fields, columns=sizes
-            )
+            tokens = group.block_tokens
+            digest, fields = space_spec({**identity, **joined_facts(facts)}, sizes, tokens)
+            client, hash_bytes = self._line.client, self._hash_bytes
+            space = client.namespace(digest, sum(sizes), hash_bytes, tokens, fields, columns=sizes)
             starts = enumerate(itertools.accumulate(sizes, initial=0))
             of_shard = {shard: Column(*start) for shard, start in zip(facts, starts, strict=False)}
             lease_blocks = max(1, min(limits.LEASE_BLOCKS_MAX, LEASE_BYTES_MAX // max(sizes)))
@@ -248,8 +241,8 @@ class Spaces:
         Only a namespace of an epoch of our own is ended; the others are those of all engines with these weights.
         """
         if self._epoch and self.columns:
-            of_all = [self.columns, *self._of_adapters.values()]
-            self._old.append((next_store, [group.space for groups in of_all for group in groups.values()]))
+            groups = [each for of in (self.columns, *self._of_adapters.values()) for each in of.values()]
+            self._old.append((next_store, [group.space for group in groups]))
             self.end_old(under_way)
         self.version += 1
         self.columns, self._of_adapters = {}, {}

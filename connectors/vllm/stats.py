@@ -1,8 +1,7 @@
 """What the connector counts, as vLLM passes it from workers to its log and to Prometheus.
 
-Counters are sums of numbers under a name, so aggregating over ranks and steps is adding; `vllm:kvstore_<name>_total` is
-the Prometheus name of each. Gauges are told by the scheduler alone, and the latest counts: `vllm:kvstore_<name>`. The tables
-below are the manual.
+Counters are sums, so aggregating over ranks and steps is adding; the Prometheus name of each is
+`vllm:kvstore_<name>_total`. Gauges come from the scheduler alone, and the latest counts: `vllm:kvstore_<name>`.
 """
 
 from __future__ import annotations
@@ -70,12 +69,9 @@ class KVStoreStats(KVConnectorStats):
         }
         if not data.get("connected", 1):
             summary["connected"] = 0
-        troubles = ("load_failures", "declined", "unavailable", "refused", "hook_errors")
-        skipped = tuple(name for name in MEANINGS if name.startswith("skipped_"))
-        summary.update(
-            {name.replace("_", " "): data[name] for name in (*troubles, *skipped) if data.get(name)}
-        )
-        return summary
+        troubles = ["load_failures", "declined", "unavailable", "refused", "hook_errors"]
+        troubles += [name for name in MEANINGS if name.startswith("skipped_")]
+        return summary | {name.replace("_", " "): data[name] for name in troubles if data.get(name)}
 
     def is_empty(self) -> bool:
         return not any(amount or name in GAUGES for name, amount in self.data.items())

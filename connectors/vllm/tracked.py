@@ -13,9 +13,9 @@ from connectors.vllm.contents import Names
 
 @dataclass(slots=True)
 class Hit:
-    """The daemon's answer for a prompt: local tokens before the hit, tokens it adds. It is used until
-    `stale_s`, for a request that waits: vLLM asks again in every step. writing: tokens behind the hit that
-    somebody is storing right now; promised: tokens behind it that somebody said to be about to store."""
+    """The daemon's answer for a prompt: local tokens before the hit, tokens it adds. It is used until `stale_s`, for a request
+    that waits: vLLM asks again in every step. writing: tokens behind the hit that another engine is storing right now;
+    promised: tokens behind it that one has promised to store."""
 
     local_tokens: int
     tokens: int
@@ -39,11 +39,11 @@ class Wait:
 
 @dataclass(slots=True)
 class Tracked:
-    """One request. names: of its blocks. offered: by group, blocks before it were offered or are held. blocks of the
-    request are not saved while it is `tainted`, never loaded again once a load `failed`. columns: by group,
-    the namespaces that it is looked up in and saved to. started: the engine has asked about it. ticket: what
-    the daemon's accounts know the lookup by, until its answer is used. looked_up: the ticket of its latest
-    lookup; again: which is not the first that is known of the request. counted: in our statistics. wait: of its latest start."""
+    """One request. names: of its blocks. offered: by group, blocks before it were offered or are held. columns: by group, the
+    namespaces that it is looked up in and saved to. started: the engine has asked about it. failed: a load of it did; it is
+    not loaded again. tainted: its blocks are not saved. ticket: what the daemon's accounts know the lookup by, until its
+    answer is used. looked_up: the ticket of its latest lookup; again: which is not the first that is known of the request.
+    counted: in our statistics. wait: of its latest start."""
 
     request: Any
     names: Names

@@ -4,22 +4,17 @@
                     results, errors, report ◀─┘
     arena thread    maps and pins the arena from the start on
 
-What to copy, and from and to which slots, is in the orders. The only calls that a rank makes say which
-columns it has filled, and whether the arena is still the current one.
+What to copy, and from and to which slots, is in the orders. The only calls that a rank makes say which columns it has
+filled, and whether the arena is still the current one.
 
-The engine's thread touches only queues and sets, except in three places, all bounded:
-synchronous loads and saves; loads in a step that computes nothing, whose engine only waits for
-them (a memory copy, no call, and no thread that had to fight for the interpreter); and the wait
-for a copy that is just reading a block which the next step overwrites.
-
-Every load is reported as received, with the blocks that are not there as failed; every save
-is reported as done, whatever came of it: nothing that the scheduler's half waits for gets lost.
+The engine's thread touches only queues and sets, except in three places, all bounded: synchronous loads and saves; loads in
+a step that computes nothing, whose engine only waits for them; and the wait for a copy that is just reading a block which
+the next step overwrites.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,12 +27,12 @@ from connectors.device.movers import movers_for
 from connectors.device.pinning import Pinning
 from connectors.transfer.arena_keeper import ArenaKeeper
 from connectors.transfer.copies import Loads, Saves
-from connectors.transfer.link import Line
+from connectors.transfer.link import Line, join_all
 from connectors.transfer.orders import Column
 from connectors.transfer.settings import Settings
+from connectors.vllm.adapters import LiveAdapters
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
-from connectors.vllm.live_adapters import LiveAdapters
 from connectors.vllm.live_weights import Unseen, live_digest, models_of
 from connectors.vllm.messages import Orders, Rank, Report, Weights
 from connectors.vllm.model_files import elsewhere, foreign_code
@@ -55,8 +50,8 @@ class WorkerHalf:
     ) -> None:
         self.guard, self._settings = guard, settings
         self._config, self._kv = vllm_config, kv_cache_config
-        self._pp_rank, self._shard, self._writer = _place(vllm_config, kv_cache_config)
-        self._stores = self._writer and vllm_config.kv_transfer_config.is_kv_producer
+        self._number, pp_rank, self._shard, is_writer = _place(vllm_config, kv_cache_config)
+        self._stores = is_writer and vllm_config.kv_transfer_config.is_kv_producer
         self._movers: dict[int, BlockMover] = {}
         self._loads_whole = True
         self._pinning: Pinning | None = None
@@ -68,7 +63,7 @@ class WorkerHalf:
         self._adapters_said = (0, self._adapters.digests())  # at first it is no news
         self._loads = Loads(self._movers, guard.note)
         self._saves = Saves(self._movers, guard.note)
-        label = f"vllm worker {self._pp_rank}.{self._shard}"
+        label = f"vllm worker {pp_rank}.{self._shard}"
         timeout_s = settings.save_call_s if self._stores else limits.CALL_TIMEOUT_S
         self._line = Line(settings.kvstore_socket, timeout_s, label, True, self._stores)
         self._threads: list[threading.Thread] = []
@@ -84,26 +79,21 @@ class WorkerHalf:
         try:
             plan = plan_for(self._kv, self._config)
             rank, groups = Rank(self._shard), dict[int, Blocks]()
-            for group in plan.groups:
-                spec = self._kv.kv_cache_groups[group.index]
+            for index in (group.index for group in plan.groups):
+                spec = self._kv.kv_cache_groups[index]
                 layers = {name: kv_caches[name] for name in spec.layer_names}
                 if not layers:
                     continue  # a pipeline stage without layers of this group has no column of its records
-                blocks = blocks_of(list(layers.values()), self._kv.num_blocks)
-                ordered = _record_order(layers)
-                backends = self._backends(spec.layer_names)
-                rank.groups[group.index] = rank_facts(
-                    self._config, group.index, spec.kv_cache_spec, ordered, blocks, backends
-                )
-                groups[group.index] = blocks
+                groups[index] = blocks = blocks_of(list(layers.values()), self._kv.num_blocks)
+                of_group = spec.kv_cache_spec, _record_order(layers), blocks, self._backends(spec.layer_names)
+                rank.groups[index] = rank_facts(self._config, index, *of_group)
             movers, self._pinning = movers_for(groups, self.guard.say_once)
         except (Unsupported, DriverError, ValueError, AttributeError, KeyError) as reason:
             self._rank = Rank(self._shard, trouble=f"{type(reason).__name__}: {reason}")
             return
         self._movers.update(movers)
-        self._loads_whole = plan.loads_whole
-        self._layers = list(kv_caches)
-        self._rank = replace(rank, number=_number(self._config), weights=self._weigh())
+        self._loads_whole, self._layers = plan.loads_whole, list(kv_caches)
+        self._rank = replace(rank, number=self._number, weights=self._weigh())
         self._look_at_models()
         self._start()
 
@@ -138,7 +128,7 @@ class WorkerHalf:
             digest = live_digest(self._config, self._layers)
         except Unseen as reason:
             return Weights(version=version, unseen=str(reason))
-        except Exception as error:  # noqa: BLE001 - weights that were not seen are said to be so
+        except Exception as error:  # noqa: BLE001 - not seen either
             self.guard.note("weights", error)
             return Weights(version=version, unseen=f"{type(error).__name__}: {error}")
         return Weights(digest, digest, version)
@@ -260,9 +250,7 @@ class WorkerHalf:
             self._loads.stop()
         if self._keeper is not None:
             self._keeper.close()
-        deadline = time.monotonic() + limits.THREAD_JOIN_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(self._threads)
         if any(thread.is_alive() for thread in self._threads) or (self._keeper and self._keeper.running):
             return  # the process ends soon, and with it whatever they hold
         if self._pinning is not None:
@@ -280,15 +268,11 @@ def _record_order(layers: dict[str, Any]) -> list[str]:
     return sorted(layers, key=places.__getitem__)
 
 
-def _number(vllm_config: Any) -> int:
-    """Of this rank within its engine."""
+def _place(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int, int, bool]:
+    """(number of this rank within its engine, pipeline rank, shard, whether this rank is the one of its shard that stores)."""
     parallel = vllm_config.parallel_config
-    return int(parallel.rank % (parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
-
-
-def _place(vllm_config: Any, kv_cache_config: Any) -> tuple[int, int, bool]:
-    """(pipeline rank, shard, whether this rank is the one of its shard that stores)."""
-    tensor_ranks = vllm_config.parallel_config.tensor_parallel_size
-    pp_rank, tp_rank = divmod(_number(vllm_config), tensor_ranks)
+    tensor_ranks = parallel.tensor_parallel_size
+    number = int(parallel.rank % (tensor_ranks * parallel.pipeline_parallel_size))
+    pp_rank, tp_rank = divmod(number, tensor_ranks)
     replicas = max(1, int(getattr(kv_cache_config, "kv_tp_replicas", 1)))
-    return pp_rank, pp_rank * tensor_ranks + tp_rank // replicas, tp_rank % replicas == 0
+    return number, pp_rank, pp_rank * tensor_ranks + tp_rank // replicas, tp_rank % replicas == 0

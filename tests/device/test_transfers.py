@@ -83,7 +83,7 @@ class Rank:
         if not lease.numbers:
             return
         task = self.saves.begin(
-            Save(number, 0, [chosen[names.index(n)] for n in lease.names], lease), Column(0, 0)
+            Save(number, 0, [chosen[names.index(n)] for n in lease.names], lease, None), Column(0, 0)
         )  # type: ignore[arg-type]  # a double
         if task is not None:
             self.saves.run(self.line, [task])
@@ -97,7 +97,7 @@ class Rank:
         for block in chosen:
             self.compute(block, None)  # whatever the engine still does there comes before the load
         lease = self.store.acquire(names[: len(chosen)])
-        load = Load(number, "r", 0, chosen, lease, sync=False)  # type: ignore[arg-type]  # a double
+        load = Load(number, 0, chosen, lease, None, "r", sync=False)  # type: ignore[arg-type]  # a double
         task = self.loads.begin(load, Column(0, 0), 0)
         if task is not None:
             self.loads.run(self.line, task)

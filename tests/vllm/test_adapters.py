@@ -18,8 +18,7 @@ from vllm.lora.request import LoRARequest
 
 from connectors import constants as limits
 from connectors.transfer.orders import Adapter
-from connectors.vllm.adapters import Adapters
-from connectors.vllm.live_adapters import LiveAdapters
+from connectors.vllm.adapters import Adapters, LiveAdapters
 
 pytestmark = pytest.mark.vllm
 
