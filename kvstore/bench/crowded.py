@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.daemon import heap
+from kvstore.residency.levels import Drive
 from kvstore.steps import Steps
 from tiers.base import Get, Put, TierStats
 from tiers.device_table import Piece, Row
@@ -207,16 +208,15 @@ class Crowd:
             CountedDevice(slabs[0], pieces_of(digest, Lazy(2, near))),
             CountedDevice(slabs[1], pieces_of(digest, _With(Lazy(2 + near, self.blocks // 4)))),
         ]
+        self.lessons: list[Steps[None]] = []
         self.engine = Engine(
             self.arena,
-            [(device, self.io) for device in devices],  # type: ignore[misc]  # they have what is asked of them
+            [Drive(device, self.io) for device in devices],  # type: ignore[arg-type]  # they have what is asked of them
             NamespaceRegistry(),
             self.io,
-            SELECTABLE[OURS](),
-            pinned_share_max=0.9,
+            SELECTABLE[OURS](self.lessons.append),
         )
-        self.lessons: list[Steps[None]] = []
-        self.engine.blocks.family.later = self.lessons.append
+        self.engine.retention.set_share(0.9)
         self.session = self.engine.open_session(0)
         spec = NamespaceSpec(digest, RECORD_BYTES, HASH_BYTES, 16, {"tenant": "t0"})
         self.number = self.engine.register(spec)

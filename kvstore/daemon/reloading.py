@@ -66,6 +66,13 @@ class InForce(NamedTuple):
     door: Door
 
 
+def tune(engine: Engine, config: Config) -> None:
+    """What an engine works with of settings that may change, at its start and whenever they do."""
+    engine.verifier.share = config.dram.verify_share
+    engine.lookups.break_even.configured = config.engine.prefill_tokens_per_s
+    engine.retention.set_share(config.retention.pinned_share_max)
+
+
 def apply(old: Config, wanted: Config, parts: InForce) -> Config:
     """Change what can be changed: what is in force from now on. For the engine's thread."""
     differing = {key for key in keys() if value_of(old, key) != value_of(wanted, key)}
@@ -108,11 +115,7 @@ def carry_out(
         logs.configure(new.log.level, new.log.format)
     if "nvme.write_bytes_per_day" in changed:
         engine.endurance.set_budget(new.nvme.write_bytes_per_day)
-    engine.verifier.share = new.dram.verify_share
-    if "engine.prefill_tokens_per_s" in changed:
-        engine.lookups.break_even.configured = new.engine.prefill_tokens_per_s
-    if "retention.pinned_share_max" in changed:
-        engine.retention.set_share(new.retention.pinned_share_max)
+    tune(engine, new)
     if engine.persister is not None and changed & (_RULE | {"report.gpu_hour_price"}):
         engine.persister.asks.rule = rule_of(new.durable, new.report.gpu_hour_price)
     if changed & _DOOR:

@@ -37,7 +37,7 @@ from kvstore.daemon.exporting import Exporter
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
-from kvstore.daemon.reloading import InForce
+from kvstore.daemon.reloading import InForce, tune
 from kvstore.daemon.settings import Settings
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
@@ -61,6 +61,7 @@ from kvstore.ledger.tracing import Tracing
 from kvstore.policies.names import SELECTABLE
 from kvstore.protocol import answers, places
 from kvstore.protocol.frames import Answer, Problems
+from kvstore.residency.levels import Drive
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
@@ -289,7 +290,8 @@ class Service:
     # -- start --
 
     def _make_engine(self, io: IoPool, pools: Sequence[IoPool]) -> None:
-        storage, threads, region = self.storage, self.config.engine.io_threads, self._region
+        storage, config, region = self.storage, self.config, self._region
+        later, turns = asyncio.get_running_loop().call_later, self._turns
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
         self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
@@ -299,22 +301,21 @@ class Service:
             self._demand_file.open()
         self.engine = Engine(
             storage.arena,
-            list(zip(storage.devices, pools, strict=True)),
+            [
+                Drive(device, pool, config.engine.io_threads, config.nvme.stall_s)
+                for device, pool in zip(storage.devices, pools, strict=True)
+            ],
             namespaces,
             io,
-            SELECTABLE[self.config.engine.policy](),
-            jobs_max=threads,
+            SELECTABLE[config.engine.policy](lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)),
             totals=totals,
-            endurance=self._endurance_file.open(self.config.nvme.write_bytes_per_day),
-            endurance_file=self._endurance_file,
-            stall_s=self.config.nvme.stall_s,
-            prefill_tokens_per_s=self.config.engine.prefill_tokens_per_s,
+            endurance=self._endurance_file.open(config.nvme.write_bytes_per_day),
             rules=RuleFile(storage.data_dir.rules_path),
-            pinned_share_max=self.config.retention.pinned_share_max,
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
-            verify_share=self.config.dram.verify_share,
         )
+        tune(self.engine, config)
+        self.engine.background.serve(turns.run)
         self.engine.blocks.journal = self._journal
         if self._publisher is not None:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
@@ -370,8 +371,6 @@ class Service:
 
     def _make_api(self) -> Api:
         config, turns, later = self.config, self._turns, asyncio.get_running_loop().call_later
-        self.engine.background.serve(turns.run)
-        self.engine.blocks.family.later = lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)
         tracing = None
         if config.traces.endpoint:
             self._exporter = Exporter(config, self.storage.data_dir.instance, time.time)
@@ -452,6 +451,7 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), interval_s)
             self.engine.tick()
+            self._endurance_file.keep(self.engine.endurance, self.engine.io)
             self._presence.look()
             if not self.storage.arena.is_whole():
                 self.failure = (

@@ -32,7 +32,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import cast
 
-from kvstore.constants import MIB, PINNED_SHARE_DEFAULT, STALL_S, STEP_BLOCKS
+from kvstore.constants import MIB, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit, prefetching
 from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
@@ -48,7 +48,6 @@ from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.health.breakeven import BreakEven
 from kvstore.health.write_budget import Endurance
-from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index import forest
 from kvstore.index.block import ROOTED, Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
@@ -74,14 +73,13 @@ from kvstore.protocol import answers, outcomes
 from kvstore.protocol.frames import Acquired, Extents, Reserved
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
 from kvstore.residency.eviction import Eviction
-from kvstore.residency.levels import Member, Nvme
+from kvstore.residency.levels import Drive, Member, Nvme
 from kvstore.residency.residency import Residency
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
-from tiers.device import Device
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
@@ -96,30 +94,24 @@ log = logging.getLogger("kvstore.engine")
 
 
 class Engine(Parts):
-    """All levels of one node. `jobs_max` bounds the loads, and the writes, under way on each device."""
+    """All levels of one node."""
 
     def __init__(
         self,
         arena: Places,
-        devices: Sequence[tuple[Device, Io]],
+        drives: Sequence[Drive],
         namespaces: NamespaceRegistry,
         io: Io,
         policies: Policies | None = None,
         clock: Callable[[], float] = time.monotonic,
-        jobs_max: int = 4,
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
         endurance: Endurance | None = None,
-        endurance_file: EnduranceFile | None = None,
-        stall_s: float = STALL_S,
-        prefill_tokens_per_s: float = 0.0,
         rules: RuleFile | None = None,
-        pinned_share_max: float = PINNED_SHARE_DEFAULT,
         shared: Sequence[SharedLevel] = (),
         persisting: Persisting | None = None,
-        verify_share: float = 0.0,
     ) -> None:
-        """devices: each with the I/O threads that are its own. `io`: threads for everything else."""
+        """io: threads for everything but drives. Settings that may change while it serves have their defaults at first."""
         self.arena = arena
         self.io = io
         self._clock = clock
@@ -127,11 +119,11 @@ class Engine(Parts):
         self.counters = Counters()
         self.sessions: list[Session] = []
         self.endurance = endurance or Endurance(0, clock)
-        names = [f"nvme{number}" if len(devices) > 1 else "nvme" for number in range(len(devices))]
+        names = [f"nvme{number}" if len(drives) > 1 else "nvme" for number in range(len(drives))]
         self.nvme = Nvme(
             [
-                Member(number, names[number], device, own_io, clock, stall_s, self._sources_changed)
-                for number, (device, own_io) in enumerate(devices)
+                Member(number, names[number], drive, clock, self._sources_changed)
+                for number, drive in enumerate(drives)
             ]
         )
         family = policies or Policies(LeafLru)
@@ -140,25 +132,22 @@ class Engine(Parts):
         self.eviction = Eviction(self.blocks)
         self.prompts = Prompts()
         self.accounts = Accounts(
-            totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not devices and not shared
+            totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not drives and not shared
         )
-        self.verifier = Verifier(self.blocks, io, verify_share)
-        sources = [DeviceSource(member, arena, jobs_max, clock) for member in self.nvme.members]
+        self.verifier = Verifier(self.blocks, io)
+        sources = [DeviceSource(member, arena, clock) for member in self.nvme.members]
         far = [SharedSource(level, arena, clock, self._sources_changed) for level in shared]
         self.loader = Loader(self.blocks, self.eviction, self.accounts, self.verifier, sources, far)
         self.eviction.takeovers.freed = self.loader.feed
         self.watches = [Watch(source, self.blocks, clock, self.loader.missed) for source in sources]
-        self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, jobs_max, self.loader.feed)
-        self.lookups = Lookups(self.blocks, BreakEven(prefill_tokens_per_s), sources, far)
+        self.writer = Writer(self.blocks, self.eviction, self.accounts, clock, self.loader.feed)
+        self.lookups = Lookups(self.blocks, BreakEven(), sources, far)
         self.persister = self._persister(persisting, wall_clock) if persisting is not None else None
         self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
-        self.retention = Retention(
-            self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules, pinned_share_max
-        )
+        self.retention = Retention(self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules)
         self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
         self.clearing = self._clearing()
-        self._endurance_file = endurance_file
 
     def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
         rate = self.lookups.break_even.rate
@@ -590,8 +579,6 @@ class Engine(Parts):
         self.writer.tick()
         self.loader.feed()
         self._save_names()
-        if self._endurance_file is not None:
-            self._endurance_file.keep(self.endurance, self.io)
         self.accounts.save(self.io, self._clock())
         self.background.step()
 

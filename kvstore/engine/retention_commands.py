@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvstore.constants import AS_IT_IS, EXPIRY_SLICE_S, RULE_COMMANDS_MAX, TTL_S_MAX
+from kvstore.constants import AS_IT_IS, EXPIRY_SLICE_S, PINNED_SHARE_DEFAULT, RULE_COMMANDS_MAX, TTL_S_MAX
 from kvstore.engine.retention_report import TIERS, report_steps
 from kvstore.engine.rule_names import one_namespace, prefix_namespaces, require_tenant_alone
 from kvstore.errors import BadRequest, LimitExceeded, NotSaved, RequestError
@@ -62,7 +62,6 @@ class Retention:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         file: RuleFile | None = None,
-        pinned_share_max: float = 0.5,
     ) -> None:
         self._blocks = blocks
         self._eviction = eviction
@@ -72,7 +71,7 @@ class Retention:
         self._file = file or RuleFile()
         self._commands: deque[Command] = deque()
         self._saving = self._is_trimming = False
-        self.set_share(pinned_share_max)
+        self.set_share(PINNED_SHARE_DEFAULT)
         self.book = self._file.read()
         self._boot_id = boot_id()
         blocks.expiry.start(self._begin_clock(wall_clock), self._known, self._expired)

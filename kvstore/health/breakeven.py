@@ -51,7 +51,7 @@ class Slow(NamedTuple):
 class BreakEven:
     """Chooses prefixes. Changes nothing but what it knows of prefill rates."""
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
+    def __init__(self, prefill_tokens_per_s: float = 0.0) -> None:
         self.configured = prefill_tokens_per_s  # a setting
         self._learned: dict[int, float] = {}  # by namespace; those not told for longest are forgotten
 

@@ -141,12 +141,12 @@ class DeviceSource(Source):
     """A member of the NVMe level. `targets`: keys that somebody wanted from it lately, the last one last: records
     to probe it with. `refused`: since the last load, a lookup found it too slow."""
 
-    def __init__(self, member: Member, arena: Places, jobs_max: int, clock: Callable[[], float]) -> None:
+    def __init__(self, member: Member, arena: Places, clock: Callable[[], float]) -> None:
         super().__init__()
         self.member = member
         self.name, self.loads, self.speed = member.name, member.loads, member.speed
         self.window = Window(member.stall_s, clock)
-        self.jobs_max, self.batch_records = jobs_max, LOAD_BATCH_RECORDS
+        self.jobs_max, self.batch_records = member.jobs_max, LOAD_BATCH_RECORDS
         self.targets: OrderedDict[bytes, None] = OrderedDict()
         self.refused = False
         self.begun = 0  # loads that requests asked for

@@ -33,8 +33,8 @@ class Verifier:
     """Compares checksums in I/O threads. Waiters are called with the block, whatever the result: if it is not in
     DRAM any more, or unverified still, its bytes were not true. share: of what is handed out, how much is compared."""
 
-    def __init__(self, residency: Residency, io: Io, share: float = 0.0) -> None:
-        self.share = share
+    def __init__(self, residency: Residency, io: Io) -> None:
+        self.share = 0.0  # a setting
         self._residency = residency
         self._io = io
         self._waiting = Waiting()

@@ -41,7 +41,7 @@ Placed = tuple[Block, int]  # a block, and the slot of a device it is written to
 
 
 class Writer:
-    """Writes queued blocks to NVMe, with at most `jobs_max` writes under way on each device."""
+    """Writes queued blocks to NVMe, with at most `Member.jobs_max` writes under way on each device."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class Writer:
         eviction: Eviction,
         accounts: Accounts,
         clock: Callable[[], float],
-        jobs_max: int,
         wrote: Callable[[], None],
     ) -> None:
         """`wrote` is called after each write: blocks may leave DRAM now."""
@@ -59,7 +58,6 @@ class Writer:
         self._counters = residency.counters
         self._accounts = accounts
         self._clock = clock
-        self._jobs_max = jobs_max
         self._wrote = wrote
         self._background = residency.background
         self._resuming = False
@@ -157,7 +155,7 @@ class Writer:
         return able[self._turn % len(able)]
 
     def _allowed(self, member: Member) -> int:
-        return 1 if member.speed.waiting_bytes > 0 else self._jobs_max
+        return 1 if member.speed.waiting_bytes > 0 else member.jobs_max
 
     def _start(self, member: Member, batch: Sequence[Block], probe: bool = False) -> bool:
         """Write those of these blocks that find room and that their quotas let in; False if none."""

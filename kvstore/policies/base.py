@@ -72,9 +72,12 @@ class Policy(ABC):
 class Policies:
     """A family of policies made by one function, which learns nothing across tiers."""
 
-    def __init__(self, make: Callable[[int], Policy]) -> None:
+    def __init__(
+        self, make: Callable[[int], Policy], later: Callable[[Steps[None]], object] = finish
+    ) -> None:
+        """later: does what is learned and nobody waits for."""
         self.make = make
-        self.later: Callable[[Steps[None]], object] = finish  # does what is learned and nobody waits for
+        self.later = later
         self._clock = 0
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:

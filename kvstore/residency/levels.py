@@ -18,7 +18,9 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from kvstore.constants import STALL_S
 from kvstore.health.breaker import Breaker
 from kvstore.health.speed import TierSpeed
 from kvstore.index.block import DEVICES_MAX, Namespace
@@ -29,6 +31,16 @@ from tiers.device import Device
 from tiers.slots import SLAB_SLOTS_MAX
 
 
+class Drive(NamedTuple):
+    """A device and its own I/O threads. jobs_max: of its loads, and of its writes, how many may be under way; stall_s: how
+    long one may take."""
+
+    device: Device
+    io: Io
+    jobs_max: int = 4
+    stall_s: float = STALL_S
+
+
 class Member:
     """One device, and what concerns it alone."""
 
@@ -36,23 +48,19 @@ class Member:
         self,
         number: int,
         name: str,
-        device: Device,
-        io: Io,
+        drive: Drive,
         clock: Callable[[], float],
-        stall_s: float,
         changed: Callable[[], None],
         chance: random.Random | None = None,
     ) -> None:
-        """stall_s: how long one read or write may take; `changed` is called when a breaker changes its state."""
+        """`changed` is called when a breaker changes its state."""
         assert number < DEVICES_MAX, "more devices than the index can name"
         self.number = number
         self.name = name
-        self.stall_s = stall_s
-        self.device = device
-        self.io = io
+        self.device, self.io, self.jobs_max, self.stall_s = drive
         chance = chance or random.Random()
-        self.loads = Breaker(f"{name} loads", stall_s, clock, changed, chance)
-        self.stores = Breaker(f"{name} stores", stall_s, clock, changed, chance)
+        self.loads = Breaker(f"{name} loads", self.stall_s, clock, changed, chance)
+        self.stores = Breaker(f"{name} stores", self.stall_s, clock, changed, chance)
         self.speed = TierSpeed(clock)
         self.policies: dict[int, Policy] = {}  # by slot size
         self.store_jobs = 0  # writes under way

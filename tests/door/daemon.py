@@ -28,6 +28,7 @@ from kvstore.door.unix import Door
 from kvstore.engine.engine import Engine
 from kvstore.engine.live import live_steps
 from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.residency.levels import Drive
 from kvstore.steps import Steps
 from tests.engine.fakes import FaultyDevice, SteppedIo
 from tiers.arena import Arena, open_arena
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 
 def make_engine(arena: Arena, nvme: FaultyDevice | None, io: SteppedIo) -> Engine:
-    return Engine(arena, [(nvme, io)] if nvme is not None else [], NamespaceRegistry(), io)
+    return Engine(arena, [Drive(nvme, io)] if nvme is not None else [], NamespaceRegistry(), io)
 
 
 class Node:

@@ -21,6 +21,7 @@ from kvstore.ledger.totals import HOUR_S, Totals
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import FRAME_BYTES_MAX, Acquired
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
@@ -49,14 +50,14 @@ class Node:
         self.totals = totals or Totals("na")
         self.engine = Engine(
             self.arena,
-            [(nvme, self.io)] if nvme is not None else [],
+            [Drive(nvme, self.io)] if nvme is not None else [],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,
             totals=self.totals,
             wall_clock=lambda: self.now_s,
-            prefill_tokens_per_s=prefill_tokens_per_s,
         )
+        self.engine.lookups.break_even.configured = prefill_tokens_per_s
         self.engine.adopt()
         self.io.run()
         self.device = nvme

@@ -24,6 +24,7 @@ from kvstore.ledger.accounts import Asking, Found
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
@@ -65,11 +66,10 @@ class Node:
         self.io = SteppedIo()
         self.engine = Engine(
             self.arena,
-            [(self.tier, self.io)],
+            [Drive(self.tier, self.io, stall_s=STALL_S)],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,
-            stall_s=STALL_S,
         )
         self.engine.adopt()
         self.io.run()

@@ -15,6 +15,7 @@ from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady, Unknow
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.residency_bits import IN_ANY
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
@@ -39,7 +40,7 @@ class Node:
         self.device = FaultyDevice(400, slot_bytes=SIZE)
         self.arena = open_arena(directory / "arena", arena_bytes, 2 * MIB, SIZE)
         self.engine = Engine(
-            self.arena, [(self.device, self.io)], NamespaceRegistry(), self.io, clock=lambda: self.now_s
+            self.arena, [Drive(self.device, self.io)], NamespaceRegistry(), self.io, clock=lambda: self.now_s
         )
         self.engine.adopt()
         self.io.run()
@@ -150,7 +151,7 @@ def test_what_is_named_leaves_and_the_rest_stays(tmp_path: Path, seed: int) -> N
     assert left == (node.held - named) | pinned
     node.arena.close()
     arena = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
-    again = Engine(arena, [(node.device, node.io)], NamespaceRegistry(), node.io)
+    again = Engine(arena, [Drive(node.device, node.io)], NamespaceRegistry(), node.io)
     again.adopt()
     node.io.run()
     found = {

@@ -16,6 +16,7 @@ from kvstore.health.write_budget import Endurance
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
@@ -146,7 +147,7 @@ class Places:
         self.device = FaultyDevice(100)
         self.engine = Engine(
             self.arena,
-            [(self.device, self.io)],
+            [Drive(self.device, self.io)],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,

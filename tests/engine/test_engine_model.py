@@ -22,6 +22,7 @@ from kvstore.movement import adoption
 from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
 from kvstore.replay.policies import POLICIES
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
@@ -79,14 +80,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.nvme.ready = False
         self.engine = Engine(
             self.arena,
-            [(self.nvme, self.io)],
+            [Drive(self.nvme, self.io)],
             self.namespaces,
             self.io,
             POLICIES[self.policy](),
             clock=self.tick_clock,
             totals=self.totals,
-            verify_share=0.3,
         )
+        self.engine.verifier.share = 0.3
         self.asked_before += sum(self.asked.values())
         self.asked.clear()
         self.engine.adopt()

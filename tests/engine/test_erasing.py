@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.residency.levels import Drive
 from replication.tombstones import Tombstone
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
@@ -29,7 +30,7 @@ def test_what_is_named_leaves_for_good(tmp_path: Path, seed: int) -> None:
     in use when it is given back, and an engine that starts anew does not find them."""
     chance, io, device = random.Random(seed), SteppedIo(), FaultyDevice(400, seed)
     arena = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
-    engine = Engine(arena, [(device, io)], NamespaceRegistry(), io)
+    engine = Engine(arena, [Drive(device, io)], NamespaceRegistry(), io)
     engine.adopt()
     io.run()
     session = engine.open_session(0)
@@ -86,7 +87,7 @@ def test_what_is_named_leaves_for_good(tmp_path: Path, seed: int) -> None:
     assert engine.check() == []
     arena.close()
     again = open_arena(tmp_path / "arena", 8 * MIB, 2 * MIB, SIZE)
-    engine = Engine(again, [(device, io)], NamespaceRegistry(), io)
+    engine = Engine(again, [Drive(device, io)], NamespaceRegistry(), io)
     engine.adopt()
     io.run()
     blocks = [engine.namespaces.get(engine.register(spec)).blocks for spec in specs]

@@ -37,6 +37,7 @@ from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.policies import POLICIES
 from kvstore.residency import eviction, takeover, write_queue
+from kvstore.residency.levels import Drive
 from kvstore.retention import expiry, pins, quotas
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
@@ -125,7 +126,7 @@ class World:
         self.family = POLICIES[self.policy]()
         self.engine = Engine(
             self.arena,
-            [(self.tier, self.io)],
+            [Drive(self.tier, self.io)],
             self.namespaces,
             self.io,
             self.family,

@@ -18,6 +18,7 @@ from kvstore.engine.engine import Engine
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tiers.arena import open_arena
@@ -89,7 +90,7 @@ class Node:
         self.bucket = bucket or Bucket(random.Random(0))
         self.engine = Engine(
             self.arena,
-            [(device, self.io)] if device is not None else [],
+            [Drive(device, self.io)] if device is not None else [],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,

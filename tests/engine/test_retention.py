@@ -19,6 +19,7 @@ from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.policies import POLICIES
 from kvstore.residency import write_queue
+from kvstore.residency.levels import Drive
 from kvstore.retention.expiry import EXPIRY_SWEEP_S_MIN
 from kvstore.retention.rules import Pin, RuleFile
 from kvstore.steps import finish
@@ -52,15 +53,15 @@ class Node:
         self.namespaces = NamespaceRegistry(self.directory / "namespaces.json")
         self.engine = Engine(
             self.arena,
-            [(self.nvme, self.io)] if self.nvme is not None else [],
+            [Drive(self.nvme, self.io)] if self.nvme is not None else [],
             self.namespaces,
             self.io,
             POLICIES[self.policy](),
             clock=lambda: self.clock_s,
             wall_clock=lambda: self.wall_s + self.clock_s,
             rules=RuleFile(self.directory / "retention.json"),
-            pinned_share_max=self.share,
         )
+        self.engine.retention.set_share(self.share)
         self.engine.adopt()
         if wait:
             self.io.run()

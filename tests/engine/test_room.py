@@ -20,6 +20,7 @@ from kvstore.policies.learned import Learned
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
@@ -41,7 +42,7 @@ class Node:
         self.io = SteppedIo()
         self.clock_s = 0.0
         self.device = nvme
-        devices = [(nvme, self.io)] if nvme is not None else []
+        devices = [Drive(nvme, self.io)] if nvme is not None else []
         self.engine = Engine(self.arena, devices, NamespaceRegistry(), self.io, policies, clock=self.tick)
         self.engine.adopt()
         self.io.run()

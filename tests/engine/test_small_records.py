@@ -10,6 +10,7 @@ import pytest
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from tests.engine.fakes import SteppedIo, granted
 from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
@@ -30,7 +31,7 @@ class Node:
         self.arena = open_arena(directory / "arena", 8 * MIB, 2 * MIB)
         self.io = SteppedIo()
         self.engine = Engine(
-            self.arena, [(self.nvme, self.io)], NamespaceRegistry(), self.io, clock=lambda: 0.0
+            self.arena, [Drive(self.nvme, self.io)], NamespaceRegistry(), self.io, clock=lambda: 0.0
         )
         self.specs = [
             NamespaceSpec(bytes([n]) * 16, size, 8, 1, {"tenant": "acme"}, columns)

@@ -11,6 +11,7 @@ from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -29,7 +30,7 @@ class Node:
         self.io = SteppedIo()
         nvme.ready = False
         arena = open_arena(arena_path, 2 * MIB, 2 * MIB, SIZE)
-        self.engine = Engine(arena, [(nvme, self.io)], NamespaceRegistry(), self.io)
+        self.engine = Engine(arena, [Drive(nvme, self.io)], NamespaceRegistry(), self.io)
         self.engine.adopt()
         self.space = self.engine.register(SPACE)
         self.session: Session = self.engine.open_session(0, "test")

@@ -10,6 +10,7 @@ import pytest
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.frames import Acquired
+from kvstore.residency.levels import Drive
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
 from tiers.arena import open_arena
 from tiers.checksum import digest
@@ -25,9 +26,10 @@ class Node:
 
     def __init__(self, directory: Path, share: float, has_disk: bool) -> None:
         self.io = SteppedIo()
-        devices = [(FaultyDevice(50), self.io)] if has_disk else []
+        devices = [Drive(FaultyDevice(50), self.io)] if has_disk else []
         self.arena = open_arena(directory / "arena", 2 * MIB, 2 * MIB, SIZE)
-        self.engine = Engine(self.arena, devices, NamespaceRegistry(), self.io, verify_share=share)
+        self.engine = Engine(self.arena, devices, NamespaceRegistry(), self.io)
+        self.engine.verifier.share = share
         self.engine.adopt()
         self.io.run()
         self.space = self.engine.register(NamespaceSpec(b"s" * 16, SIZE, 8, 16))

@@ -112,8 +112,8 @@ def test_a_reserve_asks_for_no_slot_twice(judge: type[Judge], monkeypatch: pytes
 
 def test_a_lesson_is_learned_when_there_is_time() -> None:
     """What the contest learns of a request is left to who drives the policies: a step for each judge."""
-    family, lessons = Learned(), list[Steps[None]]()
-    family.later = lessons.append
+    lessons = list[Steps[None]]()
+    family = Learned(lessons.append)
     node = Node(100, family)
     for number in range(8):
         node.ask(number, name(range(100 * number, 100 * number + 30)))
@@ -127,8 +127,8 @@ def test_a_lesson_is_learned_when_there_is_time() -> None:
 @pytest.mark.parametrize("late", [1, 2, 5])
 def test_a_late_lesson_is_fair(late: int) -> None:
     """Judges that keep the same blocks have the same hits, though the sample was thinned out since a request came."""
-    family, lessons = Learned(), list[Steps[None]]()
-    family.later = lessons.append
+    lessons = list[Steps[None]]()
+    family = Learned(lessons.append)
     node = Node(8192, family)
     for number in range(48):
         prompt = name(range(1000 * (number // 2), 1000 * (number // 2) + 512))  # each is asked for twice

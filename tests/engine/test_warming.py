@@ -24,6 +24,7 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import SharedLimits
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from replication.mirror_state import MIRRORS, MirrorState, encode_state
 from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
 from replication.order_watch import ORDER_HEARTBEAT_S
@@ -74,7 +75,7 @@ class Node:
         self.arena = open_arena(path, SLOTS * SIZE, 2 * MIB, 16384)
         self.engine = Engine(
             self.arena,
-            [(device, self.io)] if device is not None else [],
+            [Drive(device, self.io)] if device is not None else [],
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.timers.now_s,

@@ -14,6 +14,7 @@ from kvstore.engine.engine import Engine
 from kvstore.events.journal import Change, Journal, held
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.residency.levels import Drive
 from replication.tombstones import Tombstone
 from tests.engine import test_engine_model
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
@@ -120,7 +121,7 @@ class Node:
         self.now_s = 1000.0
         self.engine = Engine(
             self.arena,
-            [(self.nvme, self.io)],
+            [Drive(self.nvme, self.io)],
             self.namespaces,
             self.io,
             clock=lambda: self.now_s,

@@ -11,7 +11,7 @@ what the node has, wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
@@ -20,15 +20,16 @@ from kvstore.policies.learned.experts import Judge, all_judges
 from kvstore.policies.learned.hazard import Reuse, Use
 from kvstore.policies.learned.leaves import LeafFirst
 from kvstore.policies.learned.selection import Contest
+from kvstore.steps import Steps, finish
 
 
 class Learned(Policies):
     """The family that shares one experience."""
 
-    def __init__(self) -> None:
+    def __init__(self, later: Callable[[Steps[None]], object] = finish) -> None:
         self.reuse = Reuse()
         self.contest = Contest(all_judges(self.reuse))
-        super().__init__(lambda bit: Judged(bit, self))
+        super().__init__(lambda bit: Judged(bit, self), later)
 
     def observe(self, run: Sequence[Block], prompt: Prompt, now_s: float) -> None:
         used = self.reuse.observe(run, prompt, now_s, self.contest.below)
