@@ -1,11 +1,11 @@
 """The audit: whether a bucket has what was announced, and nothing else; and what is done where it does not.
 
-    packs/ listed ─▶ digest ─┐                          there, not announced ─▶ orphans.py: announced, or deleted
-    catalogue ─────▶ digest ─┴▶ buckets that differ ─▶  announced, not there ─▶ asked again twice ─▶ forgotten
-                                listed again, in full   of another size ─────▶ asked again twice ─▶ deleted, forgotten
+    packs/ listed ─▶ known? ─┬─ no ─▶ there, not announced: orphans.py ─▶ announced, or deleted
+                             └─ yes, and as long as announced ─▶ seen
+    catalogue ─▶ not seen? ─▶ asked again twice ─▶ not there: forgotten;  of another size: deleted, forgotten
 
-What was announced, deleted or forgotten while it runs differs without being wrong: so each object of a bucket that differs is
-held against the catalogue as it is then, and a pack that became known after the second listing began is not looked for.
+Each page of the listing is held against the catalogue as it is then. A pack that became known after the listing began is not
+looked for. (Listing and catalogue could not be merged as two sorted lists: objects are sorted by namespace first, rows are not.)
 
 What must always hold:
 
@@ -16,8 +16,7 @@ What must always hold:
   the hole would count as held, and the hole would never be filled. Its packs are orphans then, and are announced again by a
   later audit when their parent is durable again.
 
-It takes 0.5 MiB for each digest, a bit for each pack in buckets that differ, and AUDIT_DOUBTED_MAX packs. Nothing holds the loop for longer than
-AUDIT_SLICE_PACKS take.
+It takes a bit for each pack, and AUDIT_DOUBTED_MAX packs. Nothing holds the loop for longer than AUDIT_SLICE_PACKS take.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ import msgspec
 from replication.announced import Announced
 from replication.catalogue import Catalogue
 from replication.constants import AUDIT_REQUESTS_MAX
-from replication.digests import Digest, Seen, bucket_of
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError
 from replication.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, identity_of, keys_of
 from replication.region import Region, open_region
+from replication.seen import Seen
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.objects import ObjectInfo, Objects
 from tiers.packs import PACKS
@@ -51,7 +50,7 @@ T = TypeVar("T")
 
 
 class Report(msgspec.Struct):
-    """listed: packs that are there. announced: packs that are, in the catalogue. buckets: how many differed. missing, damaged,
+    """listed: packs that are there. announced: packs that are, in the catalogue. missing, damaged,
     hanging: announced packs that were forgotten; hanging ones follow a block that is not durable. restored, deleted: orphans. left: orphans that were not judged. strange: objects that
     are no packs. is_whole: False where there is more than one audit could remember: another one is needed."""
 
@@ -59,7 +58,6 @@ class Report(msgspec.Struct):
     listed_bytes: int = 0
     announced: int = 0
     announced_bytes: int = 0
-    buckets: int = 0
     missing: int = 0
     hanging: int = 0
     damaged: int = 0
@@ -100,18 +98,14 @@ class Audit:
         await self._check_place()
         renewals, report = self._catalogue.renewals, Report()
         await self._erasure.look()
-        buckets = await self._differing(report)
-        report.buckets = len(buckets)
-        doubted: list[Announced] = []
-        if buckets or report.strange:
-            orphans = Orphans(
-                self._objects, self._catalogue, self._erasure, self._hands, terms, self._clock, told
-            )
-            doubted = await self._look_at(set(buckets), orphans, report, told)
-            self._check_same(renewals)
-            await orphans.end()
-            report.restored, report.deleted, report.left = orphans.restored, orphans.deleted, orphans.left
-            report.is_whole = report.is_whole and orphans.is_whole
+        orphans = Orphans(
+            self._objects, self._catalogue, self._erasure, self._hands, terms, self._clock, told
+        )
+        doubted = await self._compare(orphans, report, told)
+        self._check_same(renewals)
+        await orphans.end()
+        report.restored, report.deleted, report.left = orphans.restored, orphans.deleted, orphans.left
+        report.is_whole = report.is_whole and orphans.is_whole
         holes = [] if terms.restores_all or not self.forgets_behind else await self._hanging()
         if doubted or holes:
             await asyncio.sleep(self._again_s)
@@ -124,46 +118,23 @@ class Audit:
 
     # -- comparing --
 
-    async def _differing(self, report: Report) -> list[int]:
-        """The buckets in which listing and catalogue are not equal."""
-        listed, announced = Digest(), Digest()
-        async for page in self._objects.list(PACKS):
-            for some in _slices(page):
-                for info in some:
-                    identity = identity_of(info.name)
-                    if identity is None:
-                        report.strange += 1
-                    else:
-                        listed.add(identity[1], info.size_bytes)
-                await asyncio.sleep(0)
-            self.progress("packs listed", listed.packs, max(listed.packs, self._catalogue.counts.packs))
-        for chunk in self._catalogue.chunks():
-            for entry in chunk:
-                announced.add(entry.pack.id, entry.pack.size_bytes)
-            await asyncio.sleep(0)
-        report.listed, report.listed_bytes = listed.packs, listed.size_bytes
-        report.announced, report.announced_bytes = announced.packs, announced.size_bytes
-        return listed.differing(announced)
-
-    async def _look_at(
-        self, buckets: set[int], orphans: Orphans, report: Report, told: Callable[[Finding], None]
+    async def _compare(
+        self, orphans: Orphans, report: Report, told: Callable[[Finding], None]
     ) -> list[Announced]:
-        """These in full. Returns what is announced, and was not there once more when it was asked for."""
-        seen, behind, done = Seen(), self._catalogue.next_number, 0
+        """All that is there. Returns what is announced, and was not there once more when it was asked for."""
+        seen, behind, counts = Seen(), self._catalogue.next_number, self._catalogue.counts
+        report.announced, report.announced_bytes = counts.packs, counts.bytes
         async for page in self._objects.list(PACKS):
-            done += len(page)
-            self.progress("packs compared", done, max(done, report.listed))
             unknown: list[ObjectInfo] = []
             for some in _slices(page):
-                unknown += self._unknown(some, buckets, seen, told)
+                unknown += self._unknown(some, seen, report, told)
                 await asyncio.sleep(0)
+            self.progress("packs compared", report.listed, max(report.listed, counts.packs))
             if unknown:
                 await orphans.take(unknown)
         doubted: list[Announced] = []
-        for bucket in sorted(buckets):
-            for chunk in self._catalogue.with_beginning(bucket.to_bytes(2, "big")):
-                unseen = [entry for number, entry in chunk if number < behind and number not in seen]
-                doubted += await self._not_there(unseen)
+        for unseen in self._catalogue.chunks_without(seen, behind):
+            doubted += await self._not_there(unseen)
             if len(doubted) >= AUDIT_DOUBTED_MAX:
                 report.is_whole = False
                 break
@@ -179,16 +150,19 @@ class Audit:
         return found
 
     def _unknown(
-        self, infos: Sequence[ObjectInfo], buckets: set[int], seen: Seen, told: Callable[[Finding], None]
+        self, infos: Sequence[ObjectInfo], seen: Seen, report: Report, told: Callable[[Finding], None]
     ) -> list[ObjectInfo]:
         """Those of a listing that the catalogue does not know. What it knows, and is as long as it should be, is seen."""
-        named = [(info, identity_of(info.name)) for info in infos]
-        for info, identity in named:
+        some: list[tuple[ObjectInfo, bytes]] = []
+        for info in infos:
+            identity = identity_of(info.name)
             if identity is None:
+                report.strange += 1
                 told(Finding(Kind.STRANGE, info.name, "no name of a pack"))
-        some = [
-            (info, identity[1]) for info, identity in named if identity and bucket_of(identity[1]) in buckets
-        ]
+            else:
+                some.append((info, identity[1]))
+                report.listed += 1
+                report.listed_bytes += info.size_bytes
         unknown = []
         for (info, _), known in zip(some, self._catalogue.numbered([one for _, one in some]), strict=True):
             if known is None or known.announced.pack.name != info.name:

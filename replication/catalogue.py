@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -308,23 +308,16 @@ class Catalogue:
 
     def packs(self, ids: Sequence[bytes]) -> list[Announced | None]:
         """What is known of these packs, None of those that are not. Raises CatalogueDamaged."""
-        numbers = self._rows.get([_ID + pack_id for pack_id in ids])
-        return [None if number is None else self._entry(number)[0] for number in numbers]
+        return [one and one.announced for one in self.numbered(ids)]
 
     def numbered(self, ids: Sequence[bytes]) -> list[Numbered | None]:
         """The same with their numbers. Raises CatalogueDamaged."""
-        rows = self._rows.get([_ID + pack_id for pack_id in ids])
-        return [None if row is None else self._numbered(row) for row in rows]
-
-    def with_beginning(self, beginning: bytes) -> Iterator[list[Numbered]]:
-        """The packs whose ids begin with this, in their order, CATALOGUE_CHUNK_PACKS at a time. As `chunks`."""
-        start, end = _ID + beginning, _behind(_ID + beginning)
-        while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
-            yield [self._numbered(row) for _, row in found]
-            start = found[-1][0] + b"\0"
-
-    def _numbered(self, row: bytes) -> Numbered:
-        return Numbered(int.from_bytes(row, "big"), self._entry(row)[0])
+        numbers = self._rows.get([_ID + pack_id for pack_id in ids])
+        entries = iter(self._entries([number for number in numbers if number is not None]))
+        return [
+            None if number is None else Numbered(int.from_bytes(number, "big"), next(entries)[0])
+            for number in numbers
+        ]
 
     def _look_up(self, key: bytes, packs: dict[bytes, Announced]) -> Spot | None:
         if not self.may_have(key):
@@ -341,10 +334,13 @@ class Catalogue:
 
     def _entry(self, number_bytes: bytes) -> tuple[Announced, int]:
         """The pack of this number, and the number of its spec."""
-        [value] = self._rows.get([_PACK + number_bytes])
-        if value is None:
-            raise CatalogueDamaged(f"a pack without its row: {number_bytes.hex()}")
-        return self._announced(value)
+        return self._entries([number_bytes])[0]
+
+    def _entries(self, numbers: Sequence[bytes]) -> list[tuple[Announced, int]]:
+        values = self._rows.get([_PACK + number for number in numbers])
+        if None in values:
+            raise CatalogueDamaged(f"a pack without its row: {numbers[values.index(None)].hex()}")
+        return [self._announced(value) for value in values if value is not None]
 
     def _announced(self, value: bytes) -> tuple[Announced, int]:
         entry = _decoded(value, Entry)
@@ -383,6 +379,16 @@ class Catalogue:
         while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
             yield [self._announced(value)[0] for _, value in found]
             start = found[-1][0] + b"\0"
+
+    def chunks_without(self, seen: Container[int], behind: int) -> Iterator[list[Announced]]:
+        """Of all packs before the number `behind` those whose numbers are not among these, CATALOGUE_CHUNK_PACKS looked at
+        at a time. As `chunks`."""
+        start, end = _PACK, _PACK + behind.to_bytes(_NUMBER_BYTES, "big")
+        while found := self._rows.keys(start, end, CATALOGUE_CHUNK_PACKS):
+            numbers = [key[len(_PACK) :] for key in found]
+            unseen = [number for number in numbers if int.from_bytes(number, "big") not in seen]
+            yield [announced for announced, _ in self._entries(unseen)]
+            start = found[-1] + b"\0"
 
     # -- the filter after a start ----------------------------------------------------
 

@@ -140,7 +140,6 @@ async def _verified(
             "announced_bytes": report.announced_bytes,
             "packs": report.listed,
             "bytes": report.listed_bytes,
-            "buckets_differing": report.buckets,
             "left": report.left,
             "whole": report.is_whole,
         }
