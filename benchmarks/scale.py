@@ -102,8 +102,8 @@ def watching() -> Requests:
 
 
 def audit_lists(packs: float) -> int:
-    """Of one audit: all packs, twice, as some are put while they are listed; tombstones before each page of orphans apart."""
-    return 2 * math.ceil(packs / LIST_NAMES)
+    """Of one audit: all packs, once; tombstones before each page of orphans apart."""
+    return math.ceil(packs / LIST_NAMES)
 
 
 def auditing(nodes: int, load: Load) -> Requests:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -40,6 +40,7 @@ from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged
 from replication.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
 from replication.rows import PREFIX_BYTES, RocksRows, Rows
+from replication.seen import Seen
 from replication.segment import Segment
 from tiers.base import NAMESPACE_BYTES
 from tiers.namespace_spec import NamespaceSpec
@@ -380,7 +381,7 @@ class Catalogue:
             yield [self._announced(value)[0] for _, value in found]
             start = found[-1][0] + b"\0"
 
-    def chunks_without(self, seen: Container[int], behind: int) -> Iterator[list[Announced]]:
+    def chunks_without(self, seen: Seen, behind: int) -> Iterator[list[Announced]]:
         """Of all packs before the number `behind` those whose numbers are not among these, CATALOGUE_CHUNK_PACKS looked at
         at a time. As `chunks`."""
         start, end = _PACK, _PACK + behind.to_bytes(_NUMBER_BYTES, "big")

@@ -160,7 +160,7 @@ def test_a_node_that_reads_another_region_through_asks_no_more_than_planned(node
 
 
 def test_an_audit_lists_no_more_than_planned() -> None:
-    """Of 2,500 packs that are there as announced, and one that is not announced yet, all pages twice, and the tombstones."""
+    """Of 2,500 packs that are there as announced, and one that is not announced yet, all pages once, and the tombstones."""
 
     async def audit() -> Counter[str]:
         chance, store = random.Random(0), CountedObjects()
