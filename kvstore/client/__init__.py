@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.client.arena_view import ArenaView
-from kvstore.client.calls import WAIT_S_MAX, Calls, Leading, require_run
+from kvstore.client.calls import LEASE_HASHES_MAX, WAIT_S_MAX, Calls, Leading, require_run
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
 from kvstore.client.refusing import refusing, require, require_number
@@ -44,8 +44,6 @@ from tiers import copying
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
 if TYPE_CHECKING:
-    from typing import Any
-
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 __all__ = [
@@ -70,7 +68,6 @@ __all__ = [
 ]
 
 LEASE_BYTES_MAX = 512 << 20  # per lease of put and get: bounds what one call pins
-LEASE_HASHES_MAX = 512  # as in kvstore.protocol.frames, which is not imported here
 PUT_BLOCKS_MAX = 176  # per lease of a put: 512 blocks, a prompt of 8,192 tokens, are three
 PUT_SHARE_MAX = 0.125  # of the arena, per lease of a put, which has two at a time
 GET_SHARE_MAX = 0.25  # of the arena, per lease of a get
@@ -130,7 +127,7 @@ class Client(Calls):
                         coming = reserve(following)
                     pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
                     copy_begun = time.monotonic()
-                    digests = _copied(copying.copy_and_digest, pairs, lease.touch, namespace.columns)
+                    digests = copying.copy_and_digest(pairs, lease.touch, namespace.columns)
                     give_up_at += time.monotonic() - copy_begun
                     sums = {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
                     committed.append(lease.commit_soon(sums))
@@ -171,9 +168,7 @@ class Client(Calls):
             with self.acquire(namespace, hashes[copied : copied + step], wait_left_s, parent=above) as lease:
                 run = lease.leading()
                 copy_begun = time.monotonic()
-                _copied(
-                    copying.copy, [(into[copied + i], slot.view) for i, slot in enumerate(run)], lease.touch
-                )
+                copying.copy([(into[copied + i], slot.view) for i, slot in enumerate(run)], lease.touch)
                 copy_s += time.monotonic() - copy_begun
                 true = min(len(run), lease.valid_count())
             copied += true
@@ -211,11 +206,3 @@ def _require_buffers(
         require(
             not (is_writable and view.readonly), "every buffer must be writable: others cannot be copied to"
         )
-
-
-def _copied(copy: Callable[..., Any], pairs: Any, *more: Any) -> Any:
-    """A copy between buffers, with a wrong buffer told as Refused."""
-    try:
-        return copy(pairs, *more)
-    except (ValueError, BufferError, TypeError) as error:
-        raise Refused("bad_request", f"buffer cannot be copied: {error}") from error

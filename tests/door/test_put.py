@@ -73,7 +73,7 @@ def test_a_copy_that_fails_leaves_no_lease(
         return copied(*arguments)
 
     monkeypatch.setattr(copying, "copy_and_digest", copy_and_digest)
-    with pytest.raises(Refused, match="cannot be copied: gone"):
+    with pytest.raises(Refused, match="put: gone"):
         client.put(space, hashes, b"", records_of(8))
     assert client.lookup([space], hashes) == 2
     client.ping()
