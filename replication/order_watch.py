@@ -39,19 +39,22 @@ _Key = tuple[str, float]  # an order's id, and when it was made
 
 @dataclass(slots=True)
 class Report:
-    """How far one order is, as `Progress` says it; moving_s: loop's time since when something is moved, 0 before."""
+    """How far somebody is with one life of an order, as `Progress` says it. began_s: loop's time."""
 
+    who: str
+    made_s: float
+    began_s: float
+    at_s: float = 0.0
     packs: int = 0
     done_packs: int = 0
     total_bytes: int = 0
     done_bytes: int = 0
     moved_bytes: int = 0
+    bytes_per_s: float = 0.0
     failed: int = 0
     full: bool = False
     ended: bool = False
     problem: str = ""
-    began_s: float = 0.0
-    moved_at_s: float = 0.0
 
     def begin(self) -> None:
         """All over again: what was done is found to be held. What was moved stays counted."""
@@ -67,25 +70,8 @@ class Report:
     def moved(self, size_bytes: int) -> None:
         if size_bytes:
             self.moved_bytes += size_bytes
-            self.moved_at_s = asyncio.get_running_loop().time()
-
-    def progress(self, who: str, order: Order, at_s: float) -> Progress:
-        taken_s = self.moved_at_s - self.began_s
-        return Progress(
-            who=who,
-            made_s=order.made_s,
-            at_s=at_s,
-            packs=self.packs,
-            done_packs=self.done_packs,
-            total_bytes=self.total_bytes,
-            done_bytes=self.done_bytes,
-            moved_bytes=self.moved_bytes,
-            bytes_per_s=self.moved_bytes / taken_s if taken_s > 0 else 0.0,
-            failed=self.failed,
-            full=self.full,
-            ended=self.ended,
-            problem=self.problem,
-        )
+            taken_s = asyncio.get_running_loop().time() - self.began_s
+            self.bytes_per_s = self.moved_bytes / taken_s if taken_s > 0 else 0.0
 
 
 class OrderWatch:
@@ -149,7 +135,7 @@ class OrderWatch:
         if told is not None and told.ended and not self._is_new:
             return
         log.info("warming", extra={"order": order.id, "to": order.to, "budget_bytes": order.budget_bytes})
-        report = Report(began_s=asyncio.get_running_loop().time())
+        report = Report(self._who, order.made_s, asyncio.get_running_loop().time())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell(order, report))
             await self._work(order, report)
@@ -175,7 +161,8 @@ class OrderWatch:
         written: Progress | None = None
         written_at_s = 0.0
         while written is None or not written.ended:
-            progress = report.progress(self._who, order, self._clock())
+            report.at_s = self._clock()
+            progress = msgspec.convert(report, Progress, from_attributes=True)
             is_news = written is None or msgspec.structs.replace(written, at_s=progress.at_s) != progress
             if is_news or loop.time() - written_at_s >= ORDER_HEARTBEAT_S:
                 try:

@@ -499,8 +499,9 @@ class Service:
     async def _warm(self) -> None:
         """Bring in what somebody ordered, between requests."""
         while self._warmer is not None and not self._stop.is_set():
-            is_late = self._warmer.step()
-            await asyncio.sleep(WARM_PAUSE_S if is_late else TICK_INTERVAL_S)
+            for _ in self._warmer.steps():
+                await asyncio.sleep(0)
+            await asyncio.sleep(TICK_INTERVAL_S if self._warmer.is_idle else WARM_PAUSE_S)
 
     async def _publish(self) -> None:
         """Tell routers what came and went."""

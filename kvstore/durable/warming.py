@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
@@ -64,12 +64,16 @@ class Warming:
         await self._node.caught_up.wait()
         await self._watch.run()
 
-    async def _ask(self, question: Callable[[], T]) -> T:
-        """The answer of the engine's thread."""
+    async def _asked(self, question: Callable[[Callable[[T], None]], None]) -> T:
+        """What the engine's thread answers to a question; it is given whom to call with the answer."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._reply(lambda: _answer(loop, answer, question()))
+        self._reply(lambda: question(lambda value: _answer(loop, answer, value)))
         return await answer
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """The same of a question that is answered at once."""
+        return await self._asked(lambda done: done(question()))
 
     # -- what is told --
 
@@ -113,17 +117,22 @@ class Warming:
             report.problem = f"there is no {order.to} tier here"
             return
         budget_bytes = min(order.budget_bytes or holds_bytes, holds_bytes)
-        work = _Work(order.to, report)
-        while not report.full:
-            is_awaited = await self._mirrors_copy(order, work)
+        done: set[bytes] = set()
+        tries = 0
+        while True:
+            is_awaited, uncopied = await self._mirrors_copy(order)
             await self._node.up_to_date()
             chosen = await choose(self._node.catalogue, lambda one: self._is_wanted(order, one), budget_bytes)
-            await self._bring(work.begin(chosen), work)
-            if not is_awaited and not work.has_more:
+            await self._bring(chosen, done, order.to, report)
+            tries = 0 if is_awaited else tries + 1
+            if report.full or not (is_awaited or (report.failed and tries < WARM_TRIES_MAX)):
                 break
-            if not report.full:
-                await asyncio.sleep(WARM_ROUND_S)
-        work.end()
+            await asyncio.sleep(WARM_ROUND_S)
+        if report.failed:
+            why = report.problem or "they could not be read"
+            report.problem = f"{report.failed} packs are not here: {why}"
+        else:
+            report.problem = uncopied
 
     def _is_wanted(self, order: Order, announced: Announced) -> bool:
         is_over = 0 < announced.kept_until_s <= self._clock()
@@ -133,10 +142,11 @@ class Warming:
             and not self._node.erasure.covers(announced)
         )
 
-    async def _mirrors_copy(self, order: Order, work: _Work) -> bool:
-        """Whether a mirror that is alive and well has not told yet that it has copied for this order."""
+    async def _mirrors_copy(self, order: Order) -> tuple[bool, str]:
+        """Whether a mirror that is alive and well has not told yet that it has copied for this order; and why another one does
+        not bring more, "" if none fails."""
         objects, now_s = self._node.objects, self._clock()
-        work.uncopied, is_awaited = "", False
+        uncopied, is_awaited = "", False
         for state in await read_mirrors(objects):
             if now_s - state.at_s >= HEARTBEAT_LATE_S + CLOCK_SKEW_S:
                 continue
@@ -146,91 +156,47 @@ class Warming:
             if state.problem in ("", NOT_REACHED):
                 is_awaited = True
             else:
-                work.uncopied = f"nothing is copied from {state.source}: {state.problem}"
-        return is_awaited
+                uncopied = f"nothing is copied from {state.source}: {state.problem}"
+        return is_awaited, uncopied
 
-    async def _bring(self, chosen: Iterator[Chosen], work: _Work) -> None:
-        """Hand packs to the engine, in their order, until one finds no room."""
+    async def _bring(self, chosen: Sequence[Chosen], done: set[bytes], to: To, report: Report) -> None:
+        """A round: hand packs that are not `done` to the engine, in their order, until one finds no room."""
+        report.begin()
+        report.packs, report.total_bytes = len(chosen), sum(one.size_bytes for one in chosen)
+        for one in chosen:
+            if one.pack_id in done:
+                report.done(one.size_bytes, 0)
+        left = iter([one for one in chosen if one.pack_id not in done])
 
         async def hand_over() -> None:
-            for one in chosen:
-                if work.report.full:
-                    return
-                [announced] = self._node.known([one.pack_id])
-                if announced:
-                    brought = await self._bring_one(announced, work.to)
-                    work.ended(one, brought, brought.loaded * announced.pack.header.spec.record_bytes)
-                else:
-                    work.ended(one, Brought(failed=1), 0)
+            for one in left:
+                if not report.full:
+                    await self._bring_one(one, done, to, report)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(WARM_PACKS_MAX):
                 tasks.create_task(hand_over())
 
-    async def _bring_one(self, announced: Announced, to: To) -> Brought:
-        loop, header = asyncio.get_running_loop(), announced.pack.header
-        answer: asyncio.Future[Brought] = loop.create_future()
-        hashes = list(header.each_hash())
-        self._reply(
-            lambda: self._warmer.bring(
-                header.spec, header.parent, hashes, to, lambda brought: _answer(loop, answer, brought)
+    async def _bring_one(self, one: Chosen, done: set[bytes], to: To, report: Report) -> None:
+        [announced] = self._node.known([one.pack_id])
+        brought, moved_bytes = Brought(failed=1), 0
+        if announced is not None:
+            header = announced.pack.header
+            hashes = list(header.each_hash())
+            brought = await self._asked(
+                lambda tell: self._warmer.bring(header.spec, header.parent, hashes, to, tell)
             )
-        )
-        return await answer
-
-
-class _Work:
-    """What is left of an order, from round to round. has_more: a further round may bring what failed. uncopied: why a mirror
-    does not bring more, "" if none fails."""
-
-    def __init__(self, to: To, report: Report) -> None:
-        self.to = to
-        self.report = report
-        self.has_more = False
-        self.uncopied = ""
-        self._done: set[bytes] = set()
-        self._tries: dict[bytes, int] = {}
-        self._chosen: dict[bytes, Chosen] = {}
-
-    def begin(self, chosen: Sequence[Chosen]) -> Iterator[Chosen]:
-        """A round with what is chosen now; those of it to bring."""
-        self._chosen = {one.pack_id: one for one in chosen}
-        self.has_more = False
-        report, done = self.report, self._done & self._chosen.keys()
-        report.packs, report.done_packs = len(chosen), len(done)
-        report.total_bytes = sum(one.size_bytes for one in chosen)
-        report.done_bytes = sum(self._chosen[pack_id].size_bytes for pack_id in done)
-        return iter([one for one in chosen if one.pack_id not in done and self._may_try(one.pack_id)])
-
-    def ended(self, one: Chosen, brought: Brought, moved_bytes: int) -> None:
-        """What became of a pack."""
-        report = self.report
-        report.problem = brought.problem or report.problem
+            moved_bytes = brought.loaded * header.spec.record_bytes
         if brought.refused:
             report.full = True
-            report.moved(moved_bytes)
         elif brought.failed or brought.problem:
-            self._tries[one.pack_id] = self._tries.get(one.pack_id, 0) + 1
-            self.has_more |= self._may_try(one.pack_id)
-            report.moved(moved_bytes)
+            report.failed += 1
+            report.problem = brought.problem or report.problem
         else:
-            self._done.add(one.pack_id)
+            done.add(one.pack_id)
             report.done(one.size_bytes, moved_bytes)
-
-    def end(self) -> None:
-        """No more rounds."""
-        report = self.report
-        report.failed = sum(pack_id in self._chosen and pack_id not in self._done for pack_id in self._tries)
-        if report.failed:
-            why = report.problem or "they could not be read"
-            report.problem = f"{report.failed} packs are not here: {why}"
-        elif self.uncopied:
-            report.problem = self.uncopied
-        elif not report.full:
-            report.problem = ""  # what failed once came in the end
-
-    def _may_try(self, pack_id: bytes) -> bool:
-        return self._tries.get(pack_id, 0) < WARM_TRIES_MAX
+            return
+        report.moved(moved_bytes)
 
 
 def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:

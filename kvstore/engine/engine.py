@@ -34,7 +34,7 @@ from typing import cast
 
 from kvstore.constants import MIB, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
-from kvstore.engine import audit, prefetching
+from kvstore.engine import audit
 from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
 from kvstore.engine.erasing import Erasing
 from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, total_bytes
@@ -60,6 +60,7 @@ from kvstore.ledger.sums import LOADED, STORED
 from kvstore.ledger.totals import Prefix, Totals
 from kvstore.movement.adoption import Adoption
 from kvstore.movement.loading import Loader
+from kvstore.movement.prefetching import prefetch_steps
 from kvstore.movement.shared import SharedLevel
 from kvstore.movement.sources import DeviceSource, Reach, SharedSource
 from kvstore.movement.stored_times import stored_times
@@ -392,7 +393,7 @@ class Engine(Parts):
         """Start bringing blocks into DRAM; returns how many are on the way. parent: see `acquire`."""
         namespace = self.namespaces.get(number)
         self._count(namespace, hashes, parent)
-        return prefetching.prefetch_steps(self, namespace, hashes, parent, Prefetch())
+        return prefetch_steps(self.loader, namespace, hashes, parent, Prefetch())
 
     # -- writing --
 

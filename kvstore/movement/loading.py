@@ -90,6 +90,11 @@ class Loader:
         return sum(map(len, self._starved.values()))
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for a load that is not begun."""
+        return bool(self._starved) or any(source.urgent for source in (*self.devices, *self.shared))
+
+    @property
     def suspects(self) -> int:
         """Blocks whose last read failed."""
         return len(self._suspects)
@@ -121,6 +126,10 @@ class Loader:
             (block is not None and block in self.waiting) or (namespace.id, block_hash) in self._incoming
             for block_hash, block in known
         )
+
+    def may_come(self, namespace: Namespace) -> bool:
+        """Whether this is a namespace still that blocks may be brought for."""
+        return self._residency.namespaces.of_key(namespace.digest) is namespace and not namespace.is_ended
 
     def want(self, block: Block, waiter: Waiter) -> None:
         """Call `waiter` when the block is in DRAM and true, which may be before this returns."""

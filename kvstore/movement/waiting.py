@@ -77,24 +77,19 @@ class Waiting:
 
 class Prefetch:
     """Wants a block for nobody in particular: nobody waits for room. told: called with it, or with None. displaces: whether others
-    may leave DRAM for it. asker: for whom, None: it stands for itself."""
+    may leave DRAM for it."""
 
-    def __init__(
-        self,
-        told: Callable[[Block | None], None] = lambda block: None,
-        displaces: bool = True,
-        asker: object = None,
-    ) -> None:
-        self.displaces = displaces
+    displaces = True
+
+    def __init__(self, told: Callable[[Block | None], None] = lambda block: None) -> None:
         self._told = told
-        self._asker = asker if asker is not None else self
 
     def __call__(self, block: Block | None, /) -> None:
         self._told(block)
 
     @property
     def asker(self) -> object:
-        return self._asker
+        return self
 
     def is_waiting(self) -> bool:
         return True

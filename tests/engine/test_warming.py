@@ -25,6 +25,7 @@ from kvstore.movement.shared import SharedLimits
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
+from kvstore.steps import finish
 from replication.mirror_state import MIRRORS, MirrorState, encode_state
 from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
 from replication.order_watch import ORDER_HEARTBEAT_S
@@ -99,7 +100,7 @@ class Node:
 
     def go_on(self, seconds: float = 5.0) -> None:
         for _ in range(int(seconds / 0.01)):
-            self.warmer.step()
+            finish(self.warmer.steps())
             self.io.run()
             self.engine.tick()
             self.timers.run(0.01)
