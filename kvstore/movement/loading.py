@@ -28,10 +28,10 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.constants import STEP_SLOW_BLOCKS, SUSPECTS_MAX
 from kvstore.health.breaker import Job
-from kvstore.index.block import Block, Namespace
+from kvstore.index.block import NO_SLOT, Block, Namespace
 from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.sums import PROMOTED
-from kvstore.movement.sources import DeviceSource, Reach, Read, SharedSource, Slotted, Source
+from kvstore.movement.sources import DeviceSource, Load, Reach, Read, SharedSource, Source
 from kvstore.movement.verification import Verifier
 from kvstore.movement.waiting import Prefetch, Waiter, Waiting
 from kvstore.protocol import outcomes
@@ -67,13 +67,12 @@ class Loader:
         self.devices = devices
         self.shared = shared
         self.waiting = Waiting()
-        self._filling: dict[Block, None] = {}  # those that have a slot
-        self._starved: dict[Line, deque[Block]] = {}  # DRAM, or a quota, had no room for them
-        self._suspects: dict[bytes, None] = {}  # keys whose last read failed
+        self._loads: dict[Block, Load] = {}  # of every block on its way
         self._incoming: dict[
             tuple[int, bytes], Block
-        ] = {}  # not in the index: on their way from a shared level
-        self._source: dict[Block, Source] = {}  # of every block on its way
+        ] = {}  # of these, those from shared levels, not in the index
+        self._starved: dict[Line, deque[Block]] = {}  # DRAM, or a quota, had no room for them
+        self._suspects: dict[bytes, None] = {}  # keys whose last read failed
         self._looks = 0  # blocks that may still be looked at in this piece
         self._goes_on = False  # more of them are looked at in the background
 
@@ -101,11 +100,11 @@ class Loader:
 
     def pinned(self) -> Iterator[Block]:
         """Each is pinned once by this object."""
-        return (block for block, source in self._source.items() if not isinstance(source, SharedSource))
+        return (load.block for load in self._loads.values() if not isinstance(load.source, SharedSource))
 
     def blocks_with_slots(self) -> list[Block]:
         """Each has a slot that the index does not know of yet."""
-        return list(self._filling)
+        return [load.block for load in self._loads.values() if load.slot != NO_SLOT]
 
     # -- asking --
 
@@ -155,25 +154,26 @@ class Loader:
                 return
             self._incoming[name] = block
             namespace.incoming += 1
-            source.parents[block] = parent
-        self._queue(block, self._source.get(block, source), waiter)
+        self._queue(block, source, waiter, parent)
 
     def prefetch(self, block: Block, waiter: Prefetch) -> None:
         """Start bringing a block of an owned level into DRAM for nobody in particular."""
         if block not in self.waiting and not self.is_ready(block):
             self.want(block, waiter)
 
-    def _queue(self, block: Block, source: Source, waiter: Waiter) -> None:
+    def _queue(self, block: Block, source: Source, waiter: Waiter, parent: bytes = b"") -> None:
+        load = self._loads.get(block)
+        if load is not None:
+            source = load.source
         if not source.loads.closed:
             waiter(None)
         elif self.waiting.full:
             self._counters.loads_refused += 1
             waiter(None)
         else:
-            is_new = block not in self.waiting
             self.waiting.add(block, waiter)
-            if is_new:
-                self._source[block] = source
+            if load is None:
+                self._loads[block] = Load(block, source, parent)
                 if not isinstance(source, SharedSource):
                     self._residency.pin(block)
                 source.speed.wait(block.namespace.record_bytes)
@@ -224,18 +224,19 @@ class Loader:
                     return True
                 block = starved[0]
                 self._looks -= self._price(block)
-                source = self._source[block]
+                load = self._loads[block]
+                source = load.source
                 is_over = not self.waiting.is_wanted(block) or not self.waiting.waits_for_room(block)
                 if is_over or not source.loads.closed:
                     starved.popleft()
-                    self._finish(source, block, None)
+                    self._finish(load, None)
                     continue
                 if source.slotted and source.slotted_bytes >= source.window.size_bytes:
                     break
-                slot = self._slot(source, block)
-                if slot is None:
+                if not self._get_slot(load):
                     break
-                source.slotted.append((starved.popleft(), slot))
+                starved.popleft()
+                source.slotted.append(load)
                 source.slotted_bytes += block.namespace.record_bytes
             if not starved and self._starved.get(line) is starved:
                 del self._starved[line]
@@ -243,13 +244,13 @@ class Loader:
 
     # -- reading --
 
-    def _next_batch(self, source: Source) -> list[Slotted]:
+    def _next_batch(self, source: Source) -> list[Load]:
         """Blocks out of its queue that have room in DRAM now. What finds none waits in its line, or is over."""
-        batch: list[Slotted] = []
+        batch: list[Load] = []
         left_bytes = source.batch_bytes
         queue = source.urgent if source.slotted or source.urgent else source.ahead
         while len(batch) < source.batch_records and self._looks > 0:
-            block = source.slotted[0][0] if source.slotted else queue.first()
+            block = source.slotted[0].block if source.slotted else queue.first()
             if block is None or (batch and block.namespace.record_bytes > left_bytes):
                 break
             if source.slotted:
@@ -258,40 +259,41 @@ class Loader:
             else:
                 queue.take()
                 self._looks -= self._price(block)
-                if not self._joins(source, block, batch):
+                load = self._loads[block]
+                if not self._may_join(load):
                     continue
+                batch.append(load)
             left_bytes -= block.namespace.record_bytes
         queue.end_turn()
         return batch
 
-    def _joins(self, source: Source, block: Block, batch: list[Slotted]) -> bool:
-        """Put a block that is not queued any more into a batch, if it has room. Else it waits in its line, or is over."""
-        if not self.waiting.is_wanted(block) or not self._is_there(source, block):
-            self._finish(source, block, None)
-        elif (slot := self._slot_in_turn(source, block)) is not None:
-            batch.append((block, slot))
+    def _may_join(self, load: Load) -> bool:
+        """Whether a block that is not queued any more has a slot, so that it may be read. Else it waits in its line, or is over."""
+        block = load.block
+        if not self.waiting.is_wanted(block) or not self._is_there(load):
+            self._finish(load, None)
+        elif self._get_slot_in_turn(load):
             return True
         elif self.waiting.waits_for_room(block):
             self._starved.setdefault(self._eviction.line(block.namespace), deque()).append(block)
         else:
-            self._finish(source, block, None)
+            self._finish(load, None)
         return False
 
     def _price(self, block: Block) -> int:
         """Looks that go for giving it a slot: others leave one by one where there is none."""
         return 1 if self._residency.arena.has_room(block.namespace.record_bytes) else LOAD_LOOKS_EVICTING
 
-    def _is_there(self, source: Source, block: Block) -> bool:
+    def _is_there(self, load: Load) -> bool:
         """Whether its source has it still: a probe may have found it damaged meanwhile."""
-        return isinstance(source, SharedSource) or bool(block.where & IN_NVME)
+        return isinstance(load.source, SharedSource) or bool(load.block.where & IN_NVME)
 
-    def _slot_in_turn(self, source: Source, block: Block) -> int | None:
+    def _get_slot_in_turn(self, load: Load) -> bool:
         """Room for it, unless others of its line wait for room already."""
-        slot = None
-        if not self._starved or self._eviction.line(block.namespace) not in self._starved:
-            slot = self._slot(source, block)
-        self._counters.promote_no_room += slot is None
-        return slot
+        is_first = not self._starved or self._eviction.line(load.block.namespace) not in self._starved
+        has_slot = is_first and self._get_slot(load)
+        self._counters.promote_no_room += not has_slot
+        return has_slot
 
     def has_free_slot(self, namespace: Namespace) -> bool:
         """Whether one more record of a namespace finds room in DRAM, and nothing has to leave for it."""
@@ -299,42 +301,42 @@ class Loader:
         is_over_quota = bool(quotas) and quotas.excess(namespace, IN_DRAM)
         return not is_over_quota and self._residency.arena.has_room(namespace.record_bytes)
 
-    def _slot(self, source: Source, block: Block) -> int | None:
+    def _get_slot(self, load: Load) -> bool:
+        block = load.block
         if not self.waiting.displaces(block) and not self.has_free_slot(block.namespace):
-            return None
-        if isinstance(source, SharedSource):
-            parent = source.parents[block]
-        else:
-            parent = block.parent.hash if block.parent is not None else b""
+            return False
+        parent = block.parent.hash if block.parent is not None else load.parent
         for slot in self._eviction.slots(block.namespace, [block.hash], parent, OWNER_DAEMON):
-            self._filling[block] = None
-            return slot
-        return None
+            load.slot = slot
+        return load.slot != NO_SLOT
 
-    def _submit(self, source: Source, batch: list[Slotted]) -> None:
-        job = source.loads.begin(sum(block.namespace.record_bytes for block, _ in batch))
+    def _submit(self, source: Source, batch: list[Load]) -> None:
+        job = source.loads.begin(sum(load.block.namespace.record_bytes for load in batch))
         source.speed.begin(job)
         source.jobs += 1
         source.window.begin(job)
-        source.began(batch[0][0])
+        source.began(batch[0].block)
         source.read(batch, job, lambda results: self._loaded(source, batch, job, results))
 
-    def _loaded(self, source: Source, batch: list[Slotted], job: Job, results: Sequence[Read]) -> None:
+    def _loaded(self, source: Source, batch: list[Load], job: Job, results: Sequence[Read]) -> None:
         source.jobs -= 1
         loaded_bytes = 0
-        for (block, slot), (result, checksum) in zip(batch, results, strict=True):
-            del self._filling[block]
+        for load, (result, checksum) in zip(batch, results, strict=True):
+            block, slot = load.block, load.slot
+            load.slot = NO_SLOT
             if result is Get.HIT:
                 loaded_bytes += block.namespace.record_bytes
                 self._suspects.pop(block.key, None)
                 self._counters.promoted += 1
                 self._accounts.moved(block.namespace, PROMOTED, block.namespace.record_bytes)
-                self._residency.arena.commit_run([slot], checksum, self._stored_s(source, block))
-                self._finish(source, block, self._arrived(source, block, slot))
+                is_shared = isinstance(source, SharedSource)
+                stored_s = load.stored_s if is_shared else self._residency.expiry.stored_s(block)
+                self._residency.arena.commit_run([slot], checksum, stored_s)
+                self._finish(load, self._arrived(load, slot))
             else:
                 self._residency.give_up(block.namespace, [slot])
                 self.missed(source, block, result)
-                self._finish(source, block, None)
+                self._finish(load, None)
         source.window.end(job, loaded_bytes)
         if loaded_bytes:
             source.speed.end(job, loaded_bytes)
@@ -343,52 +345,44 @@ class Loader:
         source.loads.end(job, any(result is not Get.FAILED for result, _ in results))
         self.feed()
 
-    def _stored_s(self, source: Source, block: Block) -> int:
-        """For the row of a block that arrived."""
-        if isinstance(source, SharedSource):
-            return source.stored_s[block]
-        return self._residency.expiry.stored_s(block)
-
-    def _arrived(self, source: Source, block: Block, slot: int) -> Block | None:
+    def _arrived(self, load: Load, slot: int) -> Block | None:
         """The block in DRAM; None if its time is over."""
+        block = load.block
         known = block.namespace.blocks.get(block.hash)
         if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
             self._residency.give_up(block.namespace, [slot])
             return known
-        if not isinstance(source, SharedSource):
+        if not isinstance(load.source, SharedSource):
             self._residency.promoted(block, slot)
             return block
-        run = self._residency.arrived_in_dram(block.namespace, [block.hash], source.parents[block], [slot])
+        run = self._residency.arrived_in_dram(block.namespace, [block.hash], load.parent, [slot])
         expiry = self._residency.expiry
         if expiry.covers(block.namespace):
-            expiry.adopted(run[0], source.stored_s[block])  # it is as old as when it was stored first
+            expiry.adopted(run[0], load.stored_s)  # it is as old as when it was stored first
             if expiry.over(run) and self._residency.drop(run[0], outcomes.EXPIRED):
                 return None
         self._residency.writes.offer(*run)  # to NVMe, as any block that is new here
         self._residency.settle(*run)
         return run[0]
 
-    def _finish(self, source: Source, block: Block, ready: Block | None) -> None:
-        """The block is not on its way any more; its waiters are called, and pin it if they want it."""
-        source.speed.arrive(block.namespace.record_bytes)
-        waiters, shared = self.waiting.pop(block), self._no_more_incoming(block)
-        held = ready if shared else block
-        if held is not None and shared:
-            self._residency.pin(held)
+    def _finish(self, load: Load, ready: Block | None) -> int:
+        """The block is not on its way any more; its waiters are called, and pin it if they want it. Returns how many."""
+        block: Block = load.block
+        held: Block | None = block
+        load.source.speed.arrive(block.namespace.record_bytes)
+        waiters = self.waiting.pop(block)
+        del self._loads[block]
+        if isinstance(load.source, SharedSource):
+            del self._incoming[block.namespace.id, block.hash]
+            block.namespace.incoming -= 1
+            held = ready
+            if held is not None:
+                self._residency.pin(held)
         for waiter in waiters:
             waiter(ready)
         if held is not None:
             self._residency.unpin(held)
-
-    def _no_more_incoming(self, block: Block) -> bool:
-        """Forget that a block comes from a shared level; False if it does not."""
-        source = self._source.pop(block)
-        if not isinstance(source, SharedSource):
-            return False
-        del self._incoming[block.namespace.id, block.hash], source.parents[block]
-        block.namespace.incoming -= 1
-        source.stored_s.pop(block, None)
-        return True
+        return len(waiters)
 
     # -- trouble --
 
@@ -398,18 +392,14 @@ class Loader:
         self._residency.background.begin(self._give_up_steps(source))
 
     def _give_up_steps(self, source: Source) -> Steps[None]:
-        hanging = [block for block in self._filling if self._source[block] is source]
+        hanging = [
+            load.block for load in self._loads.values() if load.source is source and load.slot != NO_SLOT
+        ]
         for waiter in [waiter for block in hanging for waiter in self.waiting.drain(block)]:
             waiter(None)
         looks = 0
         for block in self._given_up(source):
-            waiters = self.waiting.pop(block)
-            source.speed.arrive(block.namespace.record_bytes)
-            if not self._no_more_incoming(block):
-                self._residency.unpin(block)
-            for waiter in waiters:
-                waiter(None)
-            looks += 1 + len(waiters)
+            looks += 1 + self._finish(self._loads[block], None)
             if looks >= STEP_SLOW_BLOCKS:
                 looks = 0
                 yield
@@ -420,11 +410,11 @@ class Loader:
     def _given_up(self, source: Source) -> Iterator[Block]:
         """What waits for a source, out of its queues: what somebody waits for goes first."""
         while source.slotted:
-            block, slot = source.slotted.popleft()
-            source.slotted_bytes -= block.namespace.record_bytes
-            del self._filling[block]
-            self._residency.give_up(block.namespace, [slot])
-            yield block
+            load = source.slotted.popleft()
+            source.slotted_bytes -= load.block.namespace.record_bytes
+            self._residency.give_up(load.block.namespace, [load.slot])
+            load.slot = NO_SLOT
+            yield load.block
         for queue in (source.urgent, source.ahead):
             while queue.first() is not None:
                 yield queue.take()
@@ -433,7 +423,7 @@ class Loader:
                 if not starved:
                     break
                 block = starved.popleft()
-                if self._source[block] is source:
+                if self._loads[block].source is source:
                     yield block
                 else:
                     starved.append(block)

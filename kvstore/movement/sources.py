@@ -16,13 +16,14 @@ import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvstore.constants import LOAD_BATCH_RECORDS, MIB, PROBE_TARGETS_MAX, require
 from kvstore.health.breaker import Breaker, Job
 from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
 from kvstore.health.window import Window
-from kvstore.index.block import Block
+from kvstore.index.block import NO_SLOT, Block
 from kvstore.index.slots import Places
 from kvstore.ledger.counters import Counters
 from kvstore.movement.load_queue import LoadQueue
@@ -36,8 +37,19 @@ LOAD_BATCH_SHARE = 0.25  # of what may be under way, in one job
 PREFETCH_SHARE = 0.75  # of what may be under way, for loads that no request waits for yet
 require(0 < LOAD_BATCH_SHARE < PREFETCH_SHARE < 1, "prefetches leave room for a load that somebody waits for")
 
-Slotted = tuple[Block, int]  # a block, and the arena slot in state WRITING that its bytes go into
 Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A block on its way into DRAM. parent: of one that the index does not know, as the request said. slot: of the arena, in
+    state WRITING, that its bytes go into. stored_s: when one that arrived was stored, 0 if that is not known."""
+
+    block: Block
+    source: Source
+    parent: bytes = b""
+    slot: int = NO_SLOT
+    stored_s: int = 0
 
 
 class Source(ABC):
@@ -54,7 +66,7 @@ class Source(ABC):
         self.jobs = 0
         self.urgent = LoadQueue()  # somebody waits for them
         self.ahead = LoadQueue()  # prefetched, when nothing is urgent
-        self.slotted: deque[Slotted] = deque()  # waited for room, and have it now
+        self.slotted: deque[Load] = deque()  # waited for room, and have it now
         self.slotted_bytes = 0
 
     # -- how much may be under way --
@@ -117,7 +129,7 @@ class Source(ABC):
         }
 
     @abstractmethod
-    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+    def read(self, batch: Sequence[Load], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         """Fill these slots; `done` is called once on the engine's thread, with one answer each."""
 
 
@@ -170,8 +182,8 @@ class DeviceSource(Source):
         self.begun += 1
         self.wanted(block.key)
 
-    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
-        items = [(block.place[1], block.key, self._arena.view(slot)) for block, slot in batch]
+    def read(self, batch: Sequence[Load], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+        items = [(load.block.place[1], load.block.key, self._arena.view(load.slot)) for load in batch]
 
         def work() -> list[Read]:
             self.loads.start(job)
@@ -181,9 +193,8 @@ class DeviceSource(Source):
 
 
 class SharedSource(Source):
-    """A shared level. `parents`: of blocks on their way, as the request said. `stored_s`: when those that arrived were
-    stored, 0 if that is not known. A lookup that found it too slow says so to `refuse`: one record is fetched now and then
-    for nobody, to see whether it still is."""
+    """A shared level. A lookup that found it too slow says so to `refuse`: one record is fetched now and then for nobody, to
+    see whether it still is."""
 
     def __init__(
         self,
@@ -202,8 +213,6 @@ class SharedSource(Source):
         )
         self.speed, self.window = TierSpeed(clock), Window(limits.stall_s, clock)
         self.jobs_max, self.batch_records = limits.jobs_max, limits.batch_records
-        self.parents: dict[Block, bytes] = {}
-        self.stored_s: dict[Block, int] = {}
         self._arena = arena
         self._measuring = Measuring(clock, chance)
         self._begun = 0  # loads that requests asked for
@@ -254,20 +263,20 @@ class SharedSource(Source):
         self.loads.end(job, result is not Get.FAILED)
         self._measuring.ended(self.speed.bytes_per_s)
 
-    def read(self, batch: Sequence[Slotted], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
+    def read(self, batch: Sequence[Load], job: Job, done: Callable[[Sequence[Read]], None]) -> None:
         self.loads.start(job)
-        wanted = [Wanted(block.key, self._arena.view(slot)) for block, slot in batch]
+        wanted = [Wanted(load.block.key, self._arena.view(load.slot)) for load in batch]
         self.level.fetch(wanted, lambda answers: done(list(map(self._checked, batch, answers))))
 
-    def _checked(self, asked: Slotted, answer: Fetched) -> Read:
+    def _checked(self, load: Load, answer: Fetched) -> Read:
         """A record that hangs on another parent than the request said, or has other columns than its namespace, is
         not what was asked for."""
         result, record = answer
         if result is not Get.HIT or record is None:
             return result, b""
-        block = asked[0]
+        block = load.block
         is_asked = (record.key, record.columns) == (block.key, block.namespace.columns)
-        if not is_asked or record.parent[NAMESPACE_BYTES:] != self.parents[block]:
+        if not is_asked or record.parent[NAMESPACE_BYTES:] != load.parent:
             return Get.MISS, b""
-        self.stored_s[block] = record.stored_s
+        load.stored_s = record.stored_s
         return result, record.checksum
