@@ -43,6 +43,12 @@ class Brought(NamedTuple):
     problem: str = ""
 
 
+class _ToDram(Bringing):
+    """Into free slots."""
+
+    displaces = False
+
+
 class _ToNvme(Bringing):
     """Through DRAM, where others make room for it meanwhile, and out of it."""
 
@@ -140,8 +146,7 @@ class Warmer:
         if to == "nvme":
             run: Bringing = _ToNvme(self._residency, self._loader, namespace, hashes, parent)
         else:
-            run = Bringing(self._loader, namespace, hashes, parent)
-            run.displaces = False
+            run = _ToDram(self._loader, namespace, hashes, parent)
         self._runs[run] = done
 
     def steps(self) -> Steps[None]:
