@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +32,9 @@ Reply = Callable[[Callable[[], None]], object]
 
 
 class Levels(NamedTuple):
-    """home: our own region's bucket. far: those of other regions by name, in the order in which they are asked."""
+    """deployment: the file of regions. home: our own region's bucket. far: those of other regions by name, in the order in which they are asked."""
 
+    deployment: Deployment
     home: ObjectLevel
     far: Mapping[str, RegionLevel[ReadThrough]]
 
@@ -71,49 +73,36 @@ def require_regions(config: Config) -> None:
         deployment.require_openable(path, (config.region, *place.read_through))
 
 
-def region_levels(config: Config, data_dir: DataDir, reply: Reply) -> Levels | None:
-    """The levels of buckets; None without a region. reply: runs a call on the engine's thread.
-
-    Raises RegionsFileError.
-    """
+def region_levels(config: Config, reply: Reply) -> Levels | None:
+    """The levels of buckets, to be started with `join_regions`; None without a region. reply: runs a call on the engine's
+    thread. Raises RegionsFileError."""
     if not config.regions_file:
         return None
     deployment = load_regions(Path(config.regions_file))
     place = deployment.place(config.region, "region")
-    tombstones = Erased(time.time)
-    home = _home_level(config, deployment, data_dir, tombstones, reply)
-    far = {name: _far_level(deployment, name, data_dir, tombstones, reply) for name in place.read_through}
-    return Levels(home, far)
+    far: dict[str, RegionLevel[ReadThrough]] = {
+        name: RegionLevel(f"read-through {name}", reply, _limits(deployment.regions[name]), is_far=True)
+        for name in place.read_through
+    }
+    return Levels(deployment, ObjectLevel(reply, _limits(place)), far)
 
 
-def _far_level(
-    deployment: Deployment, name: str, data_dir: DataDir, home: Erased, reply: Reply
-) -> RegionLevel[ReadThrough]:
-    place = deployment.regions[name]
+def join_regions(
+    levels: Levels, config: Config, data_dir: DataDir, engine: Engine, reply: Reply, is_new: bool
+) -> Warmer:
+    """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
+    nothing of an earlier daemon."""
+    deployment, tombstones = levels.deployment, Erased(time.time)
+    source = next(source for source in engine.loader.shared if source.level is levels.home)
+    traffic = engine.persister.asks.traffic if engine.persister is not None else None
+    warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
 
-    async def follow() -> ReadThrough:
-        return await ReadThrough.follow(
-            place.open(),
-            deployment.deployment,
-            name,
-            data_dir.path / "read_through" / name / "catalogue",
-            home,
-            random.Random(),
-            time.time,
-            deployment.clock_skew_s,
-        )
+    def erased(tombstone: Tombstone) -> None:
+        reply(lambda: engine.erasing.erase(tombstone))
 
-    return RegionLevel(f"read-through {name}", follow, reply, _limits(place), is_far=True)
-
-
-def _home_level(
-    config: Config, deployment: Deployment, data_dir: DataDir, tombstones: Erased, reply: Reply
-) -> ObjectLevel:
-    place = deployment.regions[config.region]
-
-    async def join(erased: Callable[[Tombstone], None]) -> RegionNode:
+    async def join() -> RegionNode:
         node = await RegionNode.join(
-            place.open(),
+            deployment.regions[config.region].open(),
             deployment.deployment,
             config.region,
             data_dir.catalogue_path,
@@ -127,20 +116,26 @@ def _home_level(
         node.codec = "" if config.durable.compression == "off" else config.durable.compression
         return node
 
-    return ObjectLevel(join, reply, _limits(place))
+    async def follow(name: str) -> ReadThrough:
+        return await ReadThrough.follow(
+            deployment.regions[name].open(),
+            deployment.deployment,
+            name,
+            data_dir.path / "read_through" / name / "catalogue",
+            tombstones,
+            random.Random(),
+            time.time,
+            deployment.clock_skew_s,
+        )
+
+    levels.home.start(join, lambda node: Warming(node, warmer, reply, time.time, is_new).run())
+    for name, level in levels.far.items():
+        level.start(partial(follow, name))
+    return warmer
 
 
 def _limits(place: Place) -> SharedLimits:
     return SharedLimits(OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS, place.stall_s)
-
-
-def warmer_of(engine: Engine, level: ObjectLevel, reply: Reply, is_new: bool) -> Warmer:
-    """What brings in what is ordered for the region, once `level` has joined it. is_new: DRAM holds nothing of an earlier daemon."""
-    source = next(source for source in engine.loader.shared if source.level is level)
-    traffic = engine.persister.asks.traffic if engine.persister is not None else None
-    warmer = Warmer(engine.blocks, engine.loader, engine.register, source, traffic)
-    level.beside = lambda node: Warming(node, warmer, reply, time.time, is_new).run()
-    return warmer
 
 
 def persisting(config: Config, level: ObjectLevel | None) -> Persisting | None:

@@ -36,7 +36,7 @@ from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.exporting import Exporter
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
-from kvstore.daemon.regional import persisting, region_levels, small_status, warmer_of
+from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
 from kvstore.daemon.reloading import InForce, tune
 from kvstore.daemon.settings import Settings
 from kvstore.daemon.storage import Storage
@@ -135,7 +135,7 @@ class Service:
         threads = 2 * self.config.engine.io_threads + PROBE_READS_MAX
         pools = [IoPool(threads, loop.call_soon_threadsafe) for _ in self.storage.devices]
         io = IoPool(FILE_THREADS, loop.call_soon_threadsafe)
-        self._region = region_levels(self.config, self.storage.data_dir, loop.call_soon_threadsafe)
+        self._region = region_levels(self.config, loop.call_soon_threadsafe)
         self._turns = Turns(loop.call_soon, time.monotonic)  # uvloop's loop.time counts in milliseconds
         try:
             self._make_engine(io, pools)
@@ -320,9 +320,8 @@ class Service:
         if self._publisher is not None:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
         if region is not None:
-            region.home.erase = self.engine.erasing.erase
-            reply = asyncio.get_running_loop().call_soon_threadsafe
-            self._warmer = warmer_of(self.engine, region.home, reply, is_new=not storage.arena.adopted)
+            reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
+            self._warmer = join_regions(region, self.config, storage.data_dir, self.engine, reply, is_new)
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
 

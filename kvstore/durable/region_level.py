@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from kvstore.constants import JOIN_PAUSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
@@ -42,32 +42,40 @@ class RegionLevel(SharedLevel, Generic[Reader]):
     def __init__(
         self,
         name: str,
-        join: Callable[[], Awaitable[Reader]],
         reply: Callable[[Callable[[], None]], object],
         limits: SharedLimits,
         is_far: bool = False,
     ) -> None:
-        """join: makes what reads the region, on the loop of this level's thread. reply: runs a call on the engine's
-        thread."""
+        """reply: runs a call on the engine's thread."""
         self.name = name
         self.limits = limits
         self.is_far = is_far
         self.problem = ""  # why it is not open, for people
         self.refusal = ""  # … where waiting is no use: settings and bucket do not fit
         self.tried = threading.Event()  # the first try to join ended
-        self._join = join
         self._reply = reply
         self._reader: Reader | None = None
         self._status: dict[str, object] = {}
         self._problems = Problems(name)  # with what goes on beside it
         self._thread = LoopThread(f"kvstore-{name}", reply)
-        self._thread.keep(self._live)
 
-    async def _live(self) -> None:
-        """Be a part of the region until the thread closes."""
+    def start(
+        self,
+        join: Callable[[], Awaitable[Reader]],
+        beside: Callable[[Reader], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Be a part of the region from now on, until this is closed. join: makes what reads it, on the loop of this level's
+        thread. beside: what else goes on while it is joined."""
+        self._thread.keep(lambda: self._live(join, beside))
+
+    async def _live(
+        self,
+        join: Callable[[], Awaitable[Reader]],
+        beside: Callable[[Reader], Coroutine[Any, Any, None]] | None,
+    ) -> None:
         while True:
             try:
-                await self._follow(await self._joined())
+                await self._follow(await self._joined(join), beside)
             except (asyncio.CancelledError, *TO_END):
                 raise
             except (
@@ -77,7 +85,9 @@ class RegionLevel(SharedLevel, Generic[Reader]):
                 self._failed(f"{reason_of(error)}; the log has more")
             await asyncio.sleep(JOIN_PAUSE_S)
 
-    async def _follow(self, reader: Reader) -> None:
+    async def _follow(
+        self, reader: Reader, beside: Callable[[Reader], Coroutine[Any, Any, None]] | None
+    ) -> None:
         """Until it is cancelled, or something fails: then nothing of it goes on."""
         try:
             self._status = reader.status()
@@ -85,16 +95,17 @@ class RegionLevel(SharedLevel, Generic[Reader]):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(reader.run())
                 tasks.create_task(self._keep_status(reader))
-                tasks.create_task(kept_going("beside", lambda: self._beside(reader), self._problems))
+                if beside is not None:
+                    tasks.create_task(kept_going("beside", lambda: beside(reader), self._problems))
         finally:
             self._reader = None
             await reader.stop()
             reader.close()
 
-    async def _joined(self) -> Reader:
+    async def _joined(self, join: Callable[[], Awaitable[Reader]]) -> Reader:
         while True:
             try:
-                reader = await self._join()
+                reader = await join()
             except (RegionError, ObjectRefused) as error:
                 self._failed(str(error), refusal=str(error))
             except (TierError, ReplicationError) as error:
@@ -111,10 +122,6 @@ class RegionLevel(SharedLevel, Generic[Reader]):
             finally:
                 self.tried.set()
             await asyncio.sleep(JOIN_PAUSE_S)
-
-    async def _beside(self, reader: Reader) -> None:
-        """What else goes on in this region, until cancelled."""
-        await asyncio.Event().wait()
 
     async def _keep_status(self, reader: Reader) -> None:
         while True:

@@ -85,7 +85,18 @@ class PrefixWarming:
             yield from run.go_on()
             if run.under_way or run.left:
                 break  # its turn goes on
+            yield from self._look_back(run)
         return self._report()
+
+    def _look_back(self, run: Bringing) -> Steps[None]:
+        """Where DRAM cannot hold all of it, what came last made some of it leave."""
+        there = 0
+        for start in range(0, len(run.hashes), STEP_BLOCKS):
+            known = run.namespace.blocks.get_run(run.hashes[start : start + STEP_BLOCKS])
+            there += sum(block is not None and run.has_come(block) for block in known)
+            yield
+        if there < run.held + run.loaded:
+            run.why, run.loaded = run.why or "refused", max(0, there - run.held)
 
     def _report(self) -> dict[str, object]:
         runs = self._runs

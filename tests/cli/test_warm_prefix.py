@@ -96,13 +96,13 @@ def test_a_prefix_that_dram_cannot_hold_says_so(place: Place, serve: Serve) -> N
 
 
 def test_what_is_gone_is_told(place: Place, serve: Serve) -> None:
-    """A block that no tier has keeps the prefix from being there; a hash that nobody knows is not found."""
+    """Behind a block that no tier has nothing is loaded; a hash that nobody knows is not found."""
     serve(place)
     with Client(place.socket, timeout_s=10) as client:
         space = namespace(client)
         client.put(space, HASHES[1:3], HASHES[0], records(2))
     (row,) = warm(place, "--prefix", HASHES[2].hex(), code=1)["prefixes"]
-    assert (row["state"], row["gone"], row["held"], row["blocks"]) == ("gone", 1, 2, 3)
+    assert (row["state"], row["gone"], row["blocks"]) == ("gone", 3, 3)
     done = kvstore("warm", "--prefix", "ff" * 32, "--socket", place.socket)
     assert (
         done.returncode == 3 and "neither a tier of this node nor the region's bucket has it" in done.stderr

@@ -74,7 +74,7 @@ def test_every_request_is_answered_and_a_failed_part_is_begun_again(
     nodes: list[Node] = []
     tries = 0
 
-    async def join(_: object) -> Any:
+    async def join() -> Any:
         nonlocal tries
         tries += 1
         if tries == 1:
@@ -82,7 +82,8 @@ def test_every_request_is_answered_and_a_failed_part_is_begun_again(
         nodes.append(Node())
         return nodes[-1]
 
-    level = ObjectLevel(join, replies.put, SharedLimits())
+    level = ObjectLevel(replies.put, SharedLimits())
+    level.start(join)
     space, answers = Namespace(0, SPEC), list[Any]()
     assert level.tried.wait(10)
     if not level.is_open:

@@ -26,7 +26,6 @@ from replication.erased import Erased
 from replication.read_through import ReadThrough
 from replication.region import init_region
 from replication.region_node import RegionNode
-from replication.tombstones import Tombstone
 from tests.engine.fakes import SteppedIo, held
 from tests.engine.shared_memory import SharedMemoryLevel
 from tests.objects import MemoryObjects
@@ -107,12 +106,13 @@ def over_bucket(path: Path, objects: Objects) -> tuple[ObjectLevel, Replies]:
     """The object level over a bucket that has a chain of 40 blocks, in packs of 16."""
     replies = Replies()
 
-    async def join(erased: Callable[[Tombstone], None]) -> RegionNode:
+    async def join() -> RegionNode:
         await init_region(objects, "acme", "na", time.time)
         chance = random.Random(1)
         return await RegionNode.join(objects, "acme", "na", path / "catalogue", "instance", chance, time.time)
 
-    level = ObjectLevel(join, replies.post, SharedLimits())
+    level = ObjectLevel(replies.post, SharedLimits())
+    level.start(join)
     assert level.tried.wait(10.0)
     while not level.is_open:
         time.sleep(0.01)
@@ -141,7 +141,10 @@ def over_another_region(path: Path, objects: Objects) -> tuple[RegionLevel[ReadT
             objects, "acme", "na", path / "far", home, random.Random(1), time.time
         )
 
-    level = RegionLevel("read-through na", follow, replies.post, SharedLimits(), is_far=True)
+    level: RegionLevel[ReadThrough] = RegionLevel(
+        "read-through na", replies.post, SharedLimits(), is_far=True
+    )
+    level.start(follow)
     space = Namespace(0, SPACE)
     until_s = time.monotonic() + 30
     while level.held(space, hashes(0, 40), 0) < 40:
