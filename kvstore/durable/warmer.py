@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvstore.constants import WARM_BYTES_MAX, WARM_DRAM_SHARE, WARM_RECORDS_MAX
+from kvstore.durable.bringing import Bringing
 from kvstore.durable.traffic import Traffic
 from kvstore.errors import RequestError
 from kvstore.index.block import Block, Namespace
 from kvstore.movement.loading import Loader
-from kvstore.movement.prefetching import Bringing
 from kvstore.movement.sources import SharedSource
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.constants import STEP_BLOCKS, STEP_SLOW_BLOCKS, WARM_NAMESPACES_MAX
+from kvstore.durable.bringing import Bringing
 from kvstore.engine.parts import Parts
 from kvstore.errors import BadRequest, NotFound, NotReady
 from kvstore.index.block import Block, Namespace
-from kvstore.movement.prefetching import Bringing
 from kvstore.steps import Steps
 
 
