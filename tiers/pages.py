@@ -83,10 +83,12 @@ def find_arena(preferred: Path | None, huge_pages: HugePages, instance: str) -> 
     )
 
 
-def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str) -> Path:
+def choose_arena_path(
+    preferred: Path | None, huge_pages: HugePages, size_bytes: int, instance: str, may_mount: bool = True
+) -> Path:
     """Where the arena of this instance goes. `preferred` is a directory and rules out all others.
 
-    May mount a huge tmpfs at /run/kvstore/huge when we may. Raises SettingError where
+    may_mount: a huge tmpfs at /run/kvstore/huge, when we are root. Raises SettingError where
     `huge_pages` is "on" and no huge pages can be had.
     """
     name = arena_name(instance)
@@ -96,9 +98,9 @@ def choose_arena_path(preferred: Path | None, huge_pages: HugePages, size_bytes:
     for place in places(preferred, huge_pages):
         if place != SHM and has_pages(place, size_bytes):
             return place / name
-    if preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
+    if may_mount and preferred is None and huge_pages != "off" and mount_huge_tmpfs(HUGE_TMPFS):
         return HUGE_TMPFS / name
-    if huge_pages == "on":
+    if may_mount and huge_pages == "on":
         raise SettingError(
             f"huge_pages is on, but {format_bytes(size_bytes)} of huge pages cannot be had: reserve "
             f"{-(-size_bytes // SLAB_ALIGN_BYTES)} pages (vm.nr_hugepages) and mount hugetlbfs, or mount a "

@@ -10,11 +10,9 @@ before. The device adds a row per record and, when reading, the checksum.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.bench.daemon import DaemonError
@@ -23,6 +21,7 @@ from kvstore.bench.memory import Region
 from kvstore.bench.plan import DISK_BYTES_MIN, DISK_FREE_SHARE_MAX, Plan
 from kvstore.bench.rounds import Rounds
 from kvstore.constants import DEMOTE_BATCH_RECORDS, LOAD_BATCH_RECORDS
+from kvstore.doctor.disk_speed import RawFile, spread
 from tiers.base import Get, Put, Record
 from tiers.checksum import digest
 from tiers.constants import SLAB_BYTES
@@ -40,7 +39,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
     region = Region(plan.disk_buffer_blocks, plan.block_bytes, arena_directory)
     threads = plan.io_threads
     with (
-        contextlib.closing(RawFile(home / "raw", region, count, threads)) as raw,
+        contextlib.closing(raw_file(home / "raw", region, count, threads)) as raw,
         contextlib.closing(_DeviceFiles(home, region, count, threads)) as device,
     ):
         rounds = Rounds(count * plan.block_bytes, plan.warm_up_rounds)
@@ -58,7 +57,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
             "nvme_read_ratio": rounds.ratio("read", "raw read"),
             "disk_rounds": plan.disk_rounds,
             "disk_round_bytes": count * plan.block_bytes,
-            "disk_direct": raw.direct and device.direct,
+            "disk_direct": device.direct,
             "io_threads": threads,
         }
 
@@ -70,49 +69,12 @@ def record_count(plan: Plan, home: Path) -> int:
     return round_bytes // plan.block_bytes if round_bytes >= min(DISK_BYTES_MIN, plan.disk_bytes) else 0
 
 
-def spread(threads: int, count: int, work: Callable[[Sequence[int]], None], batch: int = 1) -> None:
-    """Run work(numbers) for 0 … count-1 in batches; each thread takes every `threads`-th. Raises what it raised."""
-
-    def share(first: int) -> None:
-        mine = range(first, count, threads)
-        for at in range(0, len(mine), batch):
-            work(mine[at : at + batch])
-
-    with ThreadPoolExecutor(threads, "kvstore-bench-io") as pool:
-        list(pool.map(share, range(threads)))
-
-
-class RawFile:
-    """A preallocated file and the two system calls: the limit."""
-
-    def __init__(self, path: Path, region: Region, count: int, threads: int) -> None:
-        """Raises OSError."""
-        self._path = path
-        self._views = region.views
-        self._block_bytes = region.block_bytes
-        self._count = count
-        self._threads = threads
-        path.touch()
-        files = DirectFile(path, DiskIO())
-        self.direct = files.direct
-        self._fd = files.open(path)
-        os.posix_fallocate(self._fd, 0, count * self._block_bytes)
-
-    def write(self) -> None:
-        spread(self._threads, self._count, lambda numbers: self._move(os.pwritev, numbers))
-
-    def read(self) -> None:
-        spread(self._threads, self._count, lambda numbers: self._move(os.preadv, numbers))
-
-    def _move(self, call: Callable[[int, list[memoryview], int], int], numbers: Sequence[int]) -> None:
-        for number in numbers:
-            view = self._views[number % len(self._views)]
-            if call(self._fd, [view], number * self._block_bytes) != len(view):
-                raise OSError(errno.EIO, f"{self._path}: a short transfer")
-
-    def close(self) -> None:
-        os.close(self._fd)
-        self._path.unlink(missing_ok=True)
+def raw_file(path: Path, region: Region, count: int, threads: int) -> RawFile:
+    """The limit, in a file whose name is gone as soon as it is open. Raises OSError."""
+    path.touch()
+    fd = DirectFile(path, DiskIO()).open(path)
+    path.unlink()
+    return RawFile(fd, region.views, count, threads)
 
 
 class _DeviceFiles:

@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from kvstore.bench.daemon import Daemon, DaemonError, settings
-from kvstore.bench.disk import RawFile, record_count
+from kvstore.bench.disk import raw_file, record_count
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
 from kvstore.bench.memory import Region
@@ -44,7 +44,7 @@ def measure(plan: Plan, home: Path, arena_directory: Path) -> dict[str, Value]:
     with (
         Daemon(home / "daemon", chosen) as daemon,
         daemon.client() as client,
-        closing(RawFile(home / "raw", region, plan.blocks, plan.io_threads)) as raw,
+        closing(raw_file(home / "raw", region, plan.blocks, plan.io_threads)) as raw,
     ):
         raw.write()
         daemon.wait_until_prefaulted(plan.arena_bytes)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvstore.daemon.config import Dram
 from kvstore.errors import MemoryShort, StartSettingError
@@ -32,13 +33,16 @@ DRAM_SHARE = 4  # with dram.capacity_bytes = "auto": one part in so many of the 
 
 log = logging.getLogger("kvstore.daemon.sizing")
 
+LARGER_SHM: Final = "docker run --shm-size=16g, in Kubernetes a volume of memory at /dev/shm"
+
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """Where the arena lies, or is to be made, and how large."""
+    """Where the arena lies, or is to be made, and how large. why_smaller: than asked for, "" where it is not."""
 
     path: Path
     layout: Layout
+    why_smaller: str = ""
 
 
 def preferred_directory(dram: Dram) -> Path | None:
@@ -57,14 +61,33 @@ def preferred_directory(dram: Dram) -> Path | None:
 def plan_arena(
     dram: Dram, instance: str, headroom_bytes: int, may_shrink: bool = False, proc: Path = memory_limits.PROC
 ) -> Plan:
-    """Decide. may_shrink: whatever the settings say. May give back an arena that there is no room for.
+    """Decide, for a start. May give back an arena that there is no room for, and mount huge pages.
+
+    Raises as `look_ahead`.
+    """
+    found = pages.find_arena(preferred_directory(dram), dram.huge_pages, instance)
+    if found is not None:
+        _give_back_if_short(found, headroom_bytes // 2, proc)
+    plan = look_ahead(dram, instance, headroom_bytes, may_shrink, proc, may_mount=True)
+    if plan.why_smaller:
+        log.warning("%s: the arena is smaller", plan.why_smaller)
+    return plan
+
+
+def look_ahead(
+    dram: Dram,
+    instance: str,
+    headroom_bytes: int,
+    may_shrink: bool = False,
+    proc: Path = memory_limits.PROC,
+    may_mount: bool = False,
+) -> Plan:
+    """What a start would decide. Changes nothing but with may_mount. may_shrink: whatever the settings say.
 
     Raises MemoryShort, StartSettingError, or OpenError (what is there cannot be used).
     """
     preferred = preferred_directory(dram)
     found = pages.find_arena(preferred, dram.huge_pages, instance)
-    if found is not None and _give_back(found, headroom_bytes // 2, proc):
-        found = None
     left = _left(found) if found is not None else None
     if found is not None and left is not None and _is_asked_for(left, dram, may_shrink):
         too_small = [
@@ -75,23 +98,23 @@ def plan_arena(
         if not too_small:
             return Plan(found, left)
     reusable_bytes = held_bytes(found) if found is not None else 0
-    return _new(dram, instance, preferred, headroom_bytes, reusable_bytes, may_shrink, proc)
+    asked = dram.capacity_bytes
+    wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
+    layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
+    path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance, may_mount)
+    return _new(dram, path, layout, headroom_bytes, reusable_bytes, may_shrink, proc)
 
 
 def _new(
     dram: Dram,
-    instance: str,
-    preferred: Path | None,
+    path: Path,
+    layout: Layout,
     headroom_bytes: int,
     reusable_bytes: int,
     may_shrink: bool,
     proc: Path,
 ) -> Plan:
     """A new arena, in place of what an earlier daemon left. reusable_bytes: of memory, that has that one."""
-    asked = dram.capacity_bytes
-    wish = asked if isinstance(asked, int) else _share(dram, memory_limits.free_bytes(proc) + reusable_bytes)
-    layout = Layout.plan(wish, dram.slab_bytes, dram.slot_bytes_min)
-    path = pages.choose_arena_path(preferred, dram.huge_pages, layout.needed_bytes, instance)
     bounds = [
         (limit, min(limit.limit_bytes, limit.free_bytes + reusable_bytes) - headroom_bytes)
         for limit in _memory(path.parent, proc)
@@ -107,14 +130,14 @@ def _new(
         bounds.append((Limit(str(path.parent), *room), min(room[0], room[1] + reusable_bytes)))
     tightest, available = min(bounds, key=lambda bound: bound[1])
     is_memory = tightest.what != str(path.parent)
-    if asked == "auto":
+    if dram.capacity_bytes == "auto":
         layout = Layout.plan(_share(dram, available), dram.slab_bytes, dram.slot_bytes_min)
     most = _fitting(dram, available)
     if layout.capacity_bytes <= most:
         return Plan(path, layout)
     if most and (may_shrink or dram.when_short == "shrink"):
-        log.warning("%s: the arena is smaller", _said(dram, tightest, most, headroom_bytes * is_memory))
-        return Plan(path, Layout.plan(most, dram.slab_bytes, dram.slot_bytes_min))
+        smaller = Layout.plan(most, dram.slab_bytes, dram.slot_bytes_min)
+        return Plan(path, smaller, _said(dram, tightest, most, headroom_bytes * is_memory))
     ever = min(limit.limit_bytes - headroom_bytes * is_memory for limit, _ in bounds)
     line = _said(dram, tightest, most, headroom_bytes * is_memory) + _advice(most, is_memory)
     if _fitting(dram, ever) < layout.capacity_bytes:
@@ -122,12 +145,12 @@ def _new(
     raise MemoryShort(line)
 
 
-def _give_back(found: Path, least_bytes: int, proc: Path) -> bool:
-    """Whether memory is so short that the arena that was found had to go."""
+def _give_back_if_short(found: Path, least_bytes: int, proc: Path) -> None:
+    """The arena that was found goes where so little memory is left."""
     memory = _memory(found.parent, proc)
     short = min(memory, key=lambda limit: limit.free_bytes, default=None)
     if short is None or short.free_bytes >= least_bytes:
-        return False
+        return
     freed_bytes = remove_arena(found)
     log.warning(
         "%s has %s left: the arena of an earlier daemon (%s) was given back, its records in DRAM are lost",
@@ -135,7 +158,6 @@ def _give_back(found: Path, least_bytes: int, proc: Path) -> bool:
         format_bytes(short.free_bytes),
         format_bytes(freed_bytes),
     )
-    return True
 
 
 def _left(found: Path) -> Layout | None:
@@ -196,5 +218,4 @@ def _said(dram: Dram, limit: Limit, most: int, headroom_bytes: int) -> str:
 def _advice(most: int, is_memory: bool) -> str:
     """is_memory: what is short is memory itself. Else it is a file system, in containers one of 64 MiB."""
     what = 'set that, or dram.when_short = "shrink"' if most else "make room, or set smaller dram.slab_bytes"
-    larger = "docker run --shm-size=16g, in Kubernetes a volume of memory at /dev/shm"
-    return f"; {what}" if is_memory else f"; {what}, or make it larger (in a container: {larger})"
+    return f"; {what}" if is_memory else f"; {what}, or make it larger (in a container: {LARGER_SHM})"

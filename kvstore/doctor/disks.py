@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from kvstore.daemon.config import Nvme
-from kvstore.doctor.disk_speed import NotMeasured, Speed, measure
+from kvstore.doctor.disk_speed import NotMeasured, Speed, measure, nameless
 from kvstore.doctor.findings import Case, Finding, Level, nearest_there, user_name
 from kvstore.units import format_bytes
 from tiers import pages
@@ -136,13 +135,14 @@ def _held(path: Path) -> int:
 def _direct(check: str, there: Path) -> Finding | None:
     """Asked with a file that has no name, so that nothing is left."""
     try:
-        os.close(os.open(there, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # not for us, read-only, full, or no file without a name
-            return None
-        return Finding(check, "warning", "no O_DIRECT: bytes go through the page cache, and take its memory",
-                       "use ext4 or xfs")  # fmt: skip
-    return Finding(check, "ok", "O_DIRECT works")
+        fd, direct = nameless(there)
+    except OSError:  # not for us, read-only, full, or no file without a name
+        return None
+    os.close(fd)
+    if direct:
+        return Finding(check, "ok", "O_DIRECT works")
+    found = "no O_DIRECT: bytes go through the page cache, and take its memory"
+    return Finding(check, "warning", found, "use ext4 or xfs")
 
 
 def _measured(check: str, there: Path) -> Finding:

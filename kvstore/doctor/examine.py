@@ -11,7 +11,7 @@ Check = Callable[[Case], Iterator[Finding]]
 
 CHECKS: tuple[Check, ...] = (
     software.versions, software.settings, software.clock,
-    memory.memory, memory.shared_memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
+    memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
     places.data_directory, places.socket, places.descriptors, places.web,
     disks.disks,
     service.health, service.breakers, service.queues, service.refusals, service.engines,

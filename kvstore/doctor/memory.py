@@ -9,13 +9,15 @@ from pathlib import Path
 from kvstore.constants import GIB, MIB
 from kvstore.daemon.config import Dram
 from kvstore.daemon.last_run import LastRun
+from kvstore.daemon.sizing import LARGER_SHM, look_ahead
 from kvstore.doctor.findings import Case, Finding, read_text
 from kvstore.doctor.places import instance_of
+from kvstore.errors import StartError
 from kvstore.units import format_bytes
 from tiers import memory_limits, pages
-from tiers.arenas_left import find_arenas, held_bytes
+from tiers.arenas_left import find_arenas
 from tiers.constants import MEMORY_HEADROOM_BYTES
-from tiers.slot_table import Layout
+from tiers.errors import OpenError
 
 DOCTOR_SWAP_USED_BYTES = 256 * MIB  # less in use may be anything
 
@@ -39,73 +41,30 @@ def memory(case: Case) -> Iterator[Finding]:
         else:
             yield Finding("memory", "ok", said)
         return
-    yield _before_a_start(case, case.config.dram, limits, said)
+    yield from _before_a_start(case, case.config.dram, said)
 
 
-def _before_a_start(case: Case, dram: Dram, limits: list[memory_limits.Limit], said: str) -> Finding:
-    if dram.capacity_bytes == "auto":
-        return Finding("memory", "ok", f'{said}; dram.capacity_bytes is "auto"')
-    needed_bytes = Layout.plan(dram.capacity_bytes, dram.slab_bytes, dram.slot_bytes_min).needed_bytes
-    headroom_bytes = LastRun(case.data_dir / "serving.json", case.proc).headroom_bytes if case.data_dir else 0
-    asked = f"dram.capacity_bytes = {format_bytes(dram.capacity_bytes)}"
-    if pages.page_kind(_place(dram, needed_bytes)) == "hugetlb":  # whose memory is nobody else's
-        return Finding("memory", "ok", f"{said}; the arena has reserved huge pages of its own")
-    ever = min(limits, key=lambda limit: limit.limit_bytes)
-    if needed_bytes + headroom_bytes > ever.limit_bytes:
-        found = f"{asked}, and {ever.what} has {format_bytes(ever.limit_bytes)} in all"
-        return Finding("memory", "problem", found, "lower it, or raise the memory limit of the container")
-    own = _own_arena(case, dram)
-    free_bytes = min(limit.free_bytes for limit in limits) + (held_bytes(own) if own is not None else 0)
-    if needed_bytes + headroom_bytes > free_bytes:
-        what = f'lower it, make room, or set dram.when_short = "shrink"; {format_bytes(headroom_bytes)} stay free'
-        return Finding("memory", "problem", f"{asked} does not fit now: {said}", what)
-    return Finding("memory", "ok", f"{said}; the arena fits")
-
-
-def _own_arena(case: Case, dram: Dram) -> Path | None:
-    instance = instance_of(case.data_dir) if case.data_dir is not None else None
-    return pages.find_arena(_directory(dram), dram.huge_pages, instance) if instance else None
-
-
-def _directory(dram: Dram) -> Path | None:
-    return None if dram.directory == "auto" else dram.directory
-
-
-def _place(dram: Dram, size_bytes: int) -> Path:
-    """Where a new arena would lie, as `pages.choose_arena_path` has it, without a mount of its own."""
-    places = (place for place in pages.places(_directory(dram), dram.huge_pages) if place != pages.SHM)
-    default = _directory(dram) or pages.SHM
-    return next((place for place in places if pages.has_pages(place, size_bytes)), default)
-
-
-def shared_memory(case: Case) -> Iterator[Finding]:
-    """The file system that the arena lies on: in containers it is one of 64 MiB unless somebody says otherwise."""
-    if case.config is None or case.status is not None:
-        return  # a daemon that serves has its arena
-    dram = case.config.dram
-    asked_bytes = dram.slab_bytes if dram.capacity_bytes == "auto" else dram.capacity_bytes
-    directory = _place(dram, asked_bytes)
+def _before_a_start(case: Case, dram: Dram, said: str) -> Iterator[Finding]:
+    """What a start would say to the memory, and to the file system that the arena lies on."""
+    last_run = LastRun(case.data_dir / "serving.json", case.proc) if case.data_dir else None
+    instance = instance_of(case.data_dir) if case.data_dir else None
     try:
-        room = pages.room_of(directory)
-    except OSError as error:
-        action = (
-            "make it, or set another dram.directory" if dram.directory != "auto" else "mount a tmpfs there"
-        )
-        yield Finding("shared memory", "problem", f"{directory}: {error.strerror}", action)
+        plan = look_ahead(dram, instance or "", last_run.headroom_bytes if last_run else 0, proc=case.proc)
+    except (StartError, OpenError) as error:
+        found, _, action = str(error).rpartition("; ")
+        yield Finding("memory", "problem", found or action, action if found else "")
         return
+    yield Finding("memory", "ok", f"{said}; an arena of {format_bytes(plan.layout.capacity_bytes)} fits")
+    room = pages.room_of(plan.path.parent)
     if room is None:
-        yield Finding("shared memory", "ok", f"{directory} has no limit of its own")
+        yield Finding("shared memory", "ok", f"{plan.path.parent} has no limit of its own")
         return
-    said = f"{directory} has {format_bytes(room[1])} of {format_bytes(room[0])} free"
-    larger = "docker run --shm-size=16g, in Kubernetes a volume of memory at /dev/shm"
-    if asked_bytes > room[0]:
-        yield Finding(
-            "shared memory", "problem", f"{said}; {format_bytes(asked_bytes)} are asked for", larger
-        )
-    elif room[0] <= _CONTAINER_SHM_BYTES:
-        yield Finding("shared memory", "warning", f"{said}, as containers have it by default", larger)
+    found = f"{plan.path.parent} has {format_bytes(room[1])} of {format_bytes(room[0])} free"
+    if room[0] <= _CONTAINER_SHM_BYTES:
+        found, action = f"{found}, as containers have it by default", LARGER_SHM
+        yield Finding("shared memory", "warning", found, action)
     else:
-        yield Finding("shared memory", "ok", said)
+        yield Finding("shared memory", "ok", found)
 
 
 def huge_pages(case: Case) -> Iterator[Finding]:
@@ -130,8 +89,9 @@ def huge_pages(case: Case) -> Iterator[Finding]:
         if dram.huge_pages == "off":
             yield Finding("huge pages", "note", 'dram.huge_pages is "off"', 'copies are faster with "auto"')
             return
-        kinds = set(map(pages.page_kind, pages.places(_directory(dram), dram.huge_pages))) - {"4 KiB"}
-        if kinds or (dram.directory == "auto" and os.geteuid() == 0):
+        directory = None if dram.directory == "auto" else dram.directory
+        kinds = set(map(pages.page_kind, pages.places(directory, dram.huge_pages))) - {"4 KiB"}
+        if kinds or (directory is None and os.geteuid() == 0):
             yield Finding(
                 "huge pages", "ok", f"can be had: {', '.join(sorted(kinds)) or 'root mounts its own'}"
             )
