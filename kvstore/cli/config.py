@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.get import as_written
 from kvstore.cli.options import add_config_arguments, load_config
-from kvstore.cli.output import print_json
+from kvstore.cli.output import present
 
 if TYPE_CHECKING:
     from kvstore.daemon.config import Config
@@ -43,15 +43,12 @@ def run(args: argparse.Namespace) -> int:
     default = Given(None, "default", "default")
     given = {key: loaded.given.get(key, default) for key in keys()}
     values = {key: plain(value_of(loaded.config, key)) for key in given}
-    if args.output == "json":
-        rows = {
-            key: {"value": value, "source": given[key].source, "where": given[key].where}
-            for key, value in values.items()
-        }
-        print_json({"file": str(loaded.file) if loaded.file else None, "values": rows})
-    else:
-        _print_toml([(key, value, given[key].where) for key, value in values.items()])
-    return OK
+    rows = {
+        key: {"value": value, "source": given[key].source, "where": given[key].where}
+        for key, value in values.items()
+    }
+    document = {"file": str(loaded.file) if loaded.file else None, "values": rows}
+    return present(args, document, lambda _: _print_toml(rows))
 
 
 def _check(config: Config) -> int:
@@ -86,19 +83,15 @@ def _init(args: argparse.Namespace) -> int:
         raise CliError(f"config: {path}: no directory {path.parent}", exit_code=NOT_FOUND) from error
     except OSError as error:
         raise CliError(f"config: {path}: {error.strerror}", exit_code=FAILED) from error
-    if args.output == "json":
-        print_json({"file": str(path)})
-    else:
-        print(f"wrote {path}")
-    return OK
+    return present(args, {"file": str(path)}, lambda _: print(f"wrote {path}"))
 
 
-def _print_toml(values: list[tuple[str, Any, str]]) -> None:
+def _print_toml(rows: dict[str, dict[str, Any]]) -> None:
     """A file that `--config` takes back, giving exactly this configuration."""
     section = ""
-    for key, value, where in values:
+    for key, row in rows.items():
         table, _, name = key.rpartition(".")
         if table != section:
             section = table
             print(f"\n[{table}]")
-        print(f"{name} = {as_written(key, value)}  # {where}")
+        print(f"{name} = {as_written(key, row['value'])}  # {row['where']}")

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.cli.explain_asking import chosen, document_of, explain_prefix
 from kvstore.cli.explain_engines import compare, print_comparison
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import Figure, print_json, print_table
+from kvstore.cli.output import Figure, present, print_table
 from kvstore.cli.prefixes import ask, require_beginning
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.units import count, printable
@@ -89,11 +89,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         tokens = _tokens(args)
         document = ask(args, "explain", lambda client: explain(client, tokens, args))
-    if args.output == "json":
-        print_json(document)
-    else:
-        show(document)
-    return OK
+    return present(args, document, show)
 
 
 def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:

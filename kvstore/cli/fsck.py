@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, OK, UNREACHABLE, CliError
 from kvstore.cli.options import add_config_arguments, load_config, start_failure
-from kvstore.cli.output import print_json, progress_bars
+from kvstore.cli.output import present, progress_bars
 from kvstore.cli.prefixes import ask
 from kvstore.constants import STATUS_TIMEOUT_S, require
 from kvstore.units import plural
@@ -49,13 +49,9 @@ def _online(args: argparse.Namespace) -> int:
         if error.exit_code == UNREACHABLE:
             raise CliError(f"{error}; is it stopped? then use --offline", exit_code=UNREACHABLE) from error
         raise
-    if args.output == "json":
-        print_json({"mode": "online", "ok": not problems, "problems": problems, "stores": []})
-    else:
-        for problem in problems:
-            print(problem)
-        print(plural(len(problems), "problem") if problems else "sound")
-    return FAILED if problems else OK
+    for problem in problems if args.output == "text" else ():
+        print(problem)
+    return _end(args, "online", problems, [])
 
 
 def _offline(args: argparse.Namespace) -> int:
@@ -72,13 +68,14 @@ def _offline(args: argparse.Namespace) -> int:
     except (StartError, OpenError) as error:
         raise start_failure(error) from error
     problems = [problem for finding in findings for problem in finding.problems]
-    if args.output == "json":
-        stores = [asdict(finding) for finding in findings]
-        print_json({"mode": "offline", "ok": not problems, "problems": problems, "stores": stores})
-    else:
-        for finding in findings:
-            _print(finding, args.verify)
-        print(plural(len(problems), "problem") if problems else "sound")
+    for finding in findings if args.output == "text" else ():
+        _print(finding, args.verify)
+    return _end(args, "offline", problems, [asdict(finding) for finding in findings])
+
+
+def _end(args: argparse.Namespace, mode: str, problems: list[str], stores: list[dict[str, Any]]) -> int:
+    document = {"mode": mode, "ok": not problems, "problems": problems, "stores": stores}
+    present(args, document, lambda _: print(plural(len(problems), "problem") if problems else "sound"))
     return FAILED if problems else OK
 
 

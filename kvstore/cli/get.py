@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import print_json, print_table
+from kvstore.cli.output import present, print_table
 from kvstore.cli.prefixes import ask
 
 WHEN = {True: "at once", False: "restart"}
@@ -29,12 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     settings: list[dict[str, Any]] = ask(args, "get", lambda client: client.settings(args.key))
-    if args.output == "json":
-        print_json({"settings": settings})
-        return OK
+    return present(args, {"settings": settings}, _print)
+
+
+def _print(document: dict[str, Any]) -> None:
+    settings = document["settings"]
     rows = [(s["key"], as_written(s["key"], s["value"]), WHEN[s["changeable"]], s["where"]) for s in settings]
     print_table("settings in force", ["key", "value", "changes", "from"], rows, ("from",))
-    return OK
 
 
 def as_written(key: str, value: Any) -> str:

@@ -7,21 +7,34 @@ neither boxes nor wrapped lines, and all of it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from kvstore.cli import OK
 from kvstore.cli.streams import drawing
 from kvstore.units import harmless, printable
+
+D = TypeVar("D", bound=Mapping[str, Any])
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON document on stdout, harmless to a terminal and exact all the same. Keys keep their order; bytes never appear."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     print(text if text == harmless(text) else json.dumps(value, indent=2), flush=True)
+
+
+def present(args: argparse.Namespace, document: D, show: Callable[[D], object]) -> int:
+    """The document for programs (-o json), or what `show` prints of it for people. The exit code OK."""
+    if args.output == "json":
+        print_json(document)
+    else:
+        show(document)
+    return OK
 
 
 def is_terminal() -> bool:

@@ -12,9 +12,8 @@ import argparse
 import time
 from typing import Any
 
-from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments, socket_path
-from kvstore.cli.output import print_json
+from kvstore.cli.output import present
 from kvstore.cli.prefixes import ask
 from kvstore.units import format_duration
 
@@ -28,14 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     path = socket_path(args)
     answer = ask(args, "ping", _measured)
-    if args.output == "json":
-        print_json({"socket": str(path), **answer})
-        return OK
     who = f"kvstore {answer['version']} at {path}: pid {answer['pid']}, instance {answer['instance']}"
-    print(
-        f"{who}, up {format_duration(answer['uptime_s'])}, answers in {1e3 * answer['round_trip_s']:.3g} ms"
-    )
-    return OK
+    up = f"up {format_duration(answer['uptime_s'])}, answers in {1e3 * answer['round_trip_s']:.3g} ms"
+    return present(args, {"socket": str(path), **answer}, lambda _: print(f"{who}, {up}"))
 
 
 def _measured(client: Any) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.cli.options import add_output_argument, names
-from kvstore.cli.output import print_json, print_table, progress_bars
+from kvstore.cli.output import present, print_table, progress_bars
 from kvstore.cli.report import add_html_argument, require_page, write_page
 from kvstore.constants import REPLAY_BLOCK_TOKENS
 from kvstore.units import (
@@ -124,11 +124,7 @@ def run(args: argparse.Namespace) -> int:
         lasted_s = requests.times_s[-1] - requests.times_s[0]
         traces = [printable(path.name) for path in args.trace]
         write_page(args.html, replay_page(document, traces, drop_tail, lasted_s), "replay")
-    if args.output == "json":
-        print_json(document)
-    else:
-        _print(results, fractions)
-    return OK
+    return present(args, document, lambda _: _print(results, fractions))
 
 
 def _block_tokens(text: str) -> int:

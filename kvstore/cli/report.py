@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, names
-from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
+from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
 
@@ -69,11 +69,7 @@ def run(args: argparse.Namespace) -> int:
         write_page(args.html, report_page(document), "report")
     wanted = chosen or (report.GROUPINGS if args.output == "json" else SHOWN)
     document["by"] = {name: document["by"][name] for name in BY if name in wanted}
-    if args.output == "json":
-        print_json(document)
-    else:
-        _print(document, is_whole=not chosen)
-    return OK
+    return present(args, document, lambda shown: _print(shown, is_whole=not chosen))
 
 
 def _since(text: str) -> float:

@@ -10,9 +10,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstore.cli import OK
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import HASH_DIGITS_SHOWN, is_terminal, print_json, print_table
+from kvstore.cli.output import HASH_DIGITS_SHOWN, is_terminal, present, print_table
 from kvstore.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
 
@@ -24,14 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    report = ask(args, "retention", lambda client: client.retention())
-    if args.output == "json":
-        print_json(report)
-        return OK
+    return present(args, ask(args, "retention", lambda client: client.retention()), _show)
+
+
+def _show(report: Row) -> None:
     _print_pins(report)
     _print_ttls(report["ttls"])
     _print_quotas(report)
-    return OK
 
 
 def _print_pins(report: Row) -> None:

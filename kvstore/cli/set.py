@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.cli import OK, USAGE, CliError
+from kvstore.cli import USAGE, CliError
 from kvstore.cli.get import as_written
 from kvstore.cli.options import add_config_arguments
-from kvstore.cli.output import print_json
+from kvstore.cli.output import present
 from kvstore.cli.prefixes import ask
 from kvstore.protocol.frames import SETTING_CHARS_MAX
 from kvstore.units import printable
@@ -39,11 +39,7 @@ def run(args: argparse.Namespace) -> int:
                 f"set: {what}: {len(text)} characters, at most {most} are allowed", exit_code=USAGE
             )
     changed = ask(args, "set", lambda client: client.change_setting(args.key, args.value))
-    if args.output == "json":
-        print_json(changed)
-    else:
-        _print(changed)
-    return OK
+    return present(args, changed, _print)
 
 
 def _print(changed: dict[str, Any]) -> None:

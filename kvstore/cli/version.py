@@ -8,9 +8,8 @@ import platform
 from importlib import metadata
 
 from kvstore import __version__
-from kvstore.cli import OK
 from kvstore.cli.options import add_output_argument
-from kvstore.cli.output import print_json
+from kvstore.cli.output import present
 
 PACKAGES = ("msgspec", "xxhash", "uvloop", "vllm", "torch")
 
@@ -22,13 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     packages = {name: _installed(name) for name in PACKAGES}
     ours, python, kernel = __version__, platform.python_version(), platform.release()
-    if args.output == "json":
-        print_json({"kvstore": ours, "python": python, "kernel": kernel, "packages": packages})
-        return OK
-    print(f"kvstore {ours} (Python {python}, Linux {kernel})")
-    for name, version in packages.items():
-        print(f"{name} {version or 'not installed'}")
-    return OK
+    lines = [f"kvstore {ours} (Python {python}, Linux {kernel})"]
+    lines += [f"{name} {version or 'not installed'}" for name, version in packages.items()]
+    document = {"kvstore": ours, "python": python, "kernel": kernel, "packages": packages}
+    return present(args, document, lambda _: print("\n".join(lines)))
 
 
 def _installed(name: str) -> str | None:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.buckets import asked, opened
 from kvstore.cli.options import add_config_arguments, duration, load_config, size
-from kvstore.cli.output import Figure, print_json, print_table, progress_bars
+from kvstore.cli.output import Figure, present, print_json, print_table, progress_bars
 from kvstore.cli.region import add_regions_argument, load_deployment, region_place
 from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
 from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
@@ -138,10 +138,7 @@ def _watch(
             file=sys.stderr,
         )
         return INTERRUPTED
-    if args.output == "json":
-        print_json({**facts, **watched.facts()})
-    else:
-        _show_watched(args.region, watched)
+    present(args, {**facts, **watched.facts()}, lambda _: _show_watched(args.region, watched))
     return OK if watched.state == "done" else FAILED
 
 
@@ -214,11 +211,8 @@ def _cancel(args: argparse.Namespace, order: Order) -> int:
         )
 
     asked(cancel)
-    if args.output == "json":
-        print_json({"region": args.region, "order": _order_facts(order), "state": "cancelled"})
-    else:
-        print(f"order {order.id} is cancelled; what is loaded stays")
-    return OK
+    document = {"region": args.region, "order": _order_facts(order), "state": "cancelled"}
+    return present(args, document, lambda _: print(f"order {order.id} is cancelled; what is loaded stays"))
 
 
 def _words(order: Order) -> str:
