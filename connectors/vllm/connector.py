@@ -189,7 +189,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(nothing)
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        self._worker.before_step(kv_connector_metadata)
+        if self.role is KVConnectorRole.WORKER:  # vLLM's own tests call it on a scheduler's connector, too
+            self._worker.before_step(kv_connector_metadata)
 
     @guarded(nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
