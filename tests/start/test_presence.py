@@ -179,7 +179,8 @@ def _data_dir_replaced(place: Place) -> None:
 
 
 def _nvme_removed(place: Place) -> None:
-    shutil.rmtree(place.path / "nvme0")
+    (place.path / "nvme0").rename(place.path / "aside")  # at once: the daemon may be making a file in it
+    shutil.rmtree(place.path / "aside")
 
 
 def _nvme_replaced(place: Place) -> None:
