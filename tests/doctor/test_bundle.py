@@ -185,10 +185,7 @@ def test_names_are_replaced_without_a_daemon(place: Place, serve: Serve, tmp_pat
         ("tokens=abc", f"tokens={GONE}"),
         ("x-api-key: abc", f"x-api-key: {GONE}"),
         ("api-key=abc pwd=def", f"api-key={GONE} pwd={GONE}"),
-        (
-            "PREFILL_TOKENS_PER_S=20000 PYTHONHASHSEED=off",
-            "PREFILL_TOKENS_PER_S=20000 PYTHONHASHSEED=off",
-        ),
+        ("PREFILL_TOKENS_PER_S=20000 PYTHONHASHSEED=off", "PREFILL_TOKENS_PER_S=20000 PYTHONHASHSEED=off"),
         ("https://u:p/w@h/x", f"https://{GONE}@h/x"),
         ("https://node7.corp/a/b", "https://WORD/a/b"),
         ("s3://bucket/prefix?versionId=abc", f"s3://bucket/prefix?{GONE}"),
