@@ -354,9 +354,10 @@ class Arena:
         if self._arrived:
             self._take_in_arrived()
         slots = self._pool.take_run(max(size_bytes, self._slot_bytes_min) if size_bytes > 0 else 0, count)
-        for slab, last in {
+        last_of = {
             slot >> 16: slot & 0xFFFF for slot in slots
-        }.items():  # ascending: the last of each slab
+        }  # they ascend: the last one of each slab is left
+        for slab, last in last_of.items():
             if not self._back_rows(slab, last):
                 self._pool.give_run([slot for slot in slots if slot >> 16 == slab])
                 slots = [slot for slot in slots if slot >> 16 != slab]

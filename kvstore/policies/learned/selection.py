@@ -194,9 +194,8 @@ class Contest:
             self._choose()
         behind = [shadow for shadow in self._shadows if shadow.below > self.below]
         if behind:
-            yield from behind[0].thin_out_steps(
-                self.below
-            )  # one with each request: all at once would hold everybody up
+            # One with each request: all at once would hold everybody up.
+            yield from behind[0].thin_out_steps(self.below)
         elif (most := max(map(len, self._shadows))) > CONTEST_SAMPLE_MAX:
             excess = min(most - CONTEST_SAMPLE_MAX, most // CONTEST_THINNED_MOST)
             self.below -= max(self.below // CONTEST_THINNED, self.below * excess // most)
