@@ -185,7 +185,7 @@ async def _say(path: Path, sent: list[bytes]) -> bytes | None:
         writer.write(frames.encode_frame(frames.Hello(frames.PROTOCOL_VERSION, "fuzz")))
         size = frames.HEADER.unpack(await reader.readexactly(frames.HEADER_BYTES))[0]
         await reader.readexactly(size)
-        writer.writelines(sent)
+        writer.write(b"".join(sent))
         writer.write_eof()
         size = frames.HEADER.unpack(await reader.readexactly(frames.HEADER_BYTES))[0]
         return await reader.readexactly(size)
