@@ -52,6 +52,7 @@ class Held:
 
     def __init__(self) -> None:
         self.slowest_s: dict[str, float] = {}
+        self._aged_s = time.process_time()
 
     @contextmanager
     def turn(self, work: str) -> Iterator[None]:
@@ -67,16 +68,24 @@ class Held:
     def steps(self, work: str, steps: Steps[Any]) -> Any:
         """Each piece is a turn. Returns the answer."""
         while True:
+            self.age()
             try:
                 with self.turn(work):
                     next(steps)
             except StopIteration as end:
                 return end.value
 
+    def age(self) -> None:
+        """As a daemon does now and then: what was made lately counts as old."""
+        if time.process_time() - self._aged_s >= heap.AGE_INTERVAL_S:
+            self.call("age", heap.age)
+            self._aged_s = time.process_time()
+
     def background(self, work: str, engine: Engine) -> None:
         """What is left to do for it."""
         while len(engine.background):
             self.call(work, engine.background.step)
+            self.age()
 
 
 class LaterIo:
@@ -234,6 +243,7 @@ class Crowd:
         """Blocks of one chain, LEASE_BLOCKS at a time."""
         engine, session = self.engine, session or self.session
         for at in range(first, first + count, LEASE_BLOCKS):
+            self.held.age()
             hashes = b"".join(map(block_hash, range(at, min(at + LEASE_BLOCKS, first + count))))
             reserved = engine.reserve(session, number, hashes, block_hash(at - 1) if at > first else b"")
             granted = [position for position, is_granted in enumerate(reserved.granted) if is_granted]

@@ -78,7 +78,7 @@ STATS_LOG_INTERVAL_S = 60.0  # one line of figures a minute, when anything happe
 FILE_THREADS = 3  # for files of our own, and for comparing checksums of adopted records
 WATCH_SHARE = 0.25  # of nvme.stall_s between two looks at what hangs
 WATCH_INTERVAL_S_LEAST = 0.02  # between two looks at what hangs, however short the stall
-LOOP_DELAY_INTERVAL_S = 0.1  # between two looks at how late the event loop is
+LOOP_DELAY_INTERVAL_S = heap.AGE_INTERVAL_S  # between two looks at how late the event loop is
 EXPIRY_PAUSE_S = 0.006  # for everybody else, between two slices of sweeping
 POLICY_LEARNS_AFTER_S = 0.001  # what nobody waits for, while the client copies
 # Of a start, for a bucket that refuses: one that does not answer does not delay it longer.
@@ -457,7 +457,6 @@ class Service:
                     f"arena {self.storage.arena.path}: somebody cut it off; its records are lost, start again"
                 )
                 self._stop.set()
-            heap.age()
             now_s = time.monotonic()
             figures.look(self.engine, now_s)
             if figures.idle_s(now_s) >= CHECK_IDLE_S and not self.engine.sessions:
@@ -466,7 +465,7 @@ class Service:
                 heap.freeze()
                 is_frozen = True
             if now_s >= give_back_at_s:
-                heap.give_back()
+                self.engine.io.submit(heap.give_back, lambda _: None, None)
                 give_back_at_s = now_s + HEAP_INTERVAL_S
             if watchdog_s:
                 self._notifier.send("WATCHDOG=1")
@@ -509,11 +508,13 @@ class Service:
             await asyncio.sleep(self.config.events.interval_s)
 
     async def _look_at_loop(self) -> None:
-        """How late the event loop is: so late may whoever asks for something be served."""
+        """How late the event loop is: so late may whoever asks for something be served. And what stays is aged while there
+        is little of it."""
         while True:
             due_s = time.monotonic() + LOOP_DELAY_INTERVAL_S
             await asyncio.sleep(LOOP_DELAY_INTERVAL_S)
             self._loop_delay.add(max(0.0, time.monotonic() - due_s))
+            heap.age()
 
     def _held(self) -> Iterator[list[Change]]:
         return held(self.engine.namespaces)

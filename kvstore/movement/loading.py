@@ -23,7 +23,6 @@ its way is pinned once by this object, so that no policy evicts it meanwhile.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from kvstore.constants import STEP_SLOW_BLOCKS, SUSPECTS_MAX
@@ -31,6 +30,7 @@ from kvstore.health.breaker import Job
 from kvstore.index.block import NO_SLOT, Block, Namespace
 from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.sums import PROMOTED
+from kvstore.movement.load_queue import Fifo
 from kvstore.movement.sources import DeviceSource, Load, Reach, Read, SharedSource, Source
 from kvstore.movement.verification import Verifier
 from kvstore.movement.waiting import Prefetch, Waiter, Waiting
@@ -71,7 +71,7 @@ class Loader:
         self._incoming: dict[
             tuple[int, bytes], Block
         ] = {}  # of these, those from shared levels, not in the index
-        self._starved: dict[Line, deque[Block]] = {}  # DRAM, or a quota, had no room for them
+        self._starved: dict[Line, Fifo] = {}  # DRAM, or a quota, had no room for them
         self._suspects: dict[bytes, None] = {}  # keys whose last read failed
         self._looks = 0  # blocks that may still be looked at in this piece
         self._goes_on = False  # more of them are looked at in the background
@@ -222,7 +222,7 @@ class Loader:
             while starved:
                 if self._looks <= 0:
                     return True
-                block = starved[0]
+                block = starved.first()
                 self._looks -= self._price(block)
                 load = self._loads[block]
                 source = load.source
@@ -275,7 +275,7 @@ class Loader:
         elif self._get_slot_in_turn(load):
             return True
         elif self.waiting.waits_for_room(block):
-            self._starved.setdefault(self._eviction.line(block.namespace), deque()).append(block)
+            self._starved.setdefault(self._eviction.line(block.namespace), Fifo()).append(block)
         else:
             self._finish(load, None)
         return False

@@ -28,6 +28,7 @@ from itertools import islice
 
 from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Block, Namespace
+from kvstore.index.forest import split_hashes
 from kvstore.index.table import BlockTable
 from kvstore.protocol import answers
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
@@ -68,14 +69,51 @@ class Numbers:
         return left
 
 
+class Chain:
+    """Hashes of one length, in one piece: in a list the garbage collector would touch each of them, tens of thousands
+    at once."""
+
+    __slots__ = ("_joined", "_size")
+
+    def __init__(self, first: bytes) -> None:
+        self._joined = bytearray(first)
+        self._size = len(first)
+
+    def __len__(self) -> int:
+        return len(self._joined) // self._size
+
+    def __getitem__(self, at: int) -> bytes:
+        start = at * self._size
+        return bytes(self._joined[start : start + self._size])
+
+    @property
+    def top(self) -> bytes:
+        return bytes(self._joined[-self._size :])
+
+    def some(self, start: int, count: int) -> list[bytes]:
+        """So many from this position on, or as many as there are."""
+        return split_hashes(
+            bytes(self._joined[start * self._size : (start + count) * self._size]), self._size
+        )
+
+    def extend(self, hashes: Sequence[bytes]) -> None:
+        self._joined += b"".join(hashes)
+
+    def take(self, count: int) -> list[bytes]:
+        """Take so many out at its upper end."""
+        some = self.some(max(0, len(self) - count), count)
+        del self._joined[len(self._joined) - len(some) * self._size :]
+        return some
+
+
 @dataclass(slots=True, eq=False)
 class _Space:
     """The pins of one namespace. chains: by pinned hash, from there upwards. tops: chains that end here. leaving:
     what is left of chains that are given up."""
 
-    chains: dict[bytes, list[bytes]] = field(default_factory=dict)
+    chains: dict[bytes, Chain] = field(default_factory=dict)
     tops: dict[bytes, set[bytes]] = field(default_factory=dict)
-    leaving: list[list[bytes]] = field(default_factory=list)
+    leaving: list[Chain] = field(default_factory=list)
     marks: Numbers = field(default_factory=Numbers)
     guarded: Numbers = field(default_factory=Numbers)  # the tier bit
     is_arranging: bool = False
@@ -134,7 +172,7 @@ class Guards:
         space = self._spaces.setdefault(digest, _Space())
         if block_hash in space.chains:
             return
-        space.chains[block_hash] = [block_hash]
+        space.chains[block_hash] = Chain(block_hash)
         space.tops.setdefault(block_hash, set()).add(block_hash)
         space.marks.add(block_hash, 1)
         if namespace is not None:
@@ -144,39 +182,34 @@ class Guards:
         """The blocks of this prefix that no other pin covers may leave again."""
         digest, block_hash = pinned
         space = self._spaces.get(digest)
-        hashes = space.chains.pop(block_hash, None) if space is not None else None
-        if space is None or hashes is None:
+        chain = space.chains.pop(block_hash, None) if space is not None else None
+        if space is None or chain is None:
             return
-        tops = space.tops[hashes[-1]]
-        tops.discard(block_hash)
-        if not tops:
-            del space.tops[hashes[-1]]
-        space.leaving.append(hashes)
-        self._background.begin(self._leave_steps(digest, space, hashes, namespace))
+        _discard_top(space, chain, block_hash)
+        space.leaving.append(chain)
+        self._background.begin(self._leave_steps(digest, space, chain, namespace))
 
     def _leave_steps(
-        self, digest: bytes, space: _Space, hashes: list[bytes], namespace: Namespace | None
+        self, digest: bytes, space: _Space, chain: Chain, namespace: Namespace | None
     ) -> Steps[None]:
-        while hashes:
+        while len(chain):
             self.changes += 1
-            some = hashes[-PIN_STEP_BLOCKS:]
-            del hashes[-PIN_STEP_BLOCKS:]
             free: list[Block] = []
-            for marked in some:
+            for marked in chain.take(PIN_STEP_BLOCKS):
                 if space.marks.add(marked, -1):
                     continue
                 block = namespace.blocks.get(marked) if namespace is not None else None
                 if block is not None:
                     self._place(space, block)
                     free.append(block)
-            if not hashes:
-                space.leaving.remove(hashes)
+            if not len(chain):
+                space.leaving.remove(chain)
                 if not space.chains and not space.leaving and self._spaces.get(digest) is space:
                     del self._spaces[digest]
             for block in free:
                 self._settle(block)
             self._move_up()
-            if hashes:
+            if len(chain):
                 yield
 
     def came(self, block: Block) -> None:
@@ -219,16 +252,16 @@ class Guards:
     def held_steps(self, pinned: Pinned, namespace: Namespace | None, blocks_max: int) -> Steps[answers.Held]:
         """For people: blocks of a pinned prefix that are known, held, and guarded; None: too many to count."""
         space = self._spaces.get(pinned[0])
-        hashes = space.chains.get(pinned[1], []) if space is not None else []  # or it was unpinned meanwhile
-        count = len(hashes)
-        if space is None or count > blocks_max:
+        chain = space.chains.get(pinned[1]) if space is not None else None
+        count = len(chain) if chain is not None else 0  # it was unpinned meanwhile
+        if space is None or chain is None or count > blocks_max:
             return {"blocks": count, "held_blocks": None, "guarded_blocks": None}
         known = namespace.blocks if namespace is not None else BlockTable[Block]()
         held = guarded = 0
         for start in range(0, count, STEP_BLOCKS):
             if start:
                 yield
-            found = known.get_run(hashes[start : start + STEP_BLOCKS])
+            found = known.get_run(chain.some(start, STEP_BLOCKS))
             here = [block.hash for block in found if block is not None and _lowest(block)]
             held += len(here)
             guarded += sum(h in space.guarded for h in here)
@@ -255,9 +288,9 @@ class Guards:
 
     def _check_marks(self, digest: bytes, space: _Space, problems: list[str]) -> Iterator[list[str]]:
         marks = Numbers()
-        for hashes in [*space.chains.values(), *space.leaving]:
-            for start in range(0, len(hashes), STEP_BLOCKS):
-                for marked in hashes[start : start + STEP_BLOCKS]:
+        for chain in [*space.chains.values(), *space.leaving]:
+            for start in range(0, len(chain), STEP_BLOCKS):
+                for marked in chain.some(start, STEP_BLOCKS):
                     marks.add(marked, 1)
                 yield []
         for told, known in zip(space.marks.parts, marks.parts, strict=True):
@@ -301,18 +334,15 @@ class Guards:
     def _above(self, space: _Space, namespace: Namespace, pinned: bytes) -> list[bytes]:
         """The next blocks above a chain, as far as they are known."""
         chain = space.chains.get(pinned)
-        top = namespace.blocks.get(chain[-1]) if chain is not None else None
+        top = namespace.blocks.get(chain.top) if chain is not None else None
         return [b.hash for b in islice(_upwards(top.parent), PIN_STEP_BLOCKS)] if top is not None else []
 
     def _extend(self, space: _Space, pinned: bytes, above: Sequence[bytes]) -> None:
         self.changes += 1
         chain = space.chains[pinned]
-        tops = space.tops[chain[-1]]
-        tops.discard(pinned)
-        if not tops:
-            del space.tops[chain[-1]]
-        chain += above
-        space.tops.setdefault(chain[-1], set()).add(pinned)
+        _discard_top(space, chain, pinned)
+        chain.extend(above)
+        space.tops.setdefault(chain.top, set()).add(pinned)
         for block_hash in above:
             space.marks.add(block_hash, 1)
 
@@ -333,7 +363,9 @@ class Guards:
     def _arrange_steps(self, space: _Space, namespace: Namespace, pinned: bytes) -> Steps[None]:
         """Guard a chain from its beginning on: a guarded block holds its ancestors as well, so that the share must go
         to them first. The blocks farthest from it make room."""
-        chain = space.chains.get(pinned, [])
+        chain = space.chains.get(pinned)
+        if chain is None:
+            return
         low = 0  # those before it gave up their room already
         for looks, at in enumerate(reversed(range(len(chain))), 1):
             if looks % PIN_STEP_BLOCKS == 0:
@@ -391,6 +423,14 @@ class Guards:
                 if space is not None and not self._guard(space, block, bit):
                     break
                 del waiting[block]
+
+
+def _discard_top(space: _Space, chain: Chain, pinned: bytes) -> None:
+    """This chain does not end any more where it did."""
+    tops = space.tops[chain.top]
+    tops.discard(pinned)
+    if not tops:
+        del space.tops[chain.top]
 
 
 def _upwards(block: Block | None) -> Iterator[Block]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,6 +226,16 @@ def test_a_queue_takes_turns_and_each_block_once() -> None:
         taken.append(blocks.index(block))
     assert taken == [0, 3, 1, 7, 2, 4]
     assert (len(queue), queue.size_bytes, queue.lines) == (0, 0, 0)
+
+
+def test_a_long_line_is_not_searched_for_garbage() -> None:
+    """However many blocks wait, the garbage collector has nothing of theirs to look at."""
+    space = Namespace(0, NamespaceSpec(b"q" * 16, 100, 8, 16))
+    queue, before = LoadQueue(), set(map(id, gc.get_objects()))
+    for number in range(5000):
+        queue.add(Block(space, number.to_bytes(8, "big")), "long")
+    made = [found for found in gc.get_objects() if id(found) not in before and found is not before]
+    assert len(queue) == 5000 and max(len(gc.get_referents(found)) for found in made) < 100
 
 
 def test_small_stalls_have_small_windows() -> None:

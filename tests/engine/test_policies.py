@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -24,7 +25,7 @@ from kvstore.policies.learned.hazard import (
     kind_of_last,
 )
 from kvstore.policies.learned.leaves import REUSE_STALE_ENTRIES_MIN, Leaves
-from kvstore.policies.learned.selection import Contest, Shadow
+from kvstore.policies.learned.selection import CONTEST_LEFT_AT_ONCE, Contest, Shadow
 from kvstore.replay.cell import Node
 from kvstore.replay.policies import POLICIES
 from kvstore.replay.policies.arc import Arc
@@ -284,6 +285,17 @@ def test_a_thinned_shadow_still_holds_together() -> None:
     assert 0.2 * before < len(shadow) < 0.8 * before
     shadow.ask([(bytes(16) + b"newcomer", stretch(1, 99))], 1)
     assert len(shadow) == 1
+
+
+def test_a_shadow_shrinks_a_little_at_a_time() -> None:
+    """Where the tiers hold much less than before, its cheapest leave in pieces, and no more than may stay are left over."""
+    shadow = Shadow(Youngest())
+    for number in range(5000):
+        shadow.ask([(number.to_bytes(16, "big"), stretch(1, number))], 1e9)
+    sizes = [len(shadow), *(len(shadow) for _ in shadow.shrink_steps(100)), len(shadow)]
+    assert max(before - after for before, after in pairwise(sizes)) <= CONTEST_LEFT_AT_ONCE
+    assert 100 <= sizes[-1] <= 100 + CONTEST_LEFT_AT_ONCE
+    assert shadow.ask([((4999).to_bytes(16, "big"), stretch(1, 5000))], 100) == 1, "the youngest stays"
 
 
 def test_a_loop_larger_than_the_cache_is_won_by_who_keeps() -> None:

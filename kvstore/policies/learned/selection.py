@@ -38,6 +38,9 @@ CONTEST_THINNED = 32  # the sample shrinks by what is too much, and by one in so
 CONTEST_THINNED_MOST = 4  # the sample shrinks by one in so many at most, at a time
 # Blocks of a shadow looked at in one go: half a millisecond where none is in the cache.
 CONTEST_THINNED_AT_ONCE = 512
+CONTEST_LEFT_AT_ONCE = (
+    256  # blocks of a shadow that leave in one go, where the tiers hold much less than before
+)
 CONTEST_DUE_MAX = 16  # requests that wait to be played; beyond it no shadow learns of one
 CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks
@@ -104,6 +107,16 @@ class Shadow:
                 self._leaves.push(seat, seat.stretch)
         return hits
 
+    def shrink_steps(self, capacity: float) -> Steps[None]:
+        """It holds much more than it may: let the cheapest go, a few at a time, until it holds a little more. Nobody asks
+        meanwhile."""
+        while len(self._seats) > capacity + CONTEST_LEFT_AT_ONCE:
+            for _ in range(CONTEST_LEFT_AT_ONCE):
+                if self._leaves.cheapest(self.judge) is None:
+                    return
+                self._drop()
+            yield
+
     def thin_out_steps(self, below: int) -> Steps[None]:
         """Keep only the blocks of the smaller sample; they hang on the nearest one that is left. Nobody asks meanwhile."""
         self.below = below
@@ -120,10 +133,14 @@ class Shadow:
             worth = self._leaves.cheapest(self.judge)
             if worth is None or worth > self.judge.worth_of_new(newcomer.kind):
                 return False
-            seat = self._leaves.pop()
-            del self._seats[seat.key]
-            self._take_out(seat, 0)
+            self._drop()
         return True
+
+    def _drop(self) -> None:
+        """The cheapest goes. Only after `cheapest` found one."""
+        seat = self._leaves.pop()
+        del self._seats[seat.key]
+        self._take_out(seat, 0)
 
     def _take_out(self, seat: Seat, kids: int) -> None:
         """A block goes, and so many hang on the nearest one above it that is left."""
@@ -178,7 +195,9 @@ class Contest:
                 uses = [use for use in uses if fingerprint(use[0]) < below]  # smaller since they came
                 answers = []
                 for shadow in self._shadows:
-                    answers.append(shadow.ask(uses, max(1.0, share * shadow.below)))
+                    capacity = max(1.0, share * shadow.below)
+                    yield from shadow.shrink_steps(capacity)
+                    answers.append(shadow.ask(uses, capacity))
                     yield
                 yield from self._learn_steps(
                     answers, len(uses) / max(1.0, CONTEST_WINDOW_CAPACITIES * share * self.below)
