@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ANSWER_S_MAX = 60
 WAIT_S_MAX = 30.0
@@ -27,6 +29,19 @@ WAIT_S_MAX = 30.0
 def find_browser() -> str | None:
     """The program, where one is installed."""
     return os.environ.get("KVSTORE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+in_a_browser = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
+)
+
+# Elements that reach beyond the window, or whose text is cut off although it must be read whole.
+OUTSIDE = """[...document.querySelectorAll("body *")].filter((one) => {
+  const box = one.getBoundingClientRect();
+  return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5);
+}).map((one) => `${one.tagName}.${one.className?.baseVal ?? one.className}: ${one.textContent.slice(0, 40)}`)"""
+CUT = """[...document.querySelectorAll(".figure, .means, .pill, button, .legend b, td.right, td.short, h2, .unit")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth).map((one) => one.textContent)"""
 
 
 class Browser:

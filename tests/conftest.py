@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.browser import Browser
 from tests.objects import S3Server
 from tests.running import Daemon, Place, daemons
 
@@ -41,3 +42,16 @@ def s3_server() -> Iterator[S3Server]:
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def one_browser() -> Iterator[Browser]:
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture
+def browser(one_browser: Browser) -> Iterator[Browser]:
+    """Without pages of other tests, which would go on asking."""
+    yield one_browser
+    one_browser.close_pages()

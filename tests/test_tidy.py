@@ -49,7 +49,7 @@ LINES_MAX = {
     "kvstore/index": 1380,
     "kvstore/ledger": 2000,
     "kvstore/movement": 1960,
-    "kvstore/pages": 1240,
+    "kvstore/pages": 120,
     "kvstore/policies": 1460,
     "kvstore/protocol": 1130,
     "kvstore/replay": 1230,

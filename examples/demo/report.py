@@ -101,17 +101,16 @@ def table(phases: Sequence[Shown]) -> tuple[list[str], list[list[object]]]:
 def page(phases: Sequence[Shown], answer: Mapping[str, Any], also: Sequence[str] = ()) -> str:
     """The page: this table, then the report of the daemon. answer: of `Client.report`. also: as for `document`."""
     from kvstore.ledger import report
-    from kvstore.pages import html
-    from kvstore.pages.report import report_page
+    from kvstore.pages import report_page
 
     columns, rows = table(phases)
-    cells = [
-        [html.Figure(f"{cell:,}") if isinstance(cell, int | float) else cell for cell in row] for row in rows
-    ]
-    shown = html.table(
-        "tokens by where they came from; ttft: time to the first token, median", columns, cells
-    )
-    wrong = [html.paragraph(problem) for problem in (*problems(phases), *also)]
+    first = {
+        "title": "What the demo did",
+        "note": NOTE,
+        "caption": "Tokens by where they came from; ttft: time to the first token, median.",
+        "columns": columns,
+        "rows": rows,
+        "problems": [*problems(phases), *also],
+    }
     first_s = min((row["hour_s"] for row in answer["rows"]), default=answer["now_s"])
-    section = html.section("What the demo did", shown, *wrong, note=NOTE)
-    return report_page(report.document(answer, first_s), [section])
+    return report_page(report.document(answer, first_s), first)

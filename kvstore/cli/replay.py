@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             raise CliError(f"replay: {error}", exit_code=FAILED) from error
     document = _document(requests, results)
     if args.html is not None:
-        from kvstore.pages.replay import replay_page
+        from kvstore.pages import replay_page
 
         lasted_s = requests.times_s[-1] - requests.times_s[0]
         traces = [printable(path.name) for path in args.trace]

@@ -24,12 +24,13 @@ from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, names
 from kvstore.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.cli.prefixes import ask
-from kvstore.units import count, format_bytes, format_duration, format_time, money, percent
+from kvstore.units import count, format_bytes, format_duration, format_time, money, percent, short_count
 
 BY = ("tier", "reason", "model", "tenant", "region", "hour", "minute")
 SHOWN = ("tier", "reason", "model", "tenant")  # in tables, unless --by says otherwise
 TIMES = ("hour", "minute")
 PREFIXES_SHOWN = 10
+PREFIX_COLUMNS = ("tokens saved", "hits", "length", "first hit", "last hit", "lives in")
 
 Document = dict[str, Any]
 
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     )
     document = report.document(answer, since_s, minutes=minutes)
     if args.html is not None:
-        from kvstore.pages.report import report_page
+        from kvstore.pages import report_page
 
         write_page(args.html, report_page(document), "report")
     wanted = chosen or (report.GROUPINGS if args.output == "json" else SHOWN)
@@ -191,19 +192,33 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
 
 
 def _print_prefixes(document: Document) -> None:
-    from kvstore.pages.report import PREFIX_COLUMNS, cut, prefix_cells
-
     shown = document["prefixes"][:PREFIXES_SHOWN]
     rows: list[list[object]] = []
     for p in shown:
         block_hash = (
             p["block_hash"][:HASH_DIGITS_SHOWN] if is_terminal() else p["block_hash"]
         )  # whole, it would be folded
-        *figures, tiers = prefix_cells(p)
+        *figures, tiers = _prefix_cells(p)
         rows.append(
             [block_hash, p["model"] or "(none)", p["tenant"] or "(none)", *map(Figure, figures), tiers]
         )
     if rows:
-        title = f"prefixes that saved most, since they were first hit{cut(shown, document)} (times are ago)"
+        there = len(document["prefixes"])
+        cut = f", {len(shown)} of {there}" if len(shown) < there else ""
+        title = f"prefixes that saved most, since they were first hit{cut} (times are ago)"
         drop = ("first hit", "length", "last hit", "lives in", "tenant", "model")
         print_table(title, ["last block", "model", "tenant", *PREFIX_COLUMNS], rows, drop)
+
+
+def _prefix_cells(prefix: Document) -> list[str]:
+    """What is known of a prefix, for PREFIX_COLUMNS; tokens saved with the error of that figure."""
+    error = prefix["error_tokens"]
+    tiers = [{"dram": "DRAM", "nvme": "NVMe"}.get(tier, tier) for tier in prefix["tiers"]]
+    return [
+        short_count(prefix["tokens_saved"]) + (f" ±{short_count(error)}" if error else ""),
+        count(prefix["uses"]),
+        count(prefix["tokens"]),
+        format_duration(prefix["age_s"]),
+        format_duration(prefix["idle_s"]),
+        ", ".join(tiers) or "gone",
+    ]

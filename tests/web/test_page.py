@@ -6,15 +6,14 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvstore import units
 from kvstore.client import Client
-from kvstore.pages.style import _SURFACE, COLOURS
-from tests.browser import Browser, Page, find_browser
+from kvstore.protocol import outcomes
+from tests.browser import CUT, OUTSIDE, Browser, Page, in_a_browser
 from tests.kill import load
 from tests.running import Place
 from tests.web import told
@@ -23,30 +22,6 @@ from tests.web.told import Told, breaker, served
 
 WIDTHS = (1300, 420)
 EVIL = '<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>'
-in_a_browser = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
-)
-
-# Elements that reach beyond the window, or whose text is cut off although it must be read whole.
-OUTSIDE = """[...document.querySelectorAll("body *")].filter((one) => {
-  const box = one.getBoundingClientRect();
-  return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5);
-}).map((one) => `${one.tagName}.${one.className?.baseVal ?? one.className}: ${one.textContent.slice(0, 40)}`)"""
-CUT = """[...document.querySelectorAll(".figure, .means, .pill, button, .legend b, td.right, td.short, h2, .unit")]
-  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth).map((one) => one.textContent)"""
-
-
-@pytest.fixture(scope="module")
-def one_browser() -> Iterator[Browser]:
-    with Browser() as running:
-        yield running
-
-
-@pytest.fixture
-def browser(one_browser: Browser) -> Iterator[Browser]:
-    """Without pages of other tests, which would go on asking."""
-    yield one_browser
-    one_browser.close_pages()
 
 
 def opened(browser: Browser, url: str, width: int = 1300, dark: bool = False) -> Page:
@@ -84,16 +59,11 @@ def test_its_files_name_nothing_outside_and_never_make_html_of_text() -> None:
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! type=\"module\" src)", files["index.html"])
 
 
-def test_its_colours_are_those_of_the_reports() -> None:
-    """A colour stands for one thing on every page of ours, in light and in dark."""
-    light, dark = page_files()["page.css"].split("@media (prefers-color-scheme: dark)", 1)
-    dark = dark.partition("* { box-sizing")[0]
-    for at, sheet in enumerate((light, dark)):
-        said = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", sheet))
-        known = {name: both[at] for name, both in {**COLOURS, **_SURFACE}.items()}
-        same = {name: colour for name, colour in said.items() if name in known}
-        assert len(same) > 15
-        assert same == {name: known[name] for name in same}
+def test_each_colour_has_a_dark_one() -> None:
+    """What is named in light is named in dark, and nothing else: no colour is left over from the other scheme."""
+    light, dark = page_files()["page.css"].split("@media screen and (prefers-color-scheme: dark)", 1)
+    named = [re.findall(r"--([\w-]+): #[0-9a-f]{6};", sheet) for sheet in (light, dark)]
+    assert named[0] == named[1] and len(named[0]) == len(set(named[0])) > 20
 
 
 # -- in a browser --
@@ -422,6 +392,29 @@ def test_nothing_moves_when_figures_change(browser: Browser) -> None:
 
 
 @in_a_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_outcome_is_what_it_is_everywhere(browser: Browser, dark: bool) -> None:
+    """outcomes.js has the hits and misses of kvstore/protocol/outcomes.py; no colour stands for two of them."""
+    with served(Told(told.live(), told.samples(5))) as url:
+        page = opened(browser, url, dark=dark)
+        theirs = page.value("import('/outcomes.js').then((its) => its.HITS.map(([tier]) => tier))")
+        assert theirs == [outcomes.NAMES[outcome] for outcome in outcomes.HITS]
+        coloured = page.value("import('/outcomes.js').then((its) => its.REASONS.map(([reason]) => reason))")
+        assert set(coloured) <= set(outcomes.NAMES[1:]) - set(theirs)
+        ones = json.dumps(dict.fromkeys(outcomes.NAMES, 1))
+        parts = page.value(f"import('/outcomes.js').then((its) => its.parts({ones}))")
+        assert sum(tokens for _, _, tokens in parts) == outcomes.OUTCOMES
+        assert page.value(f"import('/outcomes.js').then((its) => its.hitRatio({ones}))") == pytest.approx(
+            len(outcomes.HITS) / (outcomes.OUTCOMES - 1)
+        )
+        drawn = [
+            page.value(f"getComputedStyle(document.body).getPropertyValue('--{colour}')")
+            for colour, _, _ in parts
+        ]
+        assert "" not in drawn and len(set(drawn)) == len(drawn)
+
+
+@in_a_browser
 def test_figures_read_as_everywhere(browser: Browser) -> None:
     """units.js says every quantity in the words of kvstore/units.py."""
     numbers = [
@@ -442,6 +435,14 @@ def test_figures_read_as_everywhere(browser: Browser) -> None:
         for ratio in (0, 0.0001, 0.1234, 0.5, 0.9996, 1):
             theirs = page.value(f"import('/units.js').then((units) => units.percent({ratio}))")
             assert theirs == units.percent(ratio)
+        for amount in (None, 0, 0.0149, 0.0015, 0.00001, 0.126, 0.9999, 12.3456, -0.0149, 12_345.6):
+            theirs = page.value(
+                f"import('/units.js').then((units) => units.money({json.dumps(amount)}, 'EUR'))"
+            )
+            assert theirs == units.money(amount, "EUR"), amount
+        for at_s in (0, 951_782_340, told.NOW_S):
+            theirs = page.value(f"import('/units.js').then((units) => units.moment({at_s}))")
+            assert theirs == units.format_time(at_s)
 
 
 # -- before a real daemon --

@@ -1,17 +1,27 @@
-// Plots over time, drawn as SVG at the width that is there: the newest column always ends at the right edge.
+// Plots of the live page and of reports, drawn as SVG at the width that is there. Of those over time the newest column
+// always ends at the right edge.
 //
 //   y │    ▂ █        stacked: layers that add up. lines: figures of their own, "log" where they span decades.
 //     │ ▂▒▒█ █ ▂      ▒ nobody was there to count (the daemon was down). Pointing at a column, or the arrow keys,
 //     └─────────── t  show its values in the legends of all plots; else they are those of the newest column.
 
-import { NOTHING, clock } from "./units.js";
+import { NOTHING, clock, day } from "./units.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TOP = 8,
   RIGHT = 6,
   BOTTOM = 22,
   LEFT = 76;
-const TICKS_S = [60, 120, 300, 600, 900, 1800, 3600, 7200];
+const HOUR_S = 3600,
+  DAY_S = 24 * HOUR_S;
+const TICKS_S = [
+  ...[60, 120, 300, 600, 900, 1800, HOUR_S, 2 * HOUR_S, 4 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S],
+  ...[DAY_S, 2 * DAY_S, 7 * DAY_S, 14 * DAY_S],
+];
+const TICKS_S_MAX = 28 * DAY_S;
+const BAR_WIDTH = 10, // columns that are wider stand apart
+  BAR_WIDTH_MAX = 46;
+const TICK_APART = 40; // pixels between places that are not times
 
 /** An element of HTML or SVG. Text is only ever text: names come from clients. */
 export function element(name, attributes = {}, ...children) {
@@ -74,13 +84,18 @@ export class Chart {
     this._listen();
   }
 
-  /** grid: {begin, step, columns, covered: [bool]}. series: [{name, colour, values, dash, meaning}]. */
+  /**
+   * grid: {begin, step, columns, covered: [bool]} of a time; {places: [[x from 0 to 1, name]], columns, covered} of
+   * anything else. idle: said where nothing is pointed at; the legend has `whole` of each series then.
+   * series: [{name, colour, values, dash, meaning, whole}].
+   */
   draw(grid, series) {
     Object.assign(this, { grid, series });
     this.width = Math.max(200, Math.floor(this.svg.parentElement.clientWidth));
     const drawn = series.some(({ values }) => values.some((value) => value !== null && value > 0));
     this.nothing.hidden = drawn || (this.kind === "lines" && series.some((one) => one.values.some((v) => v !== null)));
     this.svg.setAttribute("width", this.width);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`); // paper may be narrower
     this._scale();
     this.svg.replaceChildren(...this._axes(), ...this._gaps(), ...this._marks());
     this.hair = element("line", { class: "hair", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
@@ -94,21 +109,28 @@ export class Chart {
     if (!this.grid) return;
     const chosen = this.cursor.column;
     const column = chosen ?? this._newest();
-    const { begin, step } = this.grid;
-    const from = begin + column * step;
-    this.at.textContent = chosen === null ? "now" : `${clock(from, step < 60)} UTC`;
-    const x = this._x(column + 0.5);
+    const { idle } = this.grid;
+    this.at.textContent = chosen === null ? (idle ?? "now") : this.called(column);
+    const x = this._middle(column);
     this.hair.setAttribute("visibility", chosen === null ? "hidden" : "visible");
     this.hair.setAttribute("x1", x);
     this.hair.setAttribute("x2", x);
     const said = [];
-    for (const { name, values } of this.series) {
-      const value = values[column] ?? null;
-      const shown = value === null ? NOTHING : this.text(value);
+    for (const { name, values, whole } of this.series) {
+      const value = (chosen === null && idle !== undefined ? whole : values[column]) ?? null;
+      const shown = value !== null ? this.text(value) : chosen === null && idle !== undefined ? "" : NOTHING;
       this.rows.get(name).value.textContent = shown;
       said.push(`${name} ${shown}`);
     }
     this.svg.setAttribute("aria-label", `${this.title}: ${this.at.textContent}: ${said.join(", ")}`);
+  }
+
+  /** When a column begins, or what it is of. */
+  called(column) {
+    const { begin, step, places } = this.grid;
+    if (places) return places[column][1];
+    const from = begin + column * step;
+    return `${step >= HOUR_S ? `${day(from)} ` : ""}${clock(from, step < 60)} UTC`;
   }
 
   // -- helpers --
@@ -124,6 +146,11 @@ export class Chart {
 
   _x(column) {
     return LEFT + (column / this.grid.columns) * (this.width - LEFT - RIGHT);
+  }
+
+  _middle(column) {
+    const { places, columns } = this.grid;
+    return this._x(places ? places[column][0] * columns : column + 0.5);
   }
 
   _y(value) {
@@ -153,16 +180,30 @@ export class Chart {
       const text = element("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end" }, this.text(mark, true));
       return [element("line", { class: "axis", x1: LEFT, x2: right, y1: y, y2: y }), text];
     });
-    const { begin, step, columns } = this.grid,
-      span = step * columns;
-    const apart = TICKS_S.find((tick) => (tick / span) * (right - LEFT) >= 76) ?? 14400;
-    for (let at = Math.ceil(begin / apart) * apart; at <= begin + span; at += apart) {
-      const x = this._x((at - begin) / step);
+    for (const [x, name] of this._ticks()) {
       if (x < LEFT + 16 || x > right - 16) continue; // its text would leave the plot
       parts.push(element("line", { class: "tick", x1: x, x2: x, y1: below, y2: below + 4 }));
-      parts.push(element("text", { x, y: this.height - 5, "text-anchor": "middle" }, clock(at)));
+      parts.push(element("text", { x, y: this.height - 5, "text-anchor": "middle" }, name));
     }
     return parts;
+  }
+
+  /** [x, its text]: round times, a date at midnight; of places those that there is room for. */
+  _ticks() {
+    const { begin, step, columns, places } = this.grid,
+      span = step * columns;
+    const ticks = [];
+    if (places) {
+      places.forEach(([, name], n) => {
+        const x = this._middle(n);
+        if (!ticks.length || x - ticks.at(-1)[0] >= TICK_APART) ticks.push([x, name]);
+      });
+      return ticks;
+    }
+    const apart = TICKS_S.find((tick) => tick >= step && (tick / span) * (this.width - LEFT - RIGHT) >= 76) ?? TICKS_S_MAX;
+    for (let at = Math.ceil(begin / apart) * apart; at <= begin + span; at += apart)
+      ticks.push([this._x((at - begin) / step), at % DAY_S ? clock(at) : day(at)]);
+    return ticks;
   }
 
   /** Hatched where nobody counted, after somebody had. */
@@ -185,12 +226,23 @@ export class Chart {
     return parts;
   }
 
+  /** The column at this part of the plot's width. */
+  _nearest(part) {
+    const { places, columns } = this.grid;
+    if (!places) return Math.min(columns - 1, Math.max(0, Math.floor(part * columns)));
+    const far = places.map(([at]) => Math.abs(at - part));
+    return far.indexOf(Math.min(...far));
+  }
+
   _marks() {
-    return this.kind === "stacked" ? this._layers() : this.series.flatMap((one) => this._line(one));
+    if (this.kind === "stacked") return this._layers();
+    return [...this.series].reverse().flatMap((one) => this._line(one)); // the first one is above all others
   }
 
   _layers() {
     const floor = new Array(this.grid.columns).fill(0);
+    const wide = this._x(1) - this._x(0);
+    const gap = wide > BAR_WIDTH ? Math.max(0.09 * wide, (wide - BAR_WIDTH_MAX) / 2) : 0;
     return this.series.flatMap(({ colour, values }) => {
       let path = "",
         edge = "";
@@ -199,8 +251,8 @@ export class Chart {
         const below = this._y(floor[n]),
           above = this._y(floor[n] + value);
         floor[n] += value;
-        const left = this._x(n).toFixed(1),
-          right = this._x(n + 1).toFixed(1);
+        const left = (this._x(n) + gap).toFixed(1),
+          right = (this._x(n + 1) - gap).toFixed(1);
         path += `M${left} ${below.toFixed(1)}V${above.toFixed(1)}H${right}V${below.toFixed(1)}Z`;
         edge += `M${left} ${above.toFixed(1)}H${right}`; // a line between layers: their colours need not tell them apart
       });
@@ -217,14 +269,15 @@ export class Chart {
     values.forEach((value, n) => {
       const here = value !== null && value !== undefined;
       if (here) {
-        const place = `${this._x(n + 0.5).toFixed(1)} ${this._y(value).toFixed(1)}`;
+        const place = `${this._middle(n).toFixed(1)} ${this._y(value).toFixed(1)}`;
         path += `${before ? "L" : "M"}${place}`;
-        if (!before && (values[n + 1] ?? null) === null) alone.push(place.split(" "));
+        if (this.grid.places || (!before && (values[n + 1] ?? null) === null)) alone.push(place.split(" "));
       }
       before = here;
     });
     const style = `line s-${colour} ${dash ?? ""}`;
-    const dots = alone.map(([cx, cy]) => element("circle", { class: `c-${colour}`, cx, cy, r: 2.5 }));
+    const r = dash === "thick" ? 4.5 : 2.5;
+    const dots = alone.map(([cx, cy]) => element("circle", { class: `c-${colour}`, cx, cy, r }));
     return path ? [element("path", { class: style, d: path }), ...dots] : [];
   }
 
@@ -251,9 +304,7 @@ export class Chart {
   _listen() {
     const to = (event) => {
       const box = this.svg.getBoundingClientRect();
-      const part = (event.clientX - box.left - LEFT) / (this.width - LEFT - RIGHT);
-      if (this.grid)
-        this.cursor.move(Math.min(this.grid.columns - 1, Math.max(0, Math.floor(part * this.grid.columns))));
+      if (this.grid) this.cursor.move(this._nearest((event.clientX - box.left - LEFT) / (this.width - LEFT - RIGHT)));
     };
     this.svg.addEventListener("pointermove", to);
     this.svg.addEventListener("pointerdown", to);

@@ -1,18 +1,7 @@
 // The tables: what is so now, or since the daemon started.
 
 import { MEMORIES, isNear } from "./attention.js";
-import {
-  HITS,
-  HIT_COLOURS,
-  TIERS,
-  askedTokens,
-  hitRatio,
-  hitTokens,
-  isMiss,
-  spanText,
-  sum,
-  tokensOf,
-} from "./outcomes.js";
+import { TIERS, hitRatio, isMiss, outcomesBar, spanText, sum, tokensOf } from "./outcomes.js";
 import { lately } from "./samples.js";
 import { Facts, Table, name } from "./tables.js";
 import { NOTHING, bytes, count, duration, latency, percent, plural, printable, shortCount } from "./units.js";
@@ -222,27 +211,15 @@ function showModels(rows) {
   const most = Math.max(1, ...rows.map(({ tokens }) => sum(tokens)));
   const sorted = [...rows].sort((a, b) => sum(b.tokens) - sum(a.tokens));
   tables.models.fill(
-    sorted.map((row) => {
-      const hits = HITS.filter(([tier]) => row.tokens[tier]);
-      const rest = askedTokens(row.tokens) - hitTokens(row.tokens);
-      const parts = [
-        ["engine", row.tokens.engine ?? 0, "in the engine's own cache"],
-        ...hits.map(([tier, words]) => [HIT_COLOURS[tier], row.tokens[tier], `hit: ${words}`]),
-        ["never", rest, "missed"],
-      ];
-      return [
-        name(row.model, "(no name)"),
-        name(row.tenant, "(no tenant)"),
-        {
-          kind: "bar",
-          parts: parts.map(([colour, tokens, words]) => [tokens / most, colour, `${words}: ${count(tokens)} tokens`]),
-        },
-        percent(hitRatio(row.tokens)),
-        shortCount(sum(row.tokens)),
-        count(row.lookups),
-        row.prefill_s_saved ? duration(row.prefill_s_saved) : NOTHING,
-      ];
-    }),
+    sorted.map((row) => [
+      name(row.model, "(no name)"),
+      name(row.tenant, "(no tenant)"),
+      outcomesBar(row.tokens, most),
+      percent(hitRatio(row.tokens)),
+      shortCount(sum(row.tokens)),
+      count(row.lookups),
+      row.prefill_s_saved ? duration(row.prefill_s_saved) : NOTHING,
+    ]),
     "Since the daemon started, most tokens first. A bar is as long as the row has tokens; colours as above.",
   );
 }

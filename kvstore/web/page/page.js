@@ -8,7 +8,7 @@
 import { attention, problems, verdict } from "./attention.js";
 import { showTables } from "./lists.js";
 import { HITS, TIERS, hitRatio, spanText, sum, tokensOf } from "./outcomes.js";
-import { COLUMNS, cursor, showPlots } from "./plots.js";
+import { Plots, stepOf } from "./plots.js";
 import { lately, merge, rate, total } from "./samples.js";
 import { Tile, say } from "./tables.js";
 import { NOTHING, bytes, clock, duration, latency, percent, printable, shortCount } from "./units.js";
@@ -82,7 +82,7 @@ async function refreshHistory() {
 }
 
 function stepS() {
-  return Math.max(5, state.span / COLUMNS);
+  return Math.max(5, stepOf(state.span));
 }
 
 let timer = 0;
@@ -96,6 +96,7 @@ async function poll() {
 
 // -- what is on the page --
 
+const plots = new Plots(["tokens", "hits", "missed", "calls", "loads", "bytes", "loop"]);
 const tile = (...words) => new Tile($("tiles"), ...words);
 const tiles = {
   hits: tile("Hit rate, last minute"),
@@ -114,7 +115,7 @@ function show() {
   showHead(live);
   if (!live) return;
   showTiles(live);
-  showPlots(view());
+  plots.showLive(view());
   showTables(view());
 }
 
@@ -248,7 +249,7 @@ for (const button of document.querySelectorAll("[data-span]")) {
     state.span = Number(button.dataset.span);
     for (const other of document.querySelectorAll("[data-span]")) pressed(other, other === button);
     state.fresh = true;
-    cursor.move(null);
+    plots.cursor.move(null);
     if (state.pausedS !== null) await refreshHistory().catch(() => {});
     else await poll();
     show();
@@ -263,6 +264,6 @@ $("pause").addEventListener("click", () => {
   poll();
 });
 document.addEventListener("visibilitychange", poll);
-new ResizeObserver(() => state.body?.live && showPlots(view())).observe(document.querySelector(".charts"));
+new ResizeObserver(() => state.body?.live && plots.showLive(view())).observe(document.querySelector(".charts"));
 setInterval(() => !document.hidden && showAge(), 1000);
 poll();

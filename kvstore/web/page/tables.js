@@ -11,6 +11,11 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** The same, each figure on one line with its unit. */
+export function together(text) {
+  return text.replace(/(\d) (?=\S)/g, "$1\u00a0");
+}
+
 /** A name that a client chose; `otherwise` where it is empty. */
 export function name(text, otherwise) {
   return { kind: "name", text: text === "" ? otherwise : printable(text) };
@@ -43,9 +48,12 @@ export function bar(kind, parts) {
 }
 
 export class Table {
-  /** columns: [{title, right, drop, short}]; `drop` ones are left out on narrow screens. empty: said where there are no rows. */
-  constructor(place, title, columns, empty) {
-    Object.assign(this, { columns, empty, all: false });
+  /**
+   * columns: [{title, right, drop, short}]; `drop` ones are left out on narrow screens. empty: said where there are no rows.
+   * limit: rows before a button shows the others.
+   */
+  constructor(place, title, columns, empty, limit = ROWS_SHOWN) {
+    Object.assign(this, { columns, empty, limit, all: false });
     this.heading = element("h2", {}, title);
     this.note = element("p", { class: "note" });
     const head = element(
@@ -71,11 +79,11 @@ export class Table {
   fill(rows, note = "") {
     this.rows = rows;
     this.said = note;
-    const shown = this.all ? rows : rows.slice(0, ROWS_SHOWN);
+    const shown = this.all ? rows : rows.slice(0, this.limit);
     say(this.note, rows.length ? note : this.empty);
     this.table.hidden = !rows.length;
-    this.more.hidden = rows.length <= ROWS_SHOWN;
-    say(this.more, this.all ? `show ${ROWS_SHOWN}` : `show all ${rows.length}`);
+    this.more.hidden = rows.length <= this.limit;
+    say(this.more, this.all ? `show ${this.limit}` : `show all ${rows.length}`);
     while (this.body.rows.length > shown.length) this.body.deleteRow(-1);
     shown.forEach((cells, n) => {
       const row = this.body.rows[n] ?? this._row();
@@ -84,7 +92,8 @@ export class Table {
   }
 
   _row() {
-    const row = element("tr", {}, ...this.columns.map((column) => element("td", { class: Table.style(column) })));
+    const cell = (column) => element("td", { class: Table.style(column), "data-column": column.title });
+    const row = element("tr", {}, ...this.columns.map(cell));
     this.body.append(row);
     return row;
   }
@@ -124,7 +133,7 @@ export class Tile {
 
   fill(figure, means, share = 0) {
     say(this.figure, figure);
-    say(this.means, means.replace(/(\d) (?=\S)/g, "$1\u00a0")); // a figure stays with its unit
+    say(this.means, together(means));
     if (this.meter) this.meter.firstChild.style.width = `${(100 * Math.min(1, share)).toFixed(1)}%`;
   }
 }

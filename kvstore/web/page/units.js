@@ -1,6 +1,7 @@
 // Quantities as people read them: the words of kvstore/units.py, in the browser. A test compares the two.
 
 export const NOTHING = "–"; // where a figure does not exist, as opposed to being 0
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /** Three digits, as Python's `.3g` for what occurs here: 1.50 -> "1.5". */
 function digits(value) {
@@ -77,6 +78,25 @@ export function plural(number, noun) {
 /** A point in time by the daemon's clock, in UTC as everywhere: "03:12", or with seconds "03:12:05". */
 export function clock(unixSeconds, withSeconds = false) {
   return new Date(unixSeconds * 1000).toISOString().slice(11, withSeconds ? 19 : 16);
+}
+
+/** "21 Nov". */
+export function day(unixSeconds) {
+  const at = new Date(unixSeconds * 1000);
+  return `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`;
+}
+
+/** "21 Nov 2026 15:00". */
+export function moment(unixSeconds) {
+  return `${day(unixSeconds)} ${new Date(unixSeconds * 1000).getUTCFullYear()} ${clock(unixSeconds)}`;
+}
+
+/** 12.3456 -> "12.35 EUR"; below 1 at least two digits that count, large amounts without a fraction. */
+export function money(amount, currency) {
+  if (amount === null) return NOTHING;
+  if (Math.abs(amount) >= 1000) return `${count(amount)} ${currency}`;
+  const digits = amount ? 1 - Math.floor(Math.log10(Math.abs(amount))) : 0;
+  return `${amount.toFixed(Math.max(2, digits))} ${currency}`;
 }
 
 /** What a client chose as a name, without what could turn or blank the line that it stands in. */
