@@ -126,6 +126,8 @@ class Adapters:
         if self._is_loaded(number):
             return True, self.to_save(lora)
         one, stamp = self._unloaded.get(number), _stamp(path)
+        if not stamp:  # nothing to wait for
+            return True, None
         if one is None or (one.path, one.stamp, one.base) != (path, stamp, base):
             one = self._unloaded[number] = _Unloaded(path, stamp, base, self._digest(path))
         files = one.files.wait(0)

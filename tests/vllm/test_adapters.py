@@ -277,6 +277,15 @@ def test_what_is_not_known_is_not_looked_up(kind: str, tmp_path: Path) -> None:
     assert bool(engine.said) == (kind in ("tower", "not seen", "opaque"))
 
 
+def test_what_has_no_files_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """An adapter that is not there has nothing to be read: its first request is answered at once. When its files come, they count."""
+    engine, path = Engine(tmp_path / "cache"), tmp_path / "a"
+    lora = request(str(path))
+    assert engine.adapters.to_load(lora, BASE) == (True, None)
+    written(path)
+    assert engine.adapters.to_load(lora, BASE)[0] is False
+
+
 def test_ranks_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request waits for them for a while only."""
     monkeypatch.setattr(limits, "RANKS_WAIT_S", 0)
