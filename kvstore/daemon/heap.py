@@ -16,7 +16,8 @@ AGE_INTERVAL_S = 0.1  # between two times that what was made meanwhile counts as
 
 
 def give_back() -> None:
-    """Takes a millisecond for a million blocks: not for the event loop. Nothing happens where the C library knows no way (it is not glibc)."""
+    """Takes a millisecond for a million blocks: not for the event loop. Nothing happens where the C library knows no way
+    (it is not glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -63,19 +63,18 @@ def _columns(document: Document) -> Document:
     return {"columns": made, "column_s": step_s}
 
 
-def _page(name: str, told: Document) -> str:
-    """The file of this name in one piece. told: what its script reads."""
+def _page(name: str, data: Document) -> str:
+    """The file of this name in one piece. data: what its script reads."""
     content = (HERE / f"{name}.html").read_text("utf-8")
     links, link = _found(_STYLES, content), _found(_SCRIPT, content)
     style = "".join((HERE / file).read_text("utf-8") for file in re.findall(r'href="([^"]+)"', links[0]))
     script = "".join(_modules(HERE / link[1], {}).values())
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
-    data = json.dumps({**told, "version": __version__}, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )  # no end of a script is in it
+    text = json.dumps({**data, "version": __version__}, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # no end of a script is in it
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'
     body = (
-        f'<script type="application/json" id="told">{data}</script>\n<script type="module">{script}</script>'
+        f'<script type="application/json" id="data">{text}</script>\n<script type="module">{script}</script>'
     )
     return content.replace(links[0], head).replace(link[0], body)
 

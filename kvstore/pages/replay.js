@@ -22,7 +22,7 @@ const LINES = [
 ];
 
 const $ = (id) => document.getElementById(id);
-const { document: replay, traces, drop_tail: dropTail, lasted_s: lastedS, version } = JSON.parse($("told").textContent);
+const { document: replay, traces, drop_tail: dropTail, lasted_s: lastedS, version } = JSON.parse($("data").textContent);
 const ratios = ratiosOf(); // policy: Map of capacity and hit rate
 const best = ratios[ENVELOPE];
 const everything = ratios[EVERYTHING] ? Math.max(...ratios[EVERYTHING].values()) : null;

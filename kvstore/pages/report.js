@@ -12,7 +12,7 @@ import { bytes, count, duration, moment, money, percent, printable, shortCount }
 const HOUR_S = 3600;
 
 const $ = (id) => document.getElementById(id);
-const { document: report, columns: told, column_s: step, first, version } = JSON.parse($("told").textContent);
+const { document: report, columns: counted, column_s: step, first, version } = JSON.parse($("data").textContent);
 const { totals, by, currency, gpu_hour_price: price } = report;
 const right = (title) => ({ title, right: true });
 const colours = Object.fromEntries(REASONS);
@@ -92,7 +92,7 @@ function showWhole() {
 
 /** Hours without a row are hours in which nobody asked. */
 function showTimes() {
-  const samples = told.map((one) => ({ ...one, from: one.from_s, to: one.from_s + step, tokens: one.outcomes }));
+  const samples = counted.map((one) => ({ ...one, from: one.from_s, to: one.from_s + step, tokens: one.outcomes }));
   const begin = samples[0].from,
     until = Math.max(samples.at(-1).to, Math.ceil(report.until_s / step) * step);
   const number = (until - begin) / step;

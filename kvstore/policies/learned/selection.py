@@ -38,9 +38,8 @@ CONTEST_THINNED = 32  # the sample shrinks by what is too much, and by one in so
 CONTEST_THINNED_MOST = 4  # the sample shrinks by one in so many at most, at a time
 # Blocks of a shadow looked at in one go: half a millisecond where none is in the cache.
 CONTEST_THINNED_AT_ONCE = 512
-CONTEST_LEFT_AT_ONCE = (
-    256  # blocks of a shadow that leave in one go, where the tiers hold much less than before
-)
+# Blocks of a shadow that leave in one go, where the tiers hold much less than before.
+CONTEST_LEFT_AT_ONCE = 256
 CONTEST_DUE_MAX = 16  # requests that wait to be played; beyond it no shadow learns of one
 CONTEST_USES_MAX = 512  # sampled blocks at the beginning of a prompt that take part
 CONTEST_WINDOW_CAPACITIES = 3.0  # hits count half when a shadow was asked for so many times its blocks
