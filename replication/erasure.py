@@ -5,14 +5,16 @@
 
 A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
 blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
-region that was away, when nothing is left that says on what it hangs.
+region that was away, when nothing is left that says on what it hangs. The same for the first blocks of a pack that goes for a
+later one: they are not erased, and what hangs on them stays, until a prefix before them is erased.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from replication.announced import Announced
@@ -51,6 +53,10 @@ class Erasure:
             str, set[bytes]
         ] = {}  # by tombstone of a prefix: its block, and those found behind it
         self._kept: dict[str, set[bytes]] = {}  # of these, those that the bucket has
+        self._links: dict[bytes, set[bytes]] = {}  # by block, those that follow on it, in packs that are gone
+        self._unkept: dict[
+            str, list[tuple[bytes, bytes]]
+        ] = {}  # of these, by tombstone, what the bucket has not
         self._read: set[str] = set()  # names of objects that say so
         self._next = 0  # number of the first pack in the catalogue that was not looked at
         self._renewals = catalogue.renewals
@@ -73,7 +79,7 @@ class Erasure:
 
     def covers(self, announced: Announced) -> bool:
         """Whether a pack is erased."""
-        return any(self._is_of(announced, tombstone) for tombstone in self.tombstones)
+        return any([self._is_of(announced, tombstone) for tombstone in self.tombstones])  # each learns of it
 
     def _is_of(self, announced: Announced, tombstone: Tombstone) -> bool:
         header = announced.pack.header
@@ -87,16 +93,33 @@ class Erasure:
             first = next((at for at, block in enumerate(blocks) if block in behind), None)
             if first is None:
                 return False
+            self._link(tombstone.id, [header.parent, *blocks[:first]])
             blocks = blocks[first:]
-        if not behind.issuperset(blocks):
-            behind.update(blocks)
-            self._next = 0  # what hangs on it may have become known before it
+        self._add(behind, blocks)
         return True
 
     def _behind_of(self, tombstone: Tombstone) -> set[bytes]:
         behind = self._behind.setdefault(tombstone.id, set())
-        behind.add(tombstone.block_hash)
+        self._add(behind, [tombstone.block_hash])
         return behind
+
+    def _add(self, behind: set[bytes], blocks: Iterable[bytes]) -> None:
+        """Blocks that are behind a prefix, and those that follow on them though no pack says so any more."""
+        news = [block for block in blocks if block not in behind]
+        if news:
+            self._next = 0  # what hangs on it may have become known before it
+        while news:
+            block = news.pop()
+            behind.add(block)
+            news += self._links.get(block, set()) - behind
+
+    def _link(self, tombstone_id: str, blocks: Sequence[bytes]) -> None:
+        """These follow on each other in a pack that goes, and stay alive."""
+        for before, block in pairwise(blocks):
+            follow = self._links.setdefault(before, set())
+            if before and block not in follow:
+                follow.add(block)
+                self._unkept.setdefault(tombstone_id, []).append((before, block))
 
     # -- work --
 
@@ -125,13 +148,16 @@ class Erasure:
         if self._undeleted:
             self._next, self._undeleted = 0, False
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
-        found = await read_behind(self._objects, self._read, self.known.problems) if is_of_prefixes else {}
-        for tombstone_id, blocks in found.items():
-            behind = self._behind.setdefault(tombstone_id, set())
-            if not behind.issuperset(blocks):
-                behind.update(blocks)
-                self._next = 0
-            self._kept.setdefault(tombstone_id, set()).update(blocks)
+        for found in (
+            await read_behind(self._objects, self._read, self.known.problems) if is_of_prefixes else ()
+        ):
+            self._add(self._behind.setdefault(found.tombstone, set()), found.blocks)
+            self._kept.setdefault(found.tombstone, set()).update(found.blocks)
+            for before, block in found.links:
+                self._links.setdefault(before, set()).add(block)
+                for behind in self._behind.values():
+                    if before in behind:
+                        self._add(behind, [block])
         if self.known.unavailable:
             raise ObjectUnavailable(self.known.unavailable)
 
@@ -157,11 +183,13 @@ class Erasure:
         """Before anything is removed that says what hangs on it: others, and later lives, need it still."""
         for tombstone in self.tombstones:
             behind, kept = (found.setdefault(tombstone.id, set()) for found in (self._behind, self._kept))
+            unkept = self._unkept.setdefault(tombstone.id, [])
             kept.add(tombstone.block_hash)  # which the tombstone says
-            if len(kept) < len(behind):
-                news = behind - kept
-                await put_behind(self._objects, tombstone.id, news)
+            if len(kept) < len(behind) or unkept:
+                news, links = behind - kept, list(unkept)
+                await put_behind(self._objects, tombstone.id, news, links)
                 kept.update(news)
+                del unkept[: len(links)]
 
     async def _remove(self, packs: Iterable[Announced]) -> None:
         """From the bucket first: what is in the catalogue still is found again if that fails. One that cannot be deleted is

@@ -191,8 +191,8 @@ class Pull:
                 await bury(self._ways.home_bucket, tombstone)
                 brought.add(name)
             known = set(brought)
-            for tombstone_id, blocks in (await read_behind(self._ways.bucket, known, problems)).items():
-                await put_behind(self._ways.home_bucket, tombstone_id, blocks)
+            for found in await read_behind(self._ways.bucket, known, problems):
+                await put_behind(self._ways.home_bucket, found.tombstone, found.blocks, found.links)
             brought |= known
         except ObjectError as error:
             log.info("tombstones are brought later: %s", error)

@@ -1,7 +1,8 @@
 """Tombstones: what is erased, in the region's own bucket, so that nobody keeps it, brings it back or copies it.
 
     tombstones/<id>         a tenant │ namespaces │ in them the prefixes that go on behind a block     + until when it is watched for
-    behind/<id>/<checksum>  of a prefix: blocks behind it that were found, so that what hangs on them is known when they are gone
+    behind/<id>/<checksum>  of a prefix: blocks behind it that were found, so that what hangs on them is known when they are gone;
+                            and links: which blocks of packs that went stay alive, and on what these hang
 
 Deletes are never copied between regions; a tombstone is. It forbids what it names until its grace is over, whatever
 the clocks of those say who stored it: so nothing that was erased comes back from a node that was away, or from a
@@ -11,8 +12,8 @@ region that was. What is computed anew meanwhile is served by the tiers of its n
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Annotated, Final
+from collections.abc import Collection, Iterator
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import xxhash
@@ -28,6 +29,7 @@ from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.namespace_spec import NamespaceSpec
 from tiers.objects import ObjectInfo, Objects
 
+T = TypeVar("T")
 TOMBSTONE_BYTES_MAX: Final = 1 * MIB
 BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
 
@@ -106,40 +108,49 @@ def _key(info: ObjectInfo) -> str:
     return f"{info.name} {info.e_tag}"
 
 
-class _Blocks(msgspec.Struct, array_like=True):
+class Behind(msgspec.Struct, array_like=True):
+    """What was found when a prefix was erased. links: a block, and one that follows on it, which is not erased itself."""
+
     tombstone: HexId
     blocks: Annotated[list[BlockHash], Meta(max_length=BEHIND_BLOCKS_MAX)]
+    links: Annotated[list[tuple[BlockHash, BlockHash]], Meta(max_length=BEHIND_BLOCKS_MAX // 2)] = []
 
 
 _BEHIND_NAME = re.compile(r"[0-9a-f]{32}/[0-9a-f]{32}")
 
 
-async def put_behind(objects: Objects, tombstone_id: str, blocks: Collection[bytes]) -> None:
-    """Put down blocks that are behind the prefix of a tombstone; the same blocks are the same object. Raises ObjectError."""
-    ordered = sorted(blocks)
-    for at in range(0, len(ordered), BEHIND_BLOCKS_MAX):
-        content = seal(_BEHIND_MAGIC, _Blocks(tombstone_id, ordered[at : at + BEHIND_BLOCKS_MAX]))
+async def put_behind(
+    objects: Objects,
+    tombstone_id: str,
+    blocks: Collection[bytes],
+    links: Collection[tuple[bytes, bytes]] = (),
+) -> None:
+    """Put down what was found when a prefix was erased; the same is the same object. Raises ObjectError."""
+    size = BEHIND_BLOCKS_MAX
+    said = [Behind(tombstone_id, part) for part in _parts(sorted(blocks), size)]
+    said += [Behind(tombstone_id, [], part) for part in _parts(sorted(links), size // 2)]
+    for one in said:
+        content = seal(_BEHIND_MAGIC, one)
         await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
 
 
-async def read_behind(
-    objects: Objects, known: set[str], problems: Problems | None = None
-) -> dict[str, set[bytes]]:
-    """By tombstone, the blocks in objects whose names are not known yet; the names are added. What cannot be read is left
-    for the next time. Raises ObjectError where there is no list."""
+def _parts(items: list[T], size: int) -> Iterator[list[T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+async def read_behind(objects: Objects, known: set[str], problems: Problems | None = None) -> list[Behind]:
+    """What objects say whose names are not known yet; the names are added. What cannot be read is left for the next time.
+    Raises ObjectError where there is no list."""
     members = await read_members(
         objects,
         BEHIND,
         _BEHIND_NAME,
-        lambda info: fetch(objects, _BEHIND_MAGIC, _Blocks, info.name, TOMBSTONE_BYTES_MAX),
+        lambda info: fetch(objects, _BEHIND_MAGIC, Behind, info.name, TOMBSTONE_BYTES_MAX),
         problems or Problems(objects.where),
         lambda info: info.name in known,
     )
-    found: dict[str, set[bytes]] = {}
-    for info, said in members.found:
-        found.setdefault(said.tombstone, set()).update(said.blocks)
-        known.add(info.name)
-    return found
+    known.update(info.name for info, _ in members.found)
+    return [said for _, said in members.found]
 
 
 async def _read(objects: Objects, name: str) -> Tombstone:

@@ -77,7 +77,7 @@ def paths_of(announced: Announced, names: dict[bytes, tuple[str, ...]]) -> list[
     return [names[block] for block in announced.pack.header.each_hash()]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(200))
 def test_exactly_what_is_named_goes(seed: int) -> None:
     """Trees of packs, tombstones of tenants, namespaces and prefixes at any time, packs that come later: what is left
     is what no tombstone names; of a prefix goes its block and all that hangs on it, and no sibling."""
@@ -88,7 +88,7 @@ def test_exactly_what_is_named_goes(seed: int) -> None:
         if chance.random() < 0.8:
             one = node.grow(chance)
             made.append(one)
-        elif len(stones) < 3:
+        elif len(stones) < 5:
             spec = chance.choice(SPECS)
             names = [path for path in node.trees[spec.digest] if path]
             stone = chance.choice(
@@ -191,6 +191,45 @@ def test_what_hangs_on_what_is_gone_goes_too() -> None:
     assert late.known() == {sibling.pack.id} == late.stored()
     assert late.erasure.forbids(SPECS[0], hash_of(("a", "b")) + hash_of(("a", "b", "d")))
     assert not late.erasure.forbids(SPECS[0], hash_of(("x",)))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_other", [False, True])
+def test_what_hangs_on_a_block_that_lived_goes_with_what_is_before_it(is_late: bool, is_other: bool) -> None:
+    """A pack goes for its last block; what hangs on its first one stays, until a block before that is erased: whether
+    it was there or came later, and whoever erases."""
+    node, (stays, late) = Node(), (("a", "b", "y"), ("a", "b", "z"))
+    node.add(SPECS[0], (), ("a",))
+    node.add(SPECS[0], ("a",), ("b", "c", "d"))
+    known = node.add(SPECS[0], stays[:-1], stays[-1:])
+    erase(node, "a", "b", "c")
+    node.work()
+    assert {known.pack.id} < node.known() == node.stored()
+    if is_other:
+        before, node = node, Node()
+        node.objects = node.erasure._objects = before.objects
+        node.add(SPECS[0], (), ("a",))
+        node.add(SPECS[0], stays[:-1], stays[-1:])
+    if is_late:
+        erase(node, "a")
+        node.work()
+        node.add(SPECS[0], late[:-1], late[-1:])
+        node.work()
+    else:
+        node.add(SPECS[0], late[:-1], late[-1:])
+        erase(node, "a")
+        node.work()
+    assert not node.known() and not node.stored()
+    assert node.erasure.forbids(SPECS[0], hash_of(("a", "b")))
+
+
+def erase(node: Node, *path: str) -> None:
+    run(
+        bury(
+            node.objects,
+            Tombstone(namespaces=(SPECS[0].digest,), block_hash=hash_of(path), watched_until_s=LONG_S),
+        )
+    )
 
 
 def test_what_became_known_before_what_it_hangs_on_goes_too() -> None:
