@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("connectors", "kvstore", "replication", "tiers")  # imports go downwards only
+ROOMS = ("connectors", "kvstore", "coldstart", "replication", "tiers")  # imports go downwards only
 OTHERS = ("tests", "benchmarks", "scripts", "examples")
 # The packages of kvstore/, low to high: each may import those before it, and the modules at the root.
 PACKAGES = (
@@ -31,6 +31,7 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
+    "coldstart": 3500,
     "connectors": 60,
     "connectors/device": 710,
     "connectors/transfer": 1540,
@@ -57,7 +58,7 @@ LINES_MAX = {
     "kvstore/retention": 1360,
     "kvstore/security": 60,
     "kvstore/web": 1450,
-    "replication": 7810,
+    "replication": 8200,
     "tiers": 6520,
 }
 GENERATED = ROOT / "kvstore" / "v1"
