@@ -43,6 +43,7 @@ def test_a_changed_tensor_leaves_the_chunks_of_others(tmp_path: Path) -> None:
 
 
 def test_files_without_a_header_are_cut_evenly() -> None:
+    """In pieces as large as chunks may be; an empty file has none."""
     assert cut(0, None) == [0]
     assert cut(CHUNK_BYTES_MAX, None) == [0, CHUNK_BYTES_MAX]
     assert cut(CHUNK_BYTES_MAX + 1, None) == [0, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1]
@@ -70,4 +71,5 @@ def test_headers_are_those_of_safetensors(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_header_is_none(text: bytes) -> None:
+    """Whatever a file says of itself, cutting it goes on: it is cut like any other."""
     assert parse_header(text, 8 + len(text) + 4) is None

@@ -52,6 +52,7 @@ def test_what_was_written_is_read() -> None:
 
 
 def test_names_say_what_it_is() -> None:
+    """Of a model, of caches; and what is neither is said to be none."""
     assert named(manifest_name("m", "r")) == ("m", "r", "")
     caches = manifest_of(FILES, about={"vllm": "0.32"})
     assert named(caches.name) == ("m", "r", caches.key) and caches.key
@@ -69,12 +70,14 @@ def test_names_say_what_it_is() -> None:
     ],
 )
 def test_what_cannot_be_true_is_damaged(wrong: dict[str, Any]) -> None:
+    """Under a checksum that matches, too."""
     with pytest.raises(Damaged, match="x: "):
         decode(encode(manifest_of(FILES, **wrong)), "x")
 
 
 @pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b/c", "a/b"), ("../a",), ("/etc/passwd",), ("a//b",)])
 def test_no_file_lies_outside_or_below_another(paths: tuple[str, ...]) -> None:
+    """Wherever a manifest is unpacked, it writes inside, and each file has its place."""
     with pytest.raises(Damaged, match="path"):
         decode(encode(manifest_of({path: [b"x"] for path in paths})), "x")
 
@@ -83,9 +86,11 @@ def test_no_file_lies_outside_or_below_another(paths: tuple[str, ...]) -> None:
     "path", ["", ".", "..", "a/..", "a/./b", "/a", "a/", "a\0", "a\n", "a\\b", "é" * 128, "\udc80"]
 )
 def test_names_of_files_stay_inside(path: str) -> None:
+    """No way out, nothing that a terminal or a file system takes amiss."""
     assert wrong_of_path(path)
 
 
 @pytest.mark.parametrize("path", ["a", "a.b/c d", "é", "..a", "x" * 255])
 def test_other_names_are_allowed(path: str) -> None:
+    """Dots, spaces and letters of all alphabets are names."""
     assert wrong_of_path(path) == ""
