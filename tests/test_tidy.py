@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,14 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 165,
+    "coldstart": 262,
     "connectors": 60,
     "connectors/device": 710,
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,
     "kvstore": 1040,
     "kvstore/bench": 2550,
-    "kvstore/cli": 6270,
+    "kvstore/cli": 6540,
     "kvstore/client": 2190,
     "kvstore/daemon": 3910,
     "kvstore/doctor": 1800,
@@ -464,6 +465,15 @@ def test_no_paths_of_a_machine() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def constant(path: str, name: str) -> Any:
+    """What a module of ours says this is."""
+    return next(
+        ast.literal_eval(node.value)
+        for node in tree_of(ROOT / path).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    )
+
+
 def test_every_module_is_used() -> None:
     """Every module is imported by another one, or named where something is loaded by name."""
     files = python_files(*ROOMS)
@@ -477,12 +487,8 @@ def test_every_module_is_used() -> None:
             *sorted((ROOT / "docs").glob("*.md")),
         ]
     )
-    commands = next(
-        ast.literal_eval(node.value)
-        for node in tree_of(ROOT / "kvstore/cli/__init__.py").body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS"
-    )
-    used |= {f"kvstore.cli.{command}" for command in commands}
+    used |= {f"kvstore.cli.{command}" for command in constant("kvstore/cli/__init__.py", "COMMANDS")}
+    used |= {f"kvstore.cli.model_{verb}" for verb in constant("kvstore/cli/model.py", "VERBS")}
     unused = []
     for path in files:
         name = module_name(path)

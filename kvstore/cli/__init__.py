@@ -52,6 +52,7 @@ COMMANDS = {
     "region": "the regions of a deployment: making their buckets ready, how far their mirrors are, whether all is there",
     "mirror": "copy into this region what the rules say, from all others",
     "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
+    "model": "models in a region's bucket: what is published there",
     "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
     "arena": "which arenas lie in memory, and giving one back",
     "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
@@ -83,12 +84,16 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's, with the nearest option in place of one that it does not know."""
         found, left = self.parse_known_args(args, namespace)
+        self.refuse(left)
+        return found
+
+    def refuse(self, left: Sequence[str]) -> None:
+        """Raise CliError where words are left that it does not know."""
         if left:
             known = [option for action in self._actions for option in action.option_strings]
             close = difflib.get_close_matches(left[0].partition("=")[0], known, 1)
             hint = f": did you mean {close[0]}?" if close else ""
             self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
-        return found
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.removeprefix("kvstore ")

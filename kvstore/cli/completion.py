@@ -11,6 +11,7 @@ It is complete as it is: no command is started while a shell completes. Names th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,21 @@ def run(args: argparse.Namespace) -> int:
     for name, summary in COMMANDS.items():
         of_command = commands.add_parser(name, help=summary, description=summary)
         module_of(name).add_arguments(of_command)
-        for action in of_command._actions:
+        for action in [action for each in _parsers(of_command) for action in each._actions]:
             _mark_paths(action, shtab.FILE, shtab.DIRECTORY)
             if name == "help" and action.dest == "command":
                 action.choices = list(COMMANDS)
     print(shtab.complete(parser, args.shell))
     return OK
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A command's own, and those of its verbs, with all that they take."""
+    yield parser
+    for action in parser._actions:
+        for verb in action.choices.values() if isinstance(action.choices, dict) else ():
+            verb.fill()
+            yield verb
 
 
 def _mark_paths(action: argparse.Action, file: Any, directory: Any) -> None:

@@ -1,0 +1,57 @@
+"""Models in a region's bucket.
+
+  kvstore model ls                     which there are
+
+`kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
+file of regions, or any store: --to URL. docs/models.md says what is done, and what happens where it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from types import ModuleType
+from typing import Any
+
+from kvstore.cli import Parser
+
+# Each is a module of its own, kvstore.cli.model_<verb>, imported when it is used, with two functions:
+#     add_verb_arguments(parser)      run_verb(args), which returns the exit code
+VERBS = {"ls": "which models and revisions there are"}
+
+
+class VerbParser(Parser):
+    """Of one verb, whose module is imported when its words are read."""
+
+    _is_filled = False
+
+    def fill(self) -> None:
+        """Have all of its arguments. Idempotent."""
+        if not self._is_filled:
+            self._is_filled = True
+            module = module_of_verb(self.prog.rpartition(" ")[2])
+            self.description = module.__doc__
+            module.add_verb_arguments(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; but what it does not know is refused here, where its options are known."""
+        self.fill()
+        found, left = super().parse_known_args(args, namespace)
+        self.refuse(left)
+        return found, left
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
+    for verb, summary in VERBS.items():
+        verbs.add_parser(
+            verb, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    return int(module_of_verb(args.verb).run_verb(args))
+
+
+def module_of_verb(verb: str) -> ModuleType:
+    return importlib.import_module(f"kvstore.cli.model_{verb}")
