@@ -9,7 +9,7 @@ are collected later (coldstart/collecting.py), those that no other revision has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coldstart.errors import ModelError, ModelMissing
@@ -18,6 +18,9 @@ from tiers.errors import ObjectMissing
 from tiers.objects import Objects
 
 NAMES_SHOWN = 8  # of those that there are, where one is not
+
+
+Progress = Callable[[str, int, int], None]  # what, how much of it is done, how much there is
 
 
 class Published(NamedTuple):

@@ -1,6 +1,11 @@
 """Models in a region's bucket.
 
+  kvstore model publish DIR --name NAME
   kvstore model ls                     which there are
+  kvstore model show NAME[@REVISION]   one of them, with its files
+  kvstore model verify [NAME] [--deep] whether the bucket has all of it
+  kvstore model rm NAME@REVISION       take one away
+  kvstore model gc                     give back the room of what no revision has
 
 `kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
 file of regions, or any store: --to URL. docs/models.md says what is done, and what happens where it fails.

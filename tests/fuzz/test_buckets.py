@@ -18,7 +18,9 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replication import mirror_state, nodes, orders, segment, snapshots, tombstones
+from coldstart import collecting
+from coldstart.errors import ModelError
+from replication import manifests, mirror_state, nodes, orders, segment, snapshots, tombstones
 from replication.announced import Announced, entry_of
 from replication.catalogue import Catalogue
 from replication.errors import CatalogueDamaged, Damaged, MarkerDamaged, RegionError
@@ -29,6 +31,7 @@ from tests.fuzz.mutator import INPUTS, changed, nonsense
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.test_manifests import manifest_of
 from tiers.base import Get
 from tiers.checksum import digest
 from tiers.codecs import SPLIT_ZSTD
@@ -188,7 +191,37 @@ def _pack(pack: Pack) -> Callable[[MemoryObjects], Awaitable[object]]:
     return read
 
 
+MODEL = manifest_of(
+    {"config.json": [b"{}"], "a/model.safetensors": [b"head", b"tensor", b"head"], "empty": []}
+)
+
+
+async def _model(objects: MemoryObjects) -> None:
+    """What is read is unpacked inside its directory, and is as large as it says."""
+    manifest = await manifests.read_manifest(objects, "m", "r")
+    for file in manifest.files:
+        assert not manifests.wrong_of_path(file.path)
+        assert sum(chunk.size_bytes for _, chunk in manifest.chunks_of(file)) == file.size_bytes
+
+
+async def _intent(objects: MemoryObjects) -> None:
+    """Who collects keeps what it names, or deletes nothing."""
+    kept = manifests.chunk_name(MODEL.chunks[0].sha256)
+    await objects.put(kept, b"{}")
+    await collecting.collect(objects, 0, lambda *what: None)
+
+
+async def _lock(objects: MemoryObjects) -> None:
+    """Who publishes waits for it, not for ever."""
+    assert 0 <= await collecting.lasts_s(objects, LOCK) <= collecting.LOCK_S
+
+
+LOCK = collecting.COLLECTING + W
+
 FORMATS = {
+    "model": Format(MODEL.name, manifests.encode(MODEL), _model, (Damaged,)),
+    "intent": Format(manifests.PUBLISHING + W, manifests.encode(MODEL), _intent, (ModelError,)),
+    "lock": Format(LOCK, seal(b"KVMCOLL1", collecting.Lock(60.0)), _lock),
     "segment": Format(
         segment.segment_name(W, 7),
         segment.encode(segment.Segment(W, 7, 1.0, [pack_of(["a", "b"]), pack_of(["c"], origin="eu")])),

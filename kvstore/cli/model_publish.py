@@ -1,0 +1,102 @@
+"""Publish a model: a directory, or a model in a cache of Hugging Face.
+
+  kvstore model publish ./Qwen3-8B --name qwen3-8b
+  kvstore model publish ~/.cache/huggingface/hub/models--Qwen--Qwen3-8B --name qwen3-8b --revision v2
+
+Only what the bucket lacks is put: of a revision that changes a few tensors, those. Where it was killed, run it again. A revision
+that is there with the same files is done (exit code 0), and what is missing of it is put; one with other files is left as it is.
+
+Names that begin with a dot are left out. Files that are cut off, or change meanwhile, stop it: exit code 1, and nothing is published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import NOT_FOUND, CliError
+from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.cli.output import Progress, later, present, progress_bars
+from kvstore.units import count, format_bytes, format_duration, plural
+
+if TYPE_CHECKING:
+    from tiers.objects import Objects
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="the files, or a model in a cache of Hugging Face"
+    )
+    parser.add_argument("--name", required=True, metavar="NAME", help="of the model: a-z 0-9 . _ -")
+    parser.add_argument("--revision", default="", metavar="NAME", help="(default: 16 digits of its content)")
+    parser.add_argument("--by", default="", metavar="WHO", help="who publishes it (default: user@host)")
+    parser.add_argument(
+        "--again", action="store_true", help="put every chunk anew: after verify --deep found damage"
+    )
+    add_bucket_arguments(parser, "text", "json")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    if not args.directory.is_dir():
+        raise CliError(f"model publish: {args.directory}: no such directory", exit_code=NOT_FOUND)
+    with progress_bars(of_bytes=True) as bars:
+        document = asked_of_bucket(args, lambda objects: _published(objects, args, later(bars)))
+    return present(args, document, _show)
+
+
+async def _published(objects: Objects, args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    from coldstart.models import check_name, published
+    from coldstart.publish import digested, manifest_of, publish
+    from coldstart.tree import find_files
+    from kvstore.doctor.findings import user_name
+
+    begun_s = time.monotonic()
+    check_name("model", args.name)
+    if args.revision:
+        check_name("revision", args.revision)
+    tree = find_files(args.directory)
+    await published(objects, args.name)  # a bucket that refuses says so before all files are read
+    by = args.by or f"{user_name(os.getuid())}@{platform.node()}"
+    now_s = datetime.now(UTC).timestamp()
+    manifest = manifest_of(
+        await digested(tree, progress),
+        args.name,
+        args.revision,
+        by[:200],
+        str(tree.directory)[:1000],
+        now_s,
+        {},
+    )
+    stored = await publish(objects, tree, manifest, args.again, progress)
+    return {
+        "bucket": objects.where,
+        "model": stored.manifest.model,
+        "revision": stored.manifest.revision,
+        "was_there": stored.was_there,
+        "bytes": stored.manifest.size_bytes,
+        "files": len(stored.manifest.files),
+        "chunks": len(stored.manifest.chunks),
+        "put_chunks": stored.put,
+        "put_bytes": stored.put_bytes,
+        "left_out": tree.left_out,
+        "took_s": round(time.monotonic() - begun_s, 3),
+    }
+
+
+def _show(document: dict[str, Any]) -> None:
+    name = f"{document['model']}@{document['revision']}"
+    done = "was published before" if document["was_there"] else "is published"
+    print(
+        f"{name} {done}: {plural(document['files'], 'file')}, {format_bytes(document['bytes'])}, in {document['bucket']}"
+    )
+    print(
+        f"put {plural(document['put_chunks'], 'chunk')} of {count(document['chunks'])}"
+        f" ({format_bytes(document['put_bytes'])}) in {format_duration(document['took_s'])}"
+    )
+    if document["left_out"]:
+        print(f"left out {plural(document['left_out'], 'name')} that begin with a dot")

@@ -1,0 +1,48 @@
+"""Take a revision away, with its compile caches.
+
+  kvstore model rm NAME@REVISION
+  kvstore model rm NAME --all          all revisions of a model
+
+Nobody finds it any more; nodes that have it keep it. Its chunks take room until `kvstore model gc`. A manifest that cannot be read
+is removed like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli import USAGE, CliError
+from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.cli.output import present
+
+if TYPE_CHECKING:
+    from tiers.objects import Objects
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME@REVISION", help="which")
+    parser.add_argument("--all", action="store_true", help="all revisions of NAME")
+    add_bucket_arguments(parser, "text", "json")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    if ("@" in args.name) == args.all:
+        wanted = "with --all, a name without revision" if args.all else "NAME@REVISION, or --all of them"
+        raise CliError(f"model rm {args.name}: allowed is {wanted}", exit_code=USAGE)
+    return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), _show)
+
+
+async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
+    from coldstart.models import find, published, remove
+
+    one = await find(objects, args.name)
+    for each in (chosen := await published(objects, one.model) if args.all else [one]):
+        await remove(objects, each)
+    return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}
+
+
+def _show(document: dict[str, Any]) -> None:
+    for name in document["removed"]:
+        print(f"removed {name} from {document['bucket']}")
+    print("kvstore model gc gives back the room of what no other revision has")

@@ -1,0 +1,295 @@
+"""Publishing: what lies in the bucket is the model, each byte once; and what is no whole model is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coldstart import collecting
+from coldstart.errors import FilesWrong, ModelError, ModelExists, ModelMissing
+from coldstart.models import find, published, read
+from coldstart.publish import Stored, digested, manifest_of, publish
+from coldstart.tree import Tree, find_files
+from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Manifest
+from tests.coldstart.model_files import (
+    chunk_names,
+    contents,
+    lacking,
+    make_model,
+    manifests,
+    silent,
+    unpacked,
+)
+from tests.objects import MemoryObjects
+from tiers.errors import ObjectUnavailable
+from tiers.objects import Bytes
+
+
+async def prepared(tree: Tree, name: str = "m", revision: str = "", by: str = "me") -> Manifest:
+    return manifest_of(await digested(tree, silent), name, revision, by, "here", 1e9, {})
+
+
+async def _published(
+    objects: MemoryObjects, directory: Path, name: str, revision: str, again: bool
+) -> Stored:
+    tree = find_files(directory)
+    return await publish(objects, tree, await prepared(tree, name, revision), again, silent)
+
+
+def put(
+    objects: MemoryObjects, directory: Path, name: str = "m", revision: str = "", again: bool = False
+) -> Stored:
+    """Publish a directory."""
+    return asyncio.run(_published(objects, directory, name, revision, again))
+
+
+class FailingObjects(MemoryObjects):
+    """The bucket fails after so many chunks."""
+
+    puts_left = 1 << 30
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        if name.startswith(CHUNKS):
+            self.puts_left -= 1
+            if self.puts_left < 0:
+                raise ObjectUnavailable("no answer")
+        return await super().put(name, content, only_new)
+
+
+def test_what_is_published_is_the_model(tmp_path: Path) -> None:
+    """Every file comes back byte by byte; nothing is left of how it got there; the name finds it."""
+    objects, model = MemoryObjects(), make_model(tmp_path / "m")
+    stored = put(objects, model)
+    assert unpacked(objects, stored.manifest) == contents(model)
+    assert not stored.was_there and stored.put == len(stored.manifest.chunks) == len(chunk_names(objects))
+    assert {name.split("/")[1] for name in objects.stored} == {"chunks", "manifests"}
+    assert asyncio.run(read(objects, "m")) == stored.manifest
+    assert stored.manifest.revision == stored.manifest.content.hex()[:16]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.lists(st.sampled_from(["a", "b", "c.safetensors", "é"]), min_size=1, max_size=3).map("/".join),
+        st.binary(max_size=200) | st.integers(0, 255).map(lambda byte: bytes([byte]) * (17 << 20)),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_files_come_back(tmp_path: Path, files: dict[str, bytes]) -> None:
+    """Whatever they are called and however large: but what calls itself safetensors and is none is refused."""
+    directory = tmp_path / os.urandom(8).hex()
+    for path, content in files.items():
+        place = directory / path
+        if any(parent.is_file() for parent in place.parents) or place.is_dir():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    there, objects = contents(directory), MemoryObjects()
+    if any(path.endswith(".safetensors") for path in there):
+        with pytest.raises(FilesWrong, match="no whole safetensors file"):
+            put(objects, directory)
+        assert not objects.stored
+        return
+    assert unpacked(objects, put(objects, directory).manifest) == there
+
+
+def test_a_revision_that_changes_one_tensor_in_twenty_stores_as_much(tmp_path: Path) -> None:
+    """5 % of the tensors: at most 7 % of the bytes, whatever lies between them."""
+    objects = MemoryObjects()
+    first = put(objects, make_model(tmp_path / "one", tensors=40, tensor_bytes=5 << 18))
+    second = put(objects, make_model(tmp_path / "two", tensors=40, tensor_bytes=5 << 18, changed=2))
+    assert first.manifest.revision != second.manifest.revision
+    assert 0.05 * second.manifest.size_bytes <= second.put_bytes <= 0.07 * second.manifest.size_bytes
+
+
+def test_what_is_there_is_published_already(tmp_path: Path) -> None:
+    """The same files again put nothing and change nothing; a chunk that is gone, or is cut off, is put."""
+    objects, model = MemoryObjects(), make_model(tmp_path / "m")
+    first = put(objects, model)
+    before = dict(objects.stored)
+    second = put(objects, model)
+    assert second.was_there and second.put == 0 and objects.stored == before
+    gone, short = sorted(chunk_names(objects))[:2]
+    asyncio.run(objects.delete([gone]))
+    objects.stored[short] = objects.stored[short][:-1]
+    assert put(objects, model).put == 2 and objects.stored == before
+    assert put(objects, model, again=True).put == len(first.manifest.chunks)
+
+
+def test_a_failure_leaves_no_revision_and_a_rerun_puts_the_rest(tmp_path: Path) -> None:
+    """What was put before the bucket failed is not put again, and its intent keeps it from being collected."""
+    objects, model = FailingObjects(), make_model(tmp_path / "m")
+    objects.puts_left = 3
+    with pytest.raises(ObjectUnavailable):
+        put(objects, model)
+    assert not list(manifests(objects)) and len(chunk_names(objects)) == 3
+    done = asyncio.run(collecting.collect(objects, 0, silent))
+    assert done.deleted == 0 and len(chunk_names(objects)) == 3
+    objects.puts_left = 1 << 30
+    stored = put(objects, model)
+    assert stored.put == len(stored.manifest.chunks) - 3 and not lacking(objects)
+
+
+def test_a_name_with_other_files_is_refused(tmp_path: Path) -> None:
+    """It says who published the other one and when, and changes nothing; without a revision the two are two."""
+    objects = MemoryObjects()
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two", seed=1)
+    put(objects, one, revision="v1")
+    before = dict(objects.stored)
+    with pytest.raises(
+        ModelExists, match=r"m@v1 is there with other files, published by me on 2001-09-09 at 01:46 UTC"
+    ):
+        put(objects, two, revision="v1")
+    assert objects.stored == before
+    assert put(objects, two).manifest.revision != "v1" and len(list(manifests(objects))) == 2
+
+
+def test_of_two_who_publish_one_name_at_once_one_is_told(tmp_path: Path) -> None:
+    """Both begin while neither is there: one manifest is there in the end, whole, and the other one hears whose it is. With the same files both
+    have done it."""
+
+    async def both(objects: MemoryObjects, directories: list[Path]) -> list[object]:
+        trees = [find_files(directory) for directory in directories]
+        ready = [await prepared(tree, revision="v1", by=f"number {n}") for n, tree in enumerate(trees)]
+        work = [
+            publish(objects, tree, manifest, False, silent)
+            for tree, manifest in zip(trees, ready, strict=True)
+        ]
+        return list(await asyncio.gather(*work, return_exceptions=True))
+
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two", seed=1)
+    objects = MemoryObjects()
+    ends = asyncio.run(both(objects, [one, two]))
+    [lost] = [end for end in ends if isinstance(end, ModelExists)]
+    [won] = [end for end in ends if isinstance(end, Stored)]
+    assert won.manifest.published_by in str(lost) and not lacking(objects)
+    assert [manifest.content for manifest in manifests(objects)] == [won.manifest.content]
+    same = asyncio.run(both(objects := MemoryObjects(), [one, one]))
+    assert all(isinstance(end, Stored) for end in same) and not lacking(objects)
+    assert len({end.manifest.published_by for end in same if isinstance(end, Stored)}) == 1
+
+
+def test_files_that_change_are_not_published(tmp_path: Path) -> None:
+    """Between the look and the reading, and between the reading and the putting: nothing is there in the end."""
+    objects, model = MemoryObjects(), make_model(tmp_path / "m")
+
+    async def changes_after(step: str) -> None:
+        tree = find_files(model)
+        if step == "look":
+            (model / "config.json").write_text('{"model_type": "other"}')
+        manifest = await prepared(tree)
+        if step == "reading":
+            shard = model / "model-00001-of-00002.safetensors"
+            shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+        await publish(objects, tree, manifest, False, silent)
+
+    for step in ("look", "reading"):
+        with pytest.raises(FilesWrong, match="it is changed while it is"):
+            asyncio.run(changes_after(step))
+    assert not list(manifests(objects))
+
+
+def test_a_snapshot_of_hugging_face_is_a_model(tmp_path: Path) -> None:
+    """Its links lead to the blobs, and are followed; the model, the snapshot and a plain directory are the same content."""
+    model, cache = make_model(tmp_path / "m"), tmp_path / "models--org--tiny"
+    snapshot = cache / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc\n")
+    for path, content in contents(model).items():
+        (cache / "blobs" / f"blob-{path}").write_bytes(content)
+        (snapshot / path).symlink_to(f"../../blobs/blob-{path}")
+    (snapshot / ".gitattributes").symlink_to("nowhere")
+    plain = put(MemoryObjects(), model).manifest.content
+    assert {put(MemoryObjects(), place).manifest.content for place in (cache, snapshot)} == {plain}
+    assert find_files(cache).left_out == 1
+    (cache / "snapshots" / "def").mkdir()
+    (cache / "refs" / "main").unlink()
+    with pytest.raises(FilesWrong, match=r"which of its snapshots.*abc, def"):
+        find_files(cache)
+
+
+def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
+    """One line that names the file and says why."""
+
+    def refused(says: str) -> None:
+        with pytest.raises(FilesWrong, match=says) as caught:
+            find_files(model)
+        assert str(model) in str(caught.value) and "\n" not in str(caught.value)
+
+    model = make_model(tmp_path / "m")
+    (tmp_path / "secret").write_text("x")
+    shard = model / "model-00001-of-00002.safetensors"
+    for name, target, says in (
+        ("link", tmp_path / "secret", "leads outside of"),
+        ("link", "gone", "leads nowhere"),
+        ("link", "link", "leads nowhere"),
+        ("link", ".", "a link to a folder"),
+    ):
+        (model / name).symlink_to(target)
+        refused(says)
+        (model / name).unlink()
+    os.mkfifo(model / "pipe")
+    refused("it is a pipe")
+    (model / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(model / "door"))
+        refused("it is a socket")
+    (model / "door").unlink()
+    (model / os.fsdecode(b"x\xff")).touch()
+    refused("not UTF-8")
+    (model / os.fsdecode(b"x\xff")).unlink()
+    shard.rename(tmp_path / "away")
+    refused("it names model-00001-of-00002.safetensors, not there")
+    (tmp_path / "away").rename(shard)
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(FilesWrong, match=f"{shard}: .* bytes are no whole safetensors file"):
+        put(MemoryObjects(), model)
+    for path in model.iterdir():
+        path.unlink()
+    refused("no files are there")
+
+
+def test_names_find_revisions(tmp_path: Path) -> None:
+    """A name is the revision that was put last by the store's clock; what is not there says what is."""
+    now_s = [100.0]
+    objects = MemoryObjects(clock=lambda: now_s[0])
+    for n, revision in enumerate(("v2", "v1", "v3")):
+        put(objects, make_model(tmp_path / revision, seed=n, tensors=2), revision=revision)
+        now_s[0] += 1
+    assert asyncio.run(find(objects, "m")).revision == "v3"
+    assert asyncio.run(find(objects, "m@v1")).revision == "v1"
+    assert [one.revision for one in asyncio.run(published(objects))] == ["v3", "v1", "v2"]
+    for wanted, error, says in (
+        ("m@v4", ModelMissing, "no revision v4 of m: there are v3, v1, v2"),
+        ("other", ModelMissing, "no model other: there is m"),
+        ("../m", ModelError, "model ../m: allowed are"),
+        ("m@", ModelError, r"revision \(none\): allowed are"),
+        ("M", ModelError, "model M: allowed are"),
+    ):
+        with pytest.raises(error, match=says):
+            asyncio.run(find(objects, wanted))
+
+
+def test_an_intent_that_was_lost_ends_in_no_manifest(tmp_path: Path) -> None:
+    """Whoever slept so long that its intent ran out finds that out before it names chunks that may be gone."""
+    model = make_model(tmp_path / "m")
+
+    class Forgetting(MemoryObjects):
+        async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+            if name.startswith(CHUNKS):
+                await self.delete([name for name in self.stored if name.startswith(PUBLISHING)])
+            return await super().put(name, content, only_new)
+
+    objects = Forgetting()
+    with pytest.raises(ModelError, match="run it again"):
+        put(objects, model)
+    assert not [name for name in objects.stored if name.startswith(MANIFESTS)]
