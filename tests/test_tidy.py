@@ -32,14 +32,14 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 262,
+    "coldstart": 1190,
     "connectors": 60,
     "connectors/device": 710,
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,
     "kvstore": 1040,
     "kvstore/bench": 2550,
-    "kvstore/cli": 6540,
+    "kvstore/cli": 6940,
     "kvstore/client": 2190,
     "kvstore/daemon": 3910,
     "kvstore/doctor": 1800,
@@ -92,7 +92,10 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tempfile.mktemp": ("tempfile.mkdtemp", ()),
     "time.time": (
         "time.monotonic: wall clocks jump",
-        ("kvstore/daemon/service.py", "kvstore/cli/report.py", "kvstore/cli/erase.py"),
+        (
+            *("kvstore/daemon/service.py", "kvstore/cli/report.py", "kvstore/cli/erase.py"),
+            "kvstore/cli/model_publish.py",
+        ),
     ),  # hours of reports
     "datetime.now": ("datetime.now(UTC), for people only", ()),
     "datetime.utcnow": ("datetime.now(UTC), for people only", ()),

@@ -22,7 +22,14 @@ from kvstore.cli import Parser
 
 # Each is a module of its own, kvstore.cli.model_<verb>, imported when it is used, with two functions:
 #     add_verb_arguments(parser)      run_verb(args), which returns the exit code
-VERBS = {"ls": "which models and revisions there are"}
+VERBS = {
+    "publish": "put a model into the bucket: a directory, or one in a cache of Hugging Face",
+    "ls": "which models and revisions there are",
+    "show": "one revision: who published it, and its files",
+    "verify": "whether the bucket has what its manifests name, and --deep, whether it is true",
+    "rm": "take a revision away",
+    "gc": "delete the chunks that no revision names",
+}
 
 
 class VerbParser(Parser):

@@ -239,7 +239,7 @@ def test_who_publishes_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -
         await _revision(objects, b"a", revision="v1")
         await remove(objects, Published("m", "v1", "", manifest_name("m", "v1"), 0.0))
         with pytest.raises(Killed):
-            await collect(Mortal(objects, random.Random(0), 10), 0, silent)
+            await collect(Mortal(objects, random.Random(0), 7), 0, silent)
         [lock] = await names_in(objects, COLLECTING)
         begun_s, said = loop.time(), []
         manifest = manifest_of({"f": [b"a"]}, revision="v2")
