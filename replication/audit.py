@@ -4,6 +4,8 @@
                              └─ yes, and as long as announced ─▶ seen
     catalogue ─▶ not seen? ─▶ asked again twice ─▶ not there: forgotten;  of another size: deleted, forgotten
 
+Models are audited behind packs (model_audit.py).
+
 Each page of the listing is held against the catalogue as it is then. A pack that became known after the listing began is not
 looked for. (Listing and catalogue could not be merged as two sorted lists: objects are sorted by namespace first, rows are not.)
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +35,7 @@ from replication.catalogue import Catalogue
 from replication.constants import AUDIT_REQUESTS_MAX
 from replication.erasure import Erasure
 from replication.errors import CatalogueDamaged, RegionError
+from replication.model_audit import ModelAudit, ModelHands, ModelReport
 from replication.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, identity_of, keys_of
 from replication.region import Region, open_region
 from replication.seen import Seen
@@ -52,7 +55,7 @@ T = TypeVar("T")
 class Report(msgspec.Struct):
     """listed: packs that are there. announced: packs that are, in the catalogue. missing, damaged,
     hanging: announced packs that were forgotten; hanging ones follow a block that is not durable. restored, deleted: orphans. left: orphans that were not judged. strange: objects that
-    are no packs. is_whole: False where there is more than one audit could remember: another one is needed."""
+    are no packs. models: of models. is_whole: False where there is more than one audit could remember: another one is needed."""
 
     listed: int = 0
     listed_bytes: int = 0
@@ -65,7 +68,12 @@ class Report(msgspec.Struct):
     deleted: int = 0
     left: int = 0
     strange: int = 0
+    models: ModelReport = ModelReport()
     is_whole: bool = True
+
+
+class AuditHands(Hands, ModelHands, Protocol):
+    """Of packs and of models."""
 
 
 class Audit:
@@ -77,7 +85,7 @@ class Audit:
         region: Region,
         catalogue: Catalogue,
         erasure: Erasure,
-        hands: Hands,
+        hands: AuditHands,
         clock: Callable[[], float],
         again_s: float = AUDIT_AGAIN_S,
     ) -> None:
@@ -91,6 +99,7 @@ class Audit:
         self._hands = hands
         self._clock = clock
         self._again_s = again_s
+        self._models = ModelAudit(objects, catalogue, hands, clock, self._check_place, again_s)
 
     async def run(self, terms: Terms, told: Callable[[Finding], None] = lambda finding: None) -> Report:
         """One audit; told of each thing that is found. Raises RegionError, ObjectError, CatalogueDamaged: half of it may be
@@ -114,6 +123,8 @@ class Audit:
             gone += self._forget_hanging(holes, report, told)
             if gone and self.forgets_behind:
                 await self._forget_behind(gone)
+        self._check_same(renewals)
+        report.models = await self._models.run(terms, told)
         return report
 
     # -- comparing --

@@ -19,11 +19,13 @@ from typing import Final
 import msgspec
 
 from replication.announced import Announced
+from replication.announced_models import AnnouncedModel
 from replication.audit import AUDIT_AGAIN_S, Audit, Report
 from replication.constants import HEARTBEAT_LATE_S, ORPHAN_GRACE_S
 from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed import Gap
 from replication.mirror_state import MIRRORS, source_of
+from replication.model_audit import ModelReport
 from replication.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
 from replication.tail import Tail
 from tiers.errors import ObjectError
@@ -111,6 +113,8 @@ class Auditing:
             "damaged_packs": total.damaged,
             "restored_packs": total.restored,
             "deleted_orphans": total.deleted,
+            "missing_models": total.models.missing,
+            "restored_models": total.models.restored,
         }
 
     async def _run(self, gaps: Sequence[Gap]) -> None:
@@ -132,7 +136,8 @@ class Auditing:
         self._count(report)
         if gaps and report.is_whole:
             self._tail.leave_behind(gaps)
-        if elsewhere is not None and report.missing + report.damaged:
+        lost = report.missing + report.damaged + report.models.missing + report.models.damaged
+        if elsewhere is not None and lost:
             elsewhere.lost()
         if not report.is_whole:
             self._run_again()
@@ -165,6 +170,7 @@ class Auditing:
         self.audits += 1
         for name in ("missing", "damaged", "restored", "deleted"):
             setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
+        self.total.models = ModelReport(*map(sum, zip(self.total.models, report.models, strict=True)))
 
 
 def _logged(finding: Finding) -> None:
@@ -174,12 +180,17 @@ def _logged(finding: Finding) -> None:
 class NodeHands:
     """Of a node that announces, and its bucket: what `Hands` promises."""
 
-    def __init__(self, announce: Callable[[Announced], Awaitable[None]], objects: Objects) -> None:
+    def __init__(
+        self, announce: Callable[[Announced | AnnouncedModel], Awaitable[None]], objects: Objects
+    ) -> None:
         self._announce = announce
         self._objects = objects
 
     async def announce(self, packs: Sequence[Announced]) -> None:
         await together(map(self._announce, packs))
+
+    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
+        await together(map(self._announce, models))
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._objects.delete(names)

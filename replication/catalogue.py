@@ -1,4 +1,4 @@
-"""The catalogue: every durable pack of a region, by id and by block.
+"""The catalogue: every durable pack of a region, by id and by block, and its models.
 
     segment ─▶ add ─▶ rows (RocksDB), one atomic write ─▶ filter (memory)
                         position of the writer              held: any thread, no disk
@@ -7,7 +7,10 @@
     rows   i <pack id>                 ─▶ number              k <word> <number> <index>   ─▶ -
            p <number>                  ─▶ entry (msgpack)     w <writer>                  ─▶ position
            n <namespace>               ─▶ spec (msgpack)      c <namespace>               ─▶ packs, blocks, bytes
-           t <kept until> <number>     ─▶ -
+           t <kept until> <number>     ─▶ -                m <manifest's name>         ─▶ model (msgpack)
+
+Models are few, and kept in memory as well. Row "v" says that segments were read by who knows models: a catalogue without it, which
+an older version left, is made anew.
 
 A pack gets the next number when it is first heard of. Its blocks are found by words: 64 bits of a hash of their key.
 What shares a word (two packs with one block, or by chance two blocks) are neighbours in the rows, and the entry says
@@ -36,6 +39,7 @@ import msgspec
 import xxhash
 
 from replication.announced import Announced, Entry, announced_of, entry_of, merged
+from replication.announced_models import AnnouncedModel, merged_models
 from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged
 from replication.filter import KEPT_BYTES, PARTITION_BYTES, PARTITIONS, Filter
@@ -51,6 +55,7 @@ LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
 
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
+_MODEL, _FORMAT, _FORMAT_NOW = b"m", b"v", b"2"
 _NUMBER_BYTES = 6  # of a pack
 _INDEX_BYTES = 2
 _SPEC_BYTES = 4
@@ -137,6 +142,11 @@ class Catalogue:
             self._positions = {key[1:].decode(): int.from_bytes(value, "big") for key, value in positions}
         except UnicodeDecodeError as error:
             raise CatalogueDamaged(f"a row of a writer that is none: {error}") from error
+        self._is_marked = self._rows.get([_FORMAT]) == [_FORMAT_NOW]
+        if self._positions and not self._is_marked:
+            raise CatalogueDamaged("it was made by a version that knows no models")
+        models = (_decoded(value, AnnouncedModel) for _, value in _all(self._rows, _MODEL))
+        self._models = {model.name: model for model in models}
         last = self._rows.last(_PACK, _behind(_PACK))
         self._next_number = int.from_bytes(last[1:], "big") + 1 if last else 1
         self._loaded_partitions = 0 if last else PARTITIONS
@@ -149,11 +159,11 @@ class Catalogue:
         if segment.number <= position:
             return
         assert segment.number == position + 1, "a segment was passed over"
-        self._apply(segment.entries, {segment.writer: segment.number})
+        self._apply(segment.entries, {segment.writer: segment.number}, segment.models)
 
-    def add_packs(self, entries: Sequence[Announced]) -> None:
-        """Learn of packs from elsewhere: a snapshot, a listing. The caller cuts them as segments are cut."""
-        self._apply(entries, {})
+    def add_packs(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
+        """Learn of packs and models from elsewhere: a snapshot, a listing. The caller cuts them as segments are cut."""
+        self._apply(entries, {}, models)
 
     def expect(self, pack: Pack) -> None:
         """A pack that will be announced soon: its blocks count as held here. A restart forgets it."""
@@ -171,8 +181,16 @@ class Catalogue:
         if ahead:
             self._apply((), ahead)
 
-    def _apply(self, entries: Sequence[Announced], positions: Mapping[str, int]) -> None:
+    def _apply(
+        self,
+        entries: Sequence[Announced],
+        positions: Mapping[str, int],
+        models: Sequence[AnnouncedModel] = (),
+    ) -> None:
         news, puts, deletes = self._sorted_out(entries)
+        said = self._models_said(models)
+        puts += [(_MODEL + name.encode(), msgspec.msgpack.encode(model)) for name, model in said.items()]
+        puts += [] if self._is_marked else [(_FORMAT, _FORMAT_NOW)]
         keys: list[bytes] = []
         specs = len(self._specs)
         counts: dict[int, Counts] = {}
@@ -193,6 +211,8 @@ class Catalogue:
             puts.append((_WRITER + writer.encode(), position.to_bytes(_POSITION_BYTES, "big")))
         self._rows.write(chain(puts, ((key, b"") for key in keys)), deletes)
         self._next_number += len(news)
+        self._is_marked = True
+        self._models |= said
         self._positions |= positions
         for spec, count in counts.items():
             self._counts[spec] = count
@@ -222,6 +242,15 @@ class Catalogue:
                 puts += [(key, b"") for key in _until_key(both, number_bytes)]
                 deletes += _until_key(known, number_bytes)
         return news, puts, deletes
+
+    def _models_said(self, models: Sequence[AnnouncedModel]) -> dict[str, AnnouncedModel]:
+        """Those of which more is known now, by name."""
+        said: dict[str, AnnouncedModel] = {}
+        for model in models:
+            known = said.get(model.name) or self._models.get(model.name)
+            if known is None or merged_models(known, model) is not known:
+                said[model.name] = model
+        return said
 
     def _spec_number(self, spec: NamespaceSpec) -> int:
         encoded = msgspec.msgpack.encode(spec)
@@ -253,6 +282,14 @@ class Catalogue:
             kept = key[: len(_KEY) + KEPT_BYTES]
             if not self._rows.keys(kept, _behind(kept), 1):
                 self._filter.discard(_word(key))
+        return True
+
+    def forget_model(self, name: str) -> bool:
+        """A manifest, or a chunk of it, is gone from the store. False if it was not known."""
+        if name not in self._models:
+            return False
+        self._rows.write((), [_MODEL + name.encode()])
+        del self._models[name]
         return True
 
     def outlived(self, now_s: float, limit: int) -> list[Announced]:
@@ -356,6 +393,15 @@ class Catalogue:
     def positions(self) -> dict[str, int]:
         """By writer, up to which segment all is known. A copy."""
         return dict(self._positions)
+
+    @property
+    def models(self) -> Mapping[str, AnnouncedModel]:
+        """By the names of their manifests. Changes when something is learned."""
+        return self._models
+
+    def model(self, model_id: bytes) -> AnnouncedModel | None:
+        """The one of this id."""
+        return next((model for model in self._models.values() if model.id == model_id), None)
 
     @property
     def counts(self) -> Counts:

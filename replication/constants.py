@@ -12,6 +12,7 @@ MIB: Final = 1 << 20
 # A segment is applied to a catalogue in one batch, which holds the interpreter for 1 to 2 µs a block.
 SEGMENT_ENTRIES_MAX: Final = 1024
 SEGMENT_BLOCKS_MAX: Final = 1024  # a pack that has more has a segment of its own
+SEGMENT_MODELS_MAX: Final = 256  # each has less than a kilobyte
 SEGMENT_BYTES_MAX: Final = 4 * MIB  # of a segment; what is larger is not read
 
 # A head is HEAD_BYTES_MIN long and its number modulo this: a list of heads says how much is new.

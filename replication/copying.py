@@ -220,26 +220,27 @@ class Copying:
         if now_s - job.missing_since_s < LOST_AFTER_S:
             return False
         [announced] = self._catalogue.packs([job.pack_id])
-        if not await self._has(MARKER):
+        if not await has_object(self._ways.bucket, MARKER):
             return False
         # Asked again, because the place may have come back just now.
-        return announced is None or await self._has(announced.pack.name) is False
-
-    async def _has(self, name: str) -> bool | None:
-        """Whether the source has an object; None where it does not say."""
-        try:
-            await self._ways.bucket.head(name)
-        except ObjectMissing:
-            return False
-        except ObjectError:
-            return None
-        return True
+        return announced is None or await has_object(self._ways.bucket, announced.pack.name) is False
 
     def _lose(self, job: Job) -> None:
         self._catalogue.forget(job.pack_id)  # no sweep finds it again
         self.lost += 1
         self.lost_packs.append(job.pack_id.hex())
         log.warning("%s: pack %s: announced, and lost", self._ways.bucket.where, job.pack_id.hex())
+
+
+async def has_object(objects: Objects, name: str) -> bool | None:
+    """Whether a place has an object; None where it does not say."""
+    try:
+        await objects.head(name)
+    except ObjectMissing:
+        return False
+    except ObjectError:
+        return None
+    return True
 
 
 def is_lacking(announced: Announced, known: Announced | None, now_s: float) -> bool:

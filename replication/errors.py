@@ -1,6 +1,6 @@
 """What can go wrong in a region, grouped by when it happens.
 
-Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict. At any time: CatalogueDamaged, after
+Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict, ModelRemoved, ModelDiffers. At any time: CatalogueDamaged, after
 which the catalogue is made anew. What the store of objects itself does wrong is an `ObjectError` of the tiers.
 """
 
@@ -29,6 +29,14 @@ class CatalogueDamaged(ReplicationError):
 
 class Damaged(ReplicationError):
     """The bytes of an object are not what a writer of the region put there."""
+
+
+class ModelRemoved(ReplicationError):
+    """This revision was removed, and may not come back yet."""
+
+
+class ModelDiffers(ReplicationError):
+    """Another content is there under the name of this revision; it stays."""
 
 
 class WriterConflict(ReplicationError):

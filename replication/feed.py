@@ -4,7 +4,7 @@
 
 What must always hold:
 
-* A pack is in the store before it is announced, and an announcement is durable before `announce` returns.
+* A pack or a model is in the store before it is announced, and an announcement is durable before `announce` returns.
 * The numbers of a writer have no gaps, and no number has two contents. A number that may have been written is
   tried again with the same bytes until they are read back from the store; nothing else gets that number.
 * A position says: everything up to here was handed out. It never passes what is missing, damaged or not readable now.
@@ -22,8 +22,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from replication.announced import Announced
-from replication.constants import HEAD_NUMBERS, ROTTEN_LOOKS, SEGMENT_BYTES_MAX
+from replication.announced_models import AnnouncedModel
+from replication.constants import HEAD_NUMBERS, ROTTEN_LOOKS, SEGMENT_BYTES_MAX, SEGMENT_MODELS_MAX
 from replication.errors import Damaged, WriterConflict
 from replication.segment import (
     FEED,
@@ -112,8 +115,8 @@ class FeedWriter:
             raise ObjectUnavailable(f"{self._objects.where}: {name}: reads differ")
         return True
 
-    async def announce(self, entries: Sequence[Announced]) -> None:
-        """Say that these packs are in the store. When this returns, it is durable.
+    async def announce(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
+        """Say that these packs, and these models with all of their chunks, are in the store. When this returns, it is durable.
 
         Raises ObjectError: not known, or only in part, to be durable. Announcing the same entries again is the
         right answer to that, and says none of them twice.
@@ -123,10 +126,15 @@ class FeedWriter:
             for piece in cut([entry for entry in entries if entry.pack.id not in said]):
                 self._pending = Segment(self.id, self.number + 1, self._clock(), piece)
                 await self._settle()
+            left = [model for model in models if model.id not in said]
+            for at in range(0, len(left), SEGMENT_MODELS_MAX):
+                some = left[at : at + SEGMENT_MODELS_MAX]
+                self._pending = Segment(self.id, self.number + 1, self._clock(), [], models=some)
+                await self._settle()
             await self._put_head()
 
     async def _settle(self) -> set[bytes]:
-        """Have what is pending in the store; returns the ids of its packs."""
+        """Have what is pending in the store; returns the ids of its packs and models."""
         if self._pending is None:
             return set()
         for _ in range(WRITER_IDS_MAX):
@@ -139,14 +147,14 @@ class FeedWriter:
             raise ObjectUnavailable(f"{self._objects.where}: {WRITER_IDS_MAX} ids of writers were taken")
         settled, self._pending = self._pending, None
         self.number = settled.number
-        return {entry.pack.id for entry in settled.entries}
+        return {entry.pack.id for entry in settled.entries} | {model.id for model in settled.models}
 
     def _take_fresh_id(self, conflict: WriterConflict | str) -> None:
         self.id = f"{self._chance.getrandbits(64):016x}"
         self.conflicts += 1
         self.number = self._head_number = 0
         if self._pending is not None:
-            self._pending = Segment(self.id, 1, self._pending.written_s, self._pending.entries)
+            self._pending = replace(self._pending, writer=self.id, number=1)
         log.warning("%s; going on as writer %s", conflict, self.id)
 
     async def _store(self, segment: Segment) -> None:

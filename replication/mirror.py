@@ -109,11 +109,16 @@ class Mirror:
         if pull is None:
             age_s = _age_s(now_s, self._complete_s)
             return msgspec.structs.replace(earlier, at_s=now_s, problem=self._problem, oldest_age_s=age_s)
-        copying, jobs = pull.copying, pull.jobs
+        copying, jobs, models = pull.copying, pull.jobs, pull.models
         failures = [
-            Failure(job.pack_id.hex(), job.failure, job.attempts, job.since_s)
-            for job in jobs.oldest_failing(FAILURES_TOLD)
+            Failure(models.name(job.pack_id), job.failure, job.attempts, job.since_s)
+            for job in models.jobs.oldest_failing(FAILURES_TOLD)
         ]
+        failures += [
+            Failure(job.pack_id.hex(), job.failure, job.attempts, job.since_s)
+            for job in jobs.oldest_failing(FAILURES_TOLD - len(failures))
+        ]
+        lost = [*earlier.lost_packs, *copying.lost_packs, *models.lost_models]
         status = pull.tail.status()
         return MirrorState(
             source=self._source,
@@ -123,14 +128,18 @@ class Mirror:
             watermark=pull.watermark.positions,
             read=pull.read,
             is_sweeping=pull.watermark.is_held,
-            pending=len(jobs),
-            failed=jobs.failing,
+            pending=len(jobs) + len(models.jobs),
+            failed=jobs.failing + models.jobs.failing,
             failures=failures,
-            lost=earlier.lost + copying.lost,
-            lost_packs=[*earlier.lost_packs, *copying.lost_packs][-FAILURES_TOLD:],
+            lost=earlier.lost + copying.lost + models.lost,
+            lost_packs=lost[-FAILURES_TOLD:],
             copied_packs=earlier.copied_packs + copying.copied_packs,
             copied_bytes=earlier.copied_bytes + copying.copied_bytes,
             oldest_age_s=_age_s(now_s, pull.complete_s),
+            models=len(models.jobs),
+            model_left_bytes=models.left_bytes,
+            copied_models=earlier.copied_models + models.copied,
+            copied_model_bytes=earlier.copied_model_bytes + models.copied_bytes,
             **copying.lags.figures(),
         )
 
@@ -243,7 +252,9 @@ def _age_s(now_s: float, complete_s: float) -> float | None:
 
 def _is_news(state: MirrorState, written: MirrorState) -> bool:
     """Whether more has changed than how old everything is, or that is much younger now: who was cut off has caught up."""
-    fields = ("identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs")
+    fields = (
+        "identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs", "model_left_bytes",
+    )  # fmt: skip
     age_s, written_age_s = state.oldest_age_s or 0.0, written.oldest_age_s or 0.0
     is_younger = age_s < written_age_s - HEARTBEAT_S / 2
     return is_younger or any(getattr(state, field) != getattr(written, field) for field in fields)

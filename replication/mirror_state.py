@@ -53,8 +53,9 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
 
     watermark: by writer, up to which segment everything is at home, or not for it by the rules, lost, or past its life.
     read: up to which the feed was read. is_sweeping: the watermark waits for a sweep.
-    pending: packs to copy, failed ones included. failed: at their last attempt; failures: the oldest of them. lost: announced,
-    and no longer in the source; lost_packs: the latest of them. copied: since there is a mirror.
+    pending: packs and models to copy, failed ones included. failed: at their last attempt; failures: the oldest of them. lost: announced,
+    and no longer in the source; lost_packs: the latest of them. copied: since there is a mirror. models: to copy, of which
+    model_left_bytes are left.
 
     oldest_age_s: what was announced so long ago is at home (the RPO at at_s); None before all was, once. lag_…: from the announcement in the source to the
     one at home, of the latest few thousand copies, what was there before the mirror apart, None without any; in_time_share: of those, within IN_TIME_S.
@@ -79,6 +80,10 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
     lag_p99_s: AgeS | None = None
     lag_max_s: AgeS | None = None
     in_time_share: Share | None = None
+    models: Count = 0
+    model_left_bytes: Size = 0
+    copied_models: Count = 0
+    copied_model_bytes: Size = 0
 
     def oldest_age_now_s(self, now_s: float) -> float | None:
         """The same at another time, as far as this state tells."""

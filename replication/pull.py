@@ -1,6 +1,6 @@
 """Pull: what one region takes from another one, once it has joined it.
 
-    feed of the source ─▶ Tail ─▶ catalogue of the source ─▶ heard ─▶ jobs ─▶ Copying ─▶ home
+    feed of the source ─▶ Tail ─▶ catalogue of the source ─▶ heard ─▶ jobs ─▶ Copying, ModelCopying ─▶ home
                                         │                              ▲
                                         └──── sweep: all of it ────────╯   at a start, after a leap, and every hour
 
@@ -24,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from replication.announced import Announced
+from replication.announced_models import AnnouncedModel
 from replication.catalogue import Catalogue
 from replication.constants import (
     CATALOGUE_CHUNK_PACKS,
@@ -34,9 +35,11 @@ from replication.constants import (
 from replication.copying import Copying, Ways, is_lacking
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job, Jobs
+from replication.model_copying import ModelCopying
 from replication.ordered_copies import OrderedCopies
 from replication.problems import Problems
-from replication.rules import Rule, rule_for
+from replication.removed_models import forget_removed, read_removals, remove
+from replication.rules import Rule, rule_for, weights_rule_for
 from replication.segment import Segment
 from replication.tail import Tail
 from replication.tasks import kept_going
@@ -77,6 +80,7 @@ class Pull:
         self.watermark = Watermark(watermark)
         self.tail = Tail(ways.bucket, catalogue, clock, chance, self, is_member=False)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
+        self.models = ModelCopying(ways, catalogue, paces, self._ended, clock, chance)
         self._orders = OrderedCopies(
             ways, catalogue, rules, self._ordered, clock, lambda error: self.tail.mend()
         )
@@ -88,6 +92,7 @@ class Pull:
         self._begun_s = self._leapt_s = complete_s
         self._leap = asyncio.Event()
         self._problems = Problems(ways.bucket.where)
+        self._removals: set[str] = set()  # that were brought, by name and ETag
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""
@@ -96,6 +101,7 @@ class Pull:
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "following the feed": self.tail.run,
             "copying": self.copying.run,
+            "copying models": self.models.run,
             "sweeping": self._sweep_now_and_then,
             "bringing tombstones": lambda: self._bring_more_tombstones(brought),
             "taking orders": self._take_orders,
@@ -116,8 +122,9 @@ class Pull:
         moments = [self._looked_s()]
         if self.watermark.is_held:
             moments.append(self._leapt_s)
-        if (oldest_s := self.jobs.oldest_s()) is not None:
-            moments.append(oldest_s)
+        for jobs in (self.jobs, self.models.jobs):
+            if (oldest_s := jobs.oldest_s()) is not None:
+                moments.append(oldest_s)
         return min(moments)
 
     # -- what the tail says --
@@ -127,6 +134,7 @@ class Pull:
         looked_s, now_s = self._looked_s(), self._clock()
         since_s = segment.written_s if looked_s <= segment.written_s <= now_s else looked_s
         self._consider(segment.entries, since_s, hold)
+        self._consider_models(segment.models, since_s, hold)
         self.watermark.release(hold)
 
     def leapt(self) -> None:
@@ -136,7 +144,11 @@ class Pull:
         self._leap.set()
 
     def origin(self, pack_id: bytes) -> str | None:
-        """Of a pack that is at home and not known there: the source, if it made it; None if a sweep brings it; else ""."""
+        """Of a pack, or a model, that is at home and not known there: the source, if it made it; None if a sweep brings it; else ""."""
+        if (model := self._catalogue.model(pack_id)) is not None:
+            if model.origin:
+                return ""
+            return None if self._weights_rule(model) is not None else self._ways.source
         try:
             [announced] = self._catalogue.packs([pack_id])
         except CatalogueDamaged:
@@ -166,7 +178,9 @@ class Pull:
         must = self.watermark.must_sweep
         hold = self.watermark.sweep(self._catalogue.positions) if must else None
         since_s = self._leapt_s if must else self._looked_s()
-        for priority in sorted({rule.priority for rule in self._rules}, reverse=True):
+        self._consider_models(list(self._catalogue.models.values()), since_s, hold)
+        priorities = {rule.priority for rule in self._rules if not rule.of_weights}
+        for priority in sorted(priorities, reverse=True):
             for chunk in self._catalogue.chunks():
                 while len(self.jobs) > JOBS_MAX // 2:
                     await asyncio.sleep(SWEEP_ROOM_PAUSE_S)
@@ -194,9 +208,19 @@ class Pull:
             for found in await read_behind(self._ways.bucket, known, problems):
                 await put_behind(self._ways.home_bucket, found.tombstone, found.blocks, found.links)
             brought |= known
-        except ObjectError as error:
+            await self._bring_removals()
+        except (ObjectError, CatalogueDamaged) as error:
             log.info("tombstones are brought later: %s", error)
         return brought
+
+    async def _bring_removals(self) -> None:
+        """The same of models. Raises ObjectError, CatalogueDamaged."""
+        found = await read_removals(self._ways.bucket, self._removals, self._problems)
+        for key, removal in found.items():
+            if self._clock() < removal.watched_until_s:
+                await remove(self._ways.home_bucket, removal, self._clock())
+                forget_removed(self._ways.home.catalogue, removal)
+            self._removals.add(key)
 
     async def _bring_more_tombstones(self, brought: set[str]) -> None:
         while True:
@@ -239,6 +263,16 @@ class Pull:
             for pair, there in zip(ruled, known, strict=True)
             if is_lacking(pair[0], there, now_s) and not erasure.covers(pair[0])
         ]
+
+    def _consider_models(self, models: Sequence[AnnouncedModel], since_s: float, hold: Hold | None) -> None:
+        """The same of models."""
+        for announced in models:
+            rule = self._weights_rule(announced)
+            if rule is not None and self.models.is_lacking(announced):
+                self.models.add(announced, rule, since_s, hold)
+
+    def _weights_rule(self, announced: AnnouncedModel) -> Rule | None:
+        return weights_rule_for(self._rules, self._ways.source, self._ways.home.region, announced.model)
 
     def _rule(self, spec: NamespaceSpec) -> Rule | None:
         name = msgspec.msgpack.encode(spec)

@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from replication.announced import Announced
+from replication.announced_models import AnnouncedModel
 from replication.audit import Audit
 from replication.auditing import Auditing, NodeHands
 from replication.catalogue import Catalogue
@@ -68,7 +69,7 @@ class RegionNode(RegionReader):
         self._upkeep = upkeep
         self.erasure = erasure
         self.auditing: Auditing | None = None
-        self._unannounced: list[tuple[Announced, asyncio.Future[None]]] = []
+        self._unannounced: list[tuple[Announced | AnnouncedModel, asyncio.Future[None]]] = []
         self._announcing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -198,10 +199,12 @@ class RegionNode(RegionReader):
                 self.catalogue.forget(pack_id)  # and is put again when it is asked for next
         await together(map(self.announce, longer.values()))
 
-    async def announce(self, announced: Announced) -> None:
-        """Say that this pack, which is in the bucket, is durable. Returns when it is said, however long that takes. Raises ValueError
-        where nobody would believe it."""
-        if not (0 <= announced.stored_s < 1 << 32 and 0 <= announced.kept_until_s < 1 << 40):
+    async def announce(self, announced: Announced | AnnouncedModel) -> None:
+        """Say that this pack, or this model with all of its chunks, which is in the bucket, is durable. Returns when it is said, however
+        long that takes. Raises ValueError where nobody would believe it."""
+        if isinstance(announced, Announced) and not (
+            0 <= announced.stored_s < 1 << 32 and 0 <= announced.kept_until_s < 1 << 40
+        ):
             raise ValueError(
                 f"{announced.pack.name}: stored {announced.stored_s}, kept until {announced.kept_until_s}"
             )
@@ -227,14 +230,16 @@ class RegionNode(RegionReader):
                     said.set_result(None)
             await asyncio.sleep(announce_interval_s(self._tail.status().writers))
 
-    async def _is_said(self, entries: Sequence[Announced]) -> bool:
+    async def _is_said(self, said: Sequence[Announced | AnnouncedModel]) -> bool:
+        entries = [one for one in said if isinstance(one, Announced)]
+        models = [one for one in said if isinstance(one, AnnouncedModel)]
         try:
-            await self._writer.announce(entries)
+            await self._writer.announce(entries, models)
         except ObjectError as error:
-            log.warning("%d packs are not announced yet: %s", len(entries), error)
+            log.warning("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
             return False
         try:
-            self.catalogue.add_packs(entries)
+            self.catalogue.add_packs(entries, models)
         except CatalogueDamaged as error:
             self._mend(error)  # and is made anew from the feed, where they are
         return True
@@ -252,7 +257,9 @@ class RegionNode(RegionReader):
         }
 
 
-def _fail(waiting: Sequence[tuple[Announced, asyncio.Future[None]]], error: BaseException) -> None:
+def _fail(
+    waiting: Sequence[tuple[Announced | AnnouncedModel, asyncio.Future[None]]], error: BaseException
+) -> None:
     for _, said in waiting:
         if not said.done():
             if isinstance(error, Exception):

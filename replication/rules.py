@@ -3,6 +3,8 @@
 namespace {model, tenant} of region `from` ──▶ rule 1 ──▶ rule 2 ──▶ … ──▶ not copied
                                                  │ copy, at this priority and rate
                                                  └ skip
+
+Weights of models have rules of their own, so that a rule of KV, which is small, brings no terabyte with it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from tiers.namespace_spec import NamespaceSpec
 @dataclass(frozen=True, slots=True)
 class Rule:
     """sources, to: names of regions, empty: all. models, tenants: patterns with * and ?; namespaces: beginnings
-    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit."""
+    of digests in hex; empty: all. bytes_per_s: of everything copied by this rule, 0: no limit. of_weights: it is about the weights of
+    these models, as they were published, and about nothing else."""
 
     sources: tuple[str, ...] = ()
     to: tuple[str, ...] = ()
@@ -27,16 +30,35 @@ class Rule:
     copies: bool = True
     priority: int = 0
     bytes_per_s: int = 0
+    of_weights: bool = False
 
     def fits(self, source: str, to: str, spec: NamespaceSpec) -> bool:
         """Whether this rule decides about a namespace of region `source`, for region `to`."""
         return (
-            (not self.sources or source in self.sources)
-            and (not self.to or to in self.to)
+            not self.of_weights
+            and self._is_between(source, to)
             and any_fits(self.models, spec.fields.get("model", ""))
             and any_fits(self.tenants, spec.fields.get("tenant", ""))
             and (not self.namespaces or spec.digest.hex().startswith(self.namespaces))
         )
+
+    def fits_weights(self, source: str, to: str, model: str) -> bool:
+        """Whether it decides about the weights of this model."""
+        return self.of_weights and self._is_between(source, to) and any_fits(self.models, model)
+
+    def _is_between(self, source: str, to: str) -> bool:
+        return (not self.sources or source in self.sources) and (not self.to or to in self.to)
+
+
+def first_weights_rule(rules: Sequence[Rule], source: str, to: str, model: str) -> Rule | None:
+    """The rule that decides about a model's weights, be they copied or not; None without any."""
+    return next((rule for rule in rules if rule.fits_weights(source, to, model)), None)
+
+
+def weights_rule_for(rules: Sequence[Rule], source: str, to: str, model: str) -> Rule | None:
+    """The rule by which a model's weights are copied; None if they are not."""
+    rule = first_weights_rule(rules, source, to, model)
+    return rule if rule is not None and rule.copies else None
 
 
 def first_rule(rules: Sequence[Rule], source: str, to: str, spec: NamespaceSpec) -> Rule | None:

@@ -1,6 +1,6 @@
 """Segments and heads of feeds: what a writer said, immutable and numbered, and how far it is.
 
-    feed/<writer>/<number, 16 hex>    Segment: packs that became durable, from 1, without gaps
+    feed/<writer>/<number, 16 hex>    Segment: packs and models that became durable, from 1, without gaps
     heads/<writer>                    Head: the highest number; a hint, replaced after each segment
 
 Both are sealed (replication/sealed.py). A segment has writer and number inside: one that lies under another name is damaged. A
@@ -17,12 +17,14 @@ import msgspec
 from msgspec import Meta
 
 from replication.announced import Announced, tabled, untabled, weight_bytes
+from replication.announced_models import AnnouncedModel, heard_models
 from replication.constants import (
     HEAD_NUMBERS,
     MIB,
     SEGMENT_BLOCKS_MAX,
     SEGMENT_BYTES_MAX,
     SEGMENT_ENTRIES_MAX,
+    SEGMENT_MODELS_MAX,
 )
 from replication.errors import Damaged
 from replication.ranges import Number, UnixS, WriterName
@@ -48,7 +50,8 @@ _NUMBER = re.compile(
 
 class Segment(msgspec.Struct, frozen=True):
     """What one writer announced at once. written_s: unix seconds by its clock, for people only. unsound: how many further
-    entries it has that cannot be true; reason: what is wrong with the first of them."""
+    entries it has that cannot be true; reason: what is wrong with the first of them. models: without any, the bytes are those
+    of a segment that knows none."""
 
     writer: str
     number: int
@@ -56,6 +59,7 @@ class Segment(msgspec.Struct, frozen=True):
     entries: Sequence[Announced]
     unsound: int = 0
     reason: str = ""
+    models: Sequence[AnnouncedModel] = ()
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -64,6 +68,7 @@ class _Body(msgspec.Struct, array_like=True):
     written_s: UnixS
     specs: Annotated[list[NamespaceSpec], Meta(max_length=SEGMENT_ENTRIES_MAX)]
     entries: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_ENTRIES_MAX)]
+    models: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_MODELS_MAX)] = []
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -93,7 +98,8 @@ def head_name(writer: str) -> str:
 
 def encode(segment: Segment) -> bytes:
     specs, entries = tabled(segment.entries)
-    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries))
+    models = (segment.models,) if segment.models else ()
+    return seal(_SEGMENT_MAGIC, (segment.writer, segment.number, segment.written_s, specs, entries, *models))
 
 
 def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
@@ -102,7 +108,10 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     body = unseal(_SEGMENT_MAGIC, content, _Body, where, SEGMENT_BYTES_MAX)
     if (body.writer, body.number) != (writer, number):
         raise Damaged(f"{where}: says it is {body.writer}/{body.number:016x}")
-    return Segment(writer, number, body.written_s, *untabled(body.specs, body.entries, where))
+    entries, unsound, reason = untabled(body.specs, body.entries, where)
+    heard = heard_models(body.models, where)
+    unsound, reason = unsound + heard.unsound, reason or heard.reason
+    return Segment(writer, number, body.written_s, entries, unsound, reason, heard.models)
 
 
 def encode_head(head: Head) -> bytes:

@@ -1,6 +1,6 @@
 """Snapshots: the whole catalogue at some positions, so that catching up takes seconds.
 
-    snapshots/parts/<number>-<chance>/<part>     packs, in sealed objects of about a megabyte, put first
+    snapshots/parts/<number>-<chance>/<part>     packs, in sealed objects of about a megabyte, put first; then models, if there are any
     snapshots/manifests/<number>-<chance>        positions, and every part with its checksum, put last
 
     write   positions ─▶ all packs ─▶ parts ─▶ manifest          read   newest manifest ─▶ parts ─▶ positions
@@ -30,8 +30,9 @@ import xxhash
 from msgspec import Meta
 
 from replication.announced import Announced, tabled, untabled, weight_bytes
+from replication.announced_models import AnnouncedModel, heard_models
 from replication.catalogue import Catalogue
-from replication.constants import MIB
+from replication.constants import MIB, SEGMENT_MODELS_MAX
 from replication.errors import CatalogueDamaged, Damaged
 from replication.ranges import Count, Id, Number, Positions, UnixS
 from replication.sealed import fetch, seal, unseal
@@ -91,6 +92,14 @@ class _PartBody(msgspec.Struct, array_like=True):
     number: Number
     specs: Annotated[list[NamespaceSpec], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
     entries: Annotated[list[msgspec.Raw], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
+    models: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_MODELS_MAX)] = []
+
+
+class _Said(NamedTuple):
+    """By a part."""
+
+    entries: Sequence[Announced]
+    models: Sequence[AnnouncedModel]
 
 
 class Retired(NamedTuple):
@@ -124,16 +133,23 @@ class Snapshots:
         parts: list[Part] = []
         packs = 0
         for entries in _pieces(catalogue.chunks()):
-            if len(parts) == SNAPSHOT_PARTS_MAX:
-                raise ObjectUnavailable(f"{self._objects.where}: a snapshot of more than {len(parts)} parts")
-            content = seal(_PART_MAGIC, (name, len(parts), *tabled(entries)))
-            await self._put(part_name(name, len(parts)), content)
-            parts.append(Part(len(content), xxhash.xxh3_128_digest(content)))
+            await self._put_part(name, parts, tabled(entries))
             packs += len(entries)
+        models = list(catalogue.models.values())
+        for at in range(0, len(models), SEGMENT_MODELS_MAX):
+            await self._put_part(name, parts, (*tabled(()), models[at : at + SEGMENT_MODELS_MAX]))
         _check_same(catalogue, renewals)
         manifest = Manifest(name, self._clock(), packs, positions, parts)
         await self._put(MANIFESTS + name, seal(_MANIFEST_MAGIC, manifest))
         return manifest
+
+    async def _put_part(self, name: str, parts: list[Part], said: tuple[object, ...]) -> None:
+        """The next one."""
+        if len(parts) == SNAPSHOT_PARTS_MAX:
+            raise ObjectUnavailable(f"{self._objects.where}: a snapshot of more than {len(parts)} parts")
+        content = seal(_PART_MAGIC, (name, len(parts), *said))
+        await self._put(part_name(name, len(parts)), content)
+        parts.append(Part(len(content), xxhash.xxh3_128_digest(content)))
 
     async def _put(self, name: str, content: bytes) -> None:
         """Put and read back: segments are removed because this is there. Nobody else writes under this name."""
@@ -263,14 +279,16 @@ class Snapshots:
         renewals = catalogue.renewals
         for start in range(0, len(manifest.parts), SNAPSHOT_REQUESTS_MAX):
             numbers = range(start, min(start + SNAPSHOT_REQUESTS_MAX, len(manifest.parts)))
-            for entries in await together(self._part(manifest, number) for number in numbers):
+            for entries, models in await together(self._part(manifest, number) for number in numbers):
+                if models:
+                    catalogue.add_packs((), models)
                 for piece in cut(entries):
                     catalogue.add_packs(piece)
                     await asyncio.sleep(0)
         _check_same(catalogue, renewals)
         catalogue.jump(manifest.positions)
 
-    async def _part(self, manifest: Manifest, number: int) -> Sequence[Announced]:
+    async def _part(self, manifest: Manifest, number: int) -> _Said:
         name, part = part_name(manifest.name, number), manifest.parts[number]
         content = await self._objects.get_within(name, part.size_bytes)
         if len(content) != part.size_bytes or xxhash.xxh3_128_digest(content) != part.checksum:
@@ -278,7 +296,7 @@ class Snapshots:
         body = unseal(_PART_MAGIC, content, _PartBody, name, SNAPSHOT_PART_BYTES_MAX)
         if (body.snapshot, body.number) != (manifest.name, number):
             raise Damaged(f"{name}: says it is {body.snapshot}/{body.number:08x}")
-        return untabled(body.specs, body.entries, name).entries
+        return _Said(untabled(body.specs, body.entries, name).entries, heard_models(body.models, name).models)
 
 
 def _check_same(catalogue: Catalogue, renewals: int) -> None:

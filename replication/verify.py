@@ -23,6 +23,8 @@ import msgspec
 import xxhash
 
 from replication.announced import Announced
+from replication.announced_models import AnnouncedModel
+from replication.announcing import announce_models
 from replication.audit import Audit, Report
 from replication.catalogue import Catalogue
 from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
@@ -160,7 +162,10 @@ class Outside:
         audit.progress = progress
         settled_s = self._clock() - ORPHAN_GRACE_S - 2 * self._skew_s
         report = await audit.run(Terms(settled_s, restores_all=bool(self._gaps)), tell)
-        self._forgot |= bool(report.missing or report.damaged or report.hanging)
+        models = report.models
+        self._forgot |= bool(
+            report.missing or report.damaged or report.hanging or models.missing or models.damaged
+        )
         return report
 
     async def end_repair(self) -> str:
@@ -269,6 +274,12 @@ class _Hands:
                 await self._writer.open()
             await self._writer.announce(packs)
         outside.catalogue.add_packs(packs)
+
+    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
+        outside = self._outside
+        if self._repairs:
+            await announce_models(outside.objects, models, outside._clock, outside._chance)
+        outside.catalogue.add_packs((), models)
 
     async def delete(self, names: Sequence[str]) -> None:
         if self._repairs:

@@ -122,6 +122,7 @@ class CopyRule(Section):
     models: Names = ()
     tenants: Names = ()
     namespaces: Annotated[tuple[str, ...], AfterValidator(_hex)] = ()
+    what: Literal["kv", "weights"] = "kv"
     action: Literal["copy", "skip"] = "copy"
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     bytes_per_s: Annotated[
@@ -131,7 +132,7 @@ class CopyRule(Section):
     def rule(self) -> Rule:
         return Rule(
             self.from_, self.to, self.models, self.tenants, self.namespaces,
-            self.action == "copy", self.priority, self.bytes_per_s,
+            self.action == "copy", self.priority, self.bytes_per_s, self.what == "weights",
         )  # fmt: skip
 
 
@@ -190,12 +191,8 @@ def _misfits(deployment: Deployment) -> list[str]:
         other = owners.setdefault((place.endpoint, place.url.rstrip("/")), name)
         if other != name:
             problems.append(f"regions.{name}.url: {place.url}: is that of region {other}; each needs its own")
+    problems += _misfits_of_rules(deployment)
     known = ", ".join(deployment.regions)
-    for number, rule in enumerate(deployment.rules, 1):
-        for key, names in (("from", rule.from_), ("to", rule.to)):
-            for name in names:
-                if name not in deployment.regions:
-                    problems.append(f"rules[{number}].{key}: {name}: known regions are {known}")
     for region, place in deployment.regions.items():
         for name, count in Counter(place.read_through).items():
             if name not in deployment.regions:
@@ -208,6 +205,20 @@ def _misfits(deployment: Deployment) -> list[str]:
                 problems.append(
                     f"regions.{region}.read_through: {name}: is named {count} times; once is allowed"
                 )
+    return problems
+
+
+def _misfits_of_rules(deployment: Deployment) -> list[str]:
+    problems = []
+    known = ", ".join(deployment.regions)
+    for number, rule in enumerate(deployment.rules, 1):
+        for key in ("tenants", "namespaces"):
+            if rule.what == "weights" and getattr(rule, key):
+                problems.append(f"rules[{number}].{key}: weights have none: allowed is models")
+        for key, names in (("from", rule.from_), ("to", rule.to)):
+            for name in names:
+                if name not in deployment.regions:
+                    problems.append(f"rules[{number}].{key}: {name}: known regions are {known}")
     return problems
 
 

@@ -1,0 +1,28 @@
+"""Announcing from outside: what is said in a region's feed by whoever has credentials for its bucket, and is no daemon.
+
+All of them write as one writer, a segment each time: feeds grow by what is published, not by who publishes. Two at once find that
+they are (`FeedWriter`): one of them goes on under an id of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import xxhash
+
+from replication.announced_models import AnnouncedModel
+from replication.feed import FeedWriter
+from tiers.objects import Objects
+
+_WRITER = xxhash.xxh3_64_hexdigest(b"kvstore model")
+
+
+async def announce_models(
+    objects: Objects, models: Sequence[AnnouncedModel], clock: Callable[[], float], chance: random.Random
+) -> None:
+    """Say that these models are in the region, with all of their chunks. When this returns, it is durable. clock: unix seconds.
+    Raises ObjectError: not known to be said; saying it again does no harm."""
+    writer = FeedWriter(objects, _WRITER, clock, chance)
+    await writer.open()
+    await writer.announce((), models)

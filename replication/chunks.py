@@ -1,0 +1,67 @@
+"""Chunks of models in a bucket: which of them are not there, and whether bytes are those of a chunk.
+
+A chunk counts as there where an object of its name has its size: whoever put it has compared its bytes. Many are looked for
+by listing their folders, a few one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import xxhash
+
+from replication.manifests import CHUNKS, Chunk
+from tiers.errors import ObjectMissing
+from tiers.objects import Bytes, Objects
+from tiers.together import together
+
+CHUNKS_ASKED_MAX: Final = 4  # of a folder, one by one; of more, the folder is listed
+FOLDERS_ASKED_MAX: Final = 16  # at a time
+
+
+async def lacking(objects: Objects, chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Those that are not there, or have another size, in their order. Raises ObjectError."""
+    wanted = {chunk.name: chunk for chunk in chunks}
+    folders: dict[str, list[Chunk]] = {}
+    for chunk in wanted.values():
+        folders.setdefault(chunk.name[: len(CHUNKS) + 3], []).append(chunk)
+    there: dict[str, int] = {}
+    names = sorted(folders)
+    for at in range(0, len(names), FOLDERS_ASKED_MAX):
+        some = names[at : at + FOLDERS_ASKED_MAX]
+        for found in await together(_sizes(objects, folder, folders[folder]) for folder in some):
+            there |= found
+    return [chunk for name, chunk in wanted.items() if there.get(name) != chunk.size_bytes]
+
+
+async def _sizes(objects: Objects, folder: str, chunks: Sequence[Chunk]) -> Mapping[str, int]:
+    """Of those that are there, by name."""
+    if len(chunks) <= CHUNKS_ASKED_MAX:
+        return {chunk.name: size for chunk in chunks if (size := await _size(objects, chunk)) is not None}
+    names = {chunk.name for chunk in chunks}
+    return {
+        info.name: info.size_bytes
+        async for page in objects.list(folder)
+        for info in page
+        if info.name in names
+    }
+
+
+async def _size(objects: Objects, chunk: Chunk) -> int | None:
+    try:
+        return (await objects.head(chunk.name)).size_bytes
+    except ObjectMissing:
+        return None
+
+
+def wrong_of_chunk(chunk: Chunk, content: Bytes) -> str:
+    """Why these bytes are not those of a chunk, in words; "" if they are. Takes 9 ms for 16 MiB."""
+    if len(content) != chunk.size_bytes:
+        return f"{len(content)} bytes: its manifest says {chunk.size_bytes}"
+    if xxhash.xxh3_128_digest(content) != chunk.checksum:
+        return "its checksum does not match"
+    if hashlib.sha256(content).digest() != chunk.sha256:
+        return "its SHA-256 is not that of its name"
+    return ""
