@@ -37,6 +37,7 @@ from replication.region import Region, open_region
 from replication.rules import Rule, rule_for
 from replication.snapshots import Snapshots
 from replication.tail import Tail
+from replication.verify_models import ReadChunks, copied, lacking_models, read_chunks
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.objects import Objects
 from tiers.pack_io import verified_pack
@@ -207,6 +208,20 @@ class Outside:
                     await asyncio.sleep(max(0.0, begun_s + done.bytes / deep.bytes_per_s - loop.time()))
         return done
 
+    async def read_models(self, deep: Deep, repairs: bool, told: Told, progress: Progress) -> ReadChunks:
+        """The same of chunks of models. Raises ObjectError, CatalogueDamaged."""
+        loop = asyncio.get_running_loop()
+        begun_s, done = loop.time(), ReadChunks()
+        total_bytes = int(sum(model.size_bytes for model in self.catalogue.models.values()) * deep.share)
+        read = read_chunks(self.objects, self.catalogue, deep.share, self._chance, told, repairs)
+        async for done in read:
+            progress("bytes of models verified", done.bytes, max(total_bytes, done.bytes))
+            if deep.bytes_per_s:
+                await asyncio.sleep(max(0.0, begun_s + done.bytes / deep.bytes_per_s - loop.time()))
+        for name in done.models if repairs else ():
+            self._forgot |= self.catalogue.forget_model(name)
+        return done
+
     def _is_alive(self, announced: Announced) -> bool:
         return not 0 < announced.kept_until_s <= self._clock()
 
@@ -239,6 +254,25 @@ class Outside:
         for announced in found:
             reason = f"region {source.region.region} has it, and by the rules it should be here"
             told(Finding(Kind.LACKING, announced.pack.name, reason))
+        return len(found)
+
+    async def lacking_models(self, source: Outside, rules: Sequence[Rule], told: Told, repairs: bool) -> int:
+        """The same of models. repairs: they are copied, which takes its time. Raises Damaged, ObjectError, CatalogueDamaged."""
+        name, home = source.region.region, self.region.region
+        found = await lacking_models(
+            self.catalogue, self.objects, home, source.catalogue, name, rules, self._clock()
+        )
+        for model in found:
+            reason = f"region {name} has it, and by the rules it should be here"
+            done = ""
+            if repairs:
+                brought, wrong = await copied(model, source.objects, self.objects, home, name, self._clock)
+                reason = wrong or reason
+                if brought is not None:
+                    await announce_models(self.objects, [brought], self._clock, self._chance)
+                    self.catalogue.add_packs((), [brought])
+                    done = "copied"
+            told(Finding(Kind.LACKING, model.name, reason, done))
         return len(found)
 
     def _lacks(self, announced: Announced, source: Outside, rules: Sequence[Rule]) -> bool:

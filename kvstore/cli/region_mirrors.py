@@ -37,7 +37,7 @@ def show_mirrors(
     else:
         columns = _LAG if is_live else _STATUS
         rows = [[show(pair.facts) for show in columns.values()] for pair in pairs]
-        drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "lost")
+        drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "models left", "lost")
         print_table(f"mirrors of {deployment.deployment}", list(columns), rows, drop)
         for pair in pairs:
             for failure in pair.facts.get("failures", ()):
@@ -95,6 +95,10 @@ def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float
         "lost": state.lost,
         "copied_packs": state.copied_packs,
         "copied_bytes": state.copied_bytes,
+        "models": state.models,
+        "model_left_bytes": state.model_left_bytes,
+        "copied_models": state.copied_models,
+        "copied_model_bytes": state.copied_model_bytes,
         "lag_p50_s": state.lag_p50_s,
         "lag_p99_s": state.lag_p99_s,
         "lag_max_s": state.lag_max_s,
@@ -126,6 +130,7 @@ _PAIR: dict[str, Show] = {
     "state": _plain("state"),
     "segments behind": _plain("segments_behind"),
     "oldest age": _duration("oldest_age_s"),
+    "models left": lambda facts: Figure(format_bytes(facts.get("model_left_bytes", 0))),
 }
 _STATUS: dict[str, Show] = _PAIR | {
     "pending": _plain("pending"),

@@ -46,7 +46,9 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "--bytes-per-s", default="", metavar="SIZE", help="read no faster, with --deep, such as 50MiB"
     )
     group.add_argument(
-        "--repair", action="store_true", help="announce what is sound and unknown, delete what is damaged"
+        "--repair",
+        action="store_true",
+        help="announce what is sound and unknown, delete what is damaged; with --against, copy models that are not here",
     )
     group.add_argument(
         "--against", default="", metavar="NAME", help="a region: what should be copied from it, and is not"
@@ -140,19 +142,30 @@ async def _verified(
             "announced_bytes": report.announced_bytes,
             "packs": report.listed,
             "bytes": report.listed_bytes,
-            "left": report.left,
+            "models": report.models.listed,
+            "announced_models": len(home.catalogue.models),
+            "missing_models": report.models.missing,
+            "left": report.left + report.models.left,
             "whole": report.is_whole,
         }
         if wanted.deep is not None:
             read = await home.read(wanted.deep, wanted.repairs, found.add, progress)
             facts |= {"read_packs": read.packs, "read_bytes": read.bytes, "damaged_packs": read.damaged}
+            chunks = await home.read_models(wanted.deep, wanted.repairs, found.add, progress)
+            facts |= {
+                "read_chunks": chunks.chunks,
+                "read_chunk_bytes": chunks.bytes,
+                "damaged_chunks": chunks.damaged,
+            }
         if wanted.repairs:
             facts["snapshot"] = await home.end_repair()
         if wanted.against:
             source = await _followed(deployment, wanted.against, directory, lambda finding: None)
             try:
                 facts["against"] = wanted.against
-                facts["lacking_packs"] = await home.lacking(source, deployment.copy_rules(), found.add)
+                rules = deployment.copy_rules()
+                facts["lacking_packs"] = await home.lacking(source, rules, found.add)
+                facts["lacking_models"] = await home.lacking_models(source, rules, found.add, wanted.repairs)
             finally:
                 source.close()
         return facts
@@ -188,13 +201,25 @@ def _print(facts: dict[str, Any], found: _Found) -> None:
         f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
         f" {count(facts['announced_packs'])} announced"
     )
+    if facts["models"] or facts["announced_models"] or facts["missing_models"]:
+        print(
+            f"{plural(facts['models'], 'model')} there, {count(facts['announced_models'])} announced and whole"
+        )
+    if facts.get("read_chunks"):
+        print(
+            f"{plural(facts['read_chunks'], 'chunk')} of models ({format_bytes(facts['read_chunk_bytes'])}) read,"
+            f" {count(facts['damaged_chunks'])} of them damaged"
+        )
     if "read_packs" in facts:
         print(
             f"{plural(facts['read_packs'], 'pack')} ({format_bytes(facts['read_bytes'])}) read,"
             f" {count(facts['damaged_packs'])} of them damaged"
         )
     if "against" in facts:
-        print(f"{plural(facts['lacking_packs'], 'pack')} of {facts['against']} not here that should be")
+        print(
+            f"{plural(facts['lacking_packs'], 'pack')} and {plural(facts['lacking_models'], 'model')}"
+            f" of {facts['against']} not here that should be"
+        )
     lines: Counter[str] = Counter()
     for finding in found.told:
         lines[finding.kind] += 1
