@@ -21,6 +21,7 @@ from replication.copying import Ways, is_lacking
 from replication.errors import CatalogueDamaged
 from replication.jobs import Job
 from replication.order_watch import OrderWatch, Report
+from replication.ordered_models import OrderedModels
 from replication.orders import MIRROR, Order
 from replication.rules import Rule, first_rule
 from replication.selection import choose
@@ -45,13 +46,15 @@ class OrderedCopies:
         make_jobs: Callable[[Sequence[tuple[Announced, Rule]]], Sequence[Job]],
         clock: Callable[[], float],
         mend: Callable[[CatalogueDamaged], None],
+        models: OrderedModels,
     ) -> None:
-        """catalogue: of the source. make_jobs: has packs copied, each by this rule; those that have jobs, sooner. clock: unix seconds."""
+        """models: carries out orders of weights. catalogue: of the source. make_jobs: has packs copied, each by this rule; those that have jobs, sooner. clock: unix seconds."""
         self._ways = ways
         self._catalogue = catalogue
         self._rules = rules
         self._make_jobs = make_jobs
         self._clock = clock
+        self._models = models
         who, problems = MIRROR + ways.source, ways.home.problems
         self._watch = OrderWatch(ways.home_bucket, who, self._carry_out, mend, clock, problems=problems)
 
@@ -63,7 +66,10 @@ class OrderedCopies:
         return ordered_rule(order, self._rules, self._ways.source, self._ways.home.region, spec)
 
     async def _carry_out(self, order: Order, report: Report) -> None:
-        """Raises CatalogueDamaged."""
+        """Raises CatalogueDamaged, ObjectError."""
+        if order.weights:
+            await self._models.carry_out(order, report)
+            return
         lacking = await self._lacking(order)
         report.packs, report.total_bytes = len(lacking), sum(lacking.values())
         left = list(lacking)[::-1]

@@ -41,12 +41,14 @@ _PROGRESS_MAGIC = b"KVPROG1\n"
 _WHO = re.compile(r"[A-Za-z0-9._=+-]{1,80}")
 
 To = Literal["dram", "nvme"]
+ModelWords = Annotated[str, Meta(max_length=200, pattern=r"^[a-z0-9][a-z0-9._-]*(@[a-z0-9][a-z0-9._-]*)?\Z")]
 _Patterns = Annotated[tuple[Text, ...], Meta(max_length=ORDER_PATTERNS_MAX)]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """models, tenants: patterns with * and ?, empty: all. budget_bytes: of records, for each daemon, 0: what fits. to: the tier.
-    made_s, until_s: unix seconds."""
+    made_s, until_s: unix seconds. weights: published models, each NAME or NAME@REVISION: the order is about these, and about no
+    KV. Older versions refuse such an order, by its id."""
 
     models: _Patterns = ()
     tenants: _Patterns = ()
@@ -54,11 +56,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     to: To = "dram"
     made_s: UnixS
     until_s: UnixS
+    weights: Annotated[tuple[ModelWords, ...], Meta(max_length=ORDER_PATTERNS_MAX)] = ()
 
     @property
     def id(self) -> str:
         said = (sorted(set(self.models)), sorted(set(self.tenants)), self.budget_bytes, self.to)
-        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(said))
+        weights = (sorted(set(self.weights)),) if self.weights else ()
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((*said, *weights)))
 
     def names(self, spec: NamespaceSpec) -> bool:
         """Whether it is about this namespace."""
@@ -66,7 +70,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     def names_of(self, model: str, tenant: str) -> bool:
         """The same of all namespaces of a model and a tenant."""
-        return any_fits(self.models, model) and any_fits(self.tenants, tenant)
+        return not self.weights and any_fits(self.models, model) and any_fits(self.tenants, tenant)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from replication.errors import CatalogueDamaged
 from replication.jobs import Job, Jobs
 from replication.model_copying import ModelCopying
 from replication.ordered_copies import OrderedCopies
+from replication.ordered_models import OrderedModels
 from replication.problems import Problems
 from replication.removed_models import forget_removed, read_removals, remove
 from replication.rules import Rule, rule_for, weights_rule_for
@@ -82,7 +83,13 @@ class Pull:
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
         self.models = ModelCopying(ways, catalogue, paces, self._ended, clock, chance)
         self._orders = OrderedCopies(
-            ways, catalogue, rules, self._ordered, clock, lambda error: self.tail.mend()
+            ways,
+            catalogue,
+            rules,
+            self._ordered,
+            clock,
+            lambda error: self.tail.mend(),
+            OrderedModels(ways, catalogue, rules, self.models, clock),
         )
         self._ways = ways
         self._catalogue = catalogue

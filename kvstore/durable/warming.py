@@ -3,6 +3,7 @@
     orders/ ─▶ selection of the catalogue, as much as the tier holds ─▶ packs, the best first ─▶ Warmer, engine's thread
                  ▲ again while a mirror copies for the order                    │ held │ loaded │ no room: that is all
                  ╰───────────────────────────────────────────────────────────────╯─▶ warming/<id>/<writer>
+    an order of weights ─▶ a mirror has copied them ─▶ preloaded to this node's disk, by a process of its own
     nodes/<writer>   every ten minutes: what its tiers hold, how fast the bucket is, what was asked for
 
 On the loop of the region's thread; what touches the engine is asked of it with one call and answered with one.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
@@ -31,6 +32,9 @@ from tiers.errors import ObjectError
 log = logging.getLogger("kvstore.durable.warming")
 T = TypeVar("T")
 
+# Has a model, NAME or NAME@REVISION, on this node's disk, and tells the report how far it is; returns why not, "" if it is there.
+Preload = Callable[[str, Report], Awaitable[str]]
+
 
 class Warming:
     """Of one daemon that has joined its region."""
@@ -42,12 +46,14 @@ class Warming:
         reply: Callable[[Callable[[], None]], object],
         clock: Callable[[], float],
         is_new: bool,
+        preload: Preload | None = None,
     ) -> None:
-        """reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
+        """preload: of models; None where this daemon preloads none. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
         self._node = node
         self._warmer = warmer
         self._reply = reply
         self._clock = clock
+        self._preload = preload
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
         self._watch = OrderWatch(
             node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
@@ -112,6 +118,9 @@ class Warming:
 
     async def _carry_out(self, order: Order, report: Report) -> None:
         """Raises ObjectError, CatalogueDamaged."""
+        if order.weights:
+            await self._bring_weights(order, report)
+            return
         holds_bytes = await self._ask(lambda: self._warmer.capacity_bytes(order.to))
         if not holds_bytes:
             report.problem = f"there is no {order.to} tier here"
@@ -133,6 +142,26 @@ class Warming:
             report.problem = f"{report.failed} packs are not here: {why}"
         else:
             report.problem = uncopied
+
+    async def _bring_weights(self, order: Order, report: Report) -> None:
+        """When mirrors have copied what they do not have here yet. Raises ObjectError."""
+        if self._preload is None:
+            report.problem = "this daemon preloads no models"
+            return
+        uncopied = ""
+        while True:
+            is_awaited, uncopied = await self._mirrors_copy(order)
+            if not is_awaited:
+                break
+            await asyncio.sleep(WARM_ROUND_S)
+        report.packs = len(order.weights)
+        for name in order.weights:
+            if problem := await self._preload(name, report):
+                report.failed += 1
+                report.problem = f"{name}: {problem}"
+            else:
+                report.done_packs += 1
+        report.problem = report.problem or uncopied
 
     def _is_wanted(self, order: Order, announced: Announced) -> bool:
         is_over = 0 < announced.kept_until_s <= self._clock()
