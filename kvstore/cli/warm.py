@@ -5,6 +5,8 @@ one daemon: load prefixes that you name into its DRAM.
   kvstore warm eu --dry-run                               only say what it would take, and bring
   kvstore warm eu --model 'llama*' --budget 200GiB        the best 200 GiB of some models, on each daemon
   kvstore warm eu --to nvme                               onto NVMe: through DRAM, where nothing stays of it
+  kvstore warm eu --weights qwen3-8b                      a published model, NAME or NAME@REVISION: copied to the region if it lacks
+                                                          there, and onto the disks of daemons that preload models
   kvstore warm eu --cancel                                take the order back that was given with these words
   kvstore warm --prefix 6f66b1302f                        this node: a prefix, from its NVMe or the region's bucket into DRAM
 
@@ -70,9 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"only this {name}; * and ? are allowed; may be given several times",
         )
     parser.add_argument(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="weights of a published model, NAME or NAME@REVISION, and no KV; may be given several times",
+    )
+    parser.add_argument(
         "--budget", default="", metavar="SIZE", help="at most so much, on each daemon (default: what fits)"
     )
-    parser.add_argument("--to", choices=("dram", "nvme"), default="dram", help="the tier (default dram)")
+    parser.add_argument("--to", choices=("dram", "nvme"), help="the tier (default dram; of --weights: nvme)")
     parser.add_argument(
         "--for", dest="life", metavar="TIME", help="how long the order is in force (default 1d)"
     )
@@ -87,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.to = args.to or ("nvme" if args.weights else "dram")
     if args.prefix:
         from kvstore.cli.warm_prefix import run_prefixes
 
@@ -155,6 +165,7 @@ def _order(args: argparse.Namespace, made_s: float) -> Order:
                     f"warm: {option}: {len(name)} characters: allowed are 1 to {NAME_CHARS_MAX}",
                     exit_code=USAGE,
                 )
+    _check_weights(args)
     budget_bytes = size("warm: --budget", args.budget, 1, NVME_CAPACITY_BYTES_MAX) if args.budget else 0
     life_s = duration("warm: --for", "1d" if args.life is None else args.life, LIFE_S_MIN, LIFE_S_MAX)
     return Order(
@@ -164,18 +175,37 @@ def _order(args: argparse.Namespace, made_s: float) -> Order:
         to=args.to,
         made_s=made_s,
         until_s=made_s + life_s,
+        weights=tuple(sorted(set(args.weights))),
     )
+
+
+def _check_weights(args: argparse.Namespace) -> None:
+    """Raises CliError."""
+    from replication.manifests import is_model_name
+
+    for name in args.weights:
+        model, at, revision = name.partition("@")
+        if not is_model_name(model) or (at and not is_model_name(revision)):
+            allowed = "NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -"
+            raise CliError(f"warm: --weights {name or '(nothing)'}: allowed are {allowed}", exit_code=USAGE)
+    others = {"--model": args.model, "--tenant": args.tenant, "--budget": args.budget}
+    given = [option for option, value in others.items() if value]
+    if args.weights and (given or args.to != "nvme"):
+        other = given[0] if given else f"--to {args.to}"
+        raise CliError(f"warm: {other} is for KV: it does not go with --weights", exit_code=USAGE)
 
 
 def _plan(args: argparse.Namespace, order: Order) -> Plan:
     from kvstore.cli.warm_plan import NothingNamed, Planner
+    from kvstore.cli.warm_weights import plan_weights
 
     deployment, prices = load_deployment(args), load_config(args).config.durable
-    planner = Planner(deployment, args.region, order, prices, time.time)
 
     async def planned() -> Plan:
         try:
-            return await planner.plan()
+            if order.weights:
+                return await plan_weights(deployment, args.region, order, prices, time.time)
+            return await Planner(deployment, args.region, order, prices, time.time).plan()
         except NothingNamed as error:
             raise CliError(f"warm: {error}", exit_code=NOT_FOUND) from error
 
@@ -218,6 +248,7 @@ def _cancel(args: argparse.Namespace, order: Order) -> int:
 def _words(order: Order) -> str:
     """An order, as it is given."""
     words = [f"--model {name}" for name in order.models] + [f"--tenant {name}" for name in order.tenants]
+    words += [f"--weights {name}" for name in order.weights]
     budget = [f"--budget {order.budget_bytes}"] if order.budget_bytes else []
     return " ".join([*words, *budget, f"--to {order.to}"])
 
@@ -229,6 +260,7 @@ def _order_facts(order: Order) -> dict[str, Any]:
     return {
         "id": order.id,
         "models": list(order.models),
+        "weights": list(order.weights),
         "tenants": list(order.tenants),
         "budget_bytes": order.budget_bytes,
         "to": order.to,
@@ -244,19 +276,27 @@ def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
 
     price = plan.copy_price + plan.put_price
     told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic was told"
-    rows: Sequence[Sequence[object]] = [
-        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} packs"],
+    things = "models" if args.weights else "packs"
+    rows: list[Sequence[object]] = [
+        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} {things}"],
         ["… takes", Figure(taking(plan.copy_s)), ""],
         [
             "… costs",
             Figure(money(price, currency)),
             f"and {money(plan.storage_month_price, currency)} a month",
         ],
-        ["preloaded, each daemon", Figure(format_bytes(plan.preload_bytes)), _of(plan)],
+        [
+            "preloaded, each daemon",
+            Figure(format_bytes(plan.preload_bytes)),
+            "" if args.weights else _of(plan),
+        ],
         ["… takes", Figure(taking(plan.preload_s)), f"{count(len(plan.daemons))} daemons were seen lately"],
-        ["expected hit rate", Figure(_rate(plan.hit_rate)), told],
-        ["… without the bucket", Figure(_rate(plan.preloaded_hit_rate)), "at least"],
     ]
+    if not args.weights:
+        rows += [
+            ["expected hit rate", Figure(_rate(plan.hit_rate)), told],
+            ["… without the bucket", Figure(_rate(plan.preloaded_hit_rate)), "at least"],
+        ]
     print_table(f"warming {args.region}", ["", "", ""], rows)
     for note in plan.notes:
         print(f"  {note}")

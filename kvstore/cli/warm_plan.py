@@ -256,6 +256,11 @@ class Planner:
             plan.preloaded_hit_rate = plan.hit_rate * self._share
 
 
+async def alive_writers(objects: Objects, now_s: float) -> list[str]:
+    """The daemons of a region that told of themselves lately. Raises ObjectError."""
+    return [node.writer for node in await read_nodes(objects) if node.at_s > now_s - _ALIVE_S]
+
+
 async def _size(catalogue: Catalogue, chosen: Sequence[Chosen]) -> tuple[int, int]:
     """Blocks and tokens."""
     blocks = tokens = 0

@@ -57,6 +57,7 @@ def _checked(args: argparse.Namespace) -> str:
         "--dry-run": args.dry_run,
         "--cancel": args.cancel,
         "--to nvme": args.to != "dram",
+        "--weights": args.weights,
         "--for": args.life is not None,
         "--wait": args.wait is not None,
         "--regions": args.regions is not None,
