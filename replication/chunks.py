@@ -6,12 +6,14 @@ by listing their folders, a few one by one.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import xxhash
 
+from replication.constants import KIB
 from replication.manifests import CHUNKS, Chunk
 from tiers.errors import ObjectMissing
 from tiers.objects import Bytes, Objects
@@ -19,6 +21,7 @@ from tiers.together import together
 
 CHUNKS_ASKED_MAX: Final = 4  # of a folder, one by one; of more, the folder is listed
 FOLDERS_ASKED_MAX: Final = 16  # at a time
+CHUNK_INLINE_BYTES_MAX: Final = 256 * KIB  # hashed by the loop itself
 
 
 async def lacking(objects: Objects, chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -54,6 +57,13 @@ async def _size(objects: Objects, chunk: Chunk) -> int | None:
         return (await objects.head(chunk.name)).size_bytes
     except ObjectMissing:
         return None
+
+
+async def wrong_bytes(chunk: Chunk, content: Bytes) -> str:
+    """As `wrong_of_chunk`, in a thread if it takes long. The content must not change meanwhile."""
+    if len(content) <= CHUNK_INLINE_BYTES_MAX:
+        return wrong_of_chunk(chunk, content)
+    return await asyncio.to_thread(wrong_of_chunk, chunk, content)
 
 
 def wrong_of_chunk(chunk: Chunk, content: Bytes) -> str:

@@ -14,14 +14,12 @@ Memory: COPY_CHUNKS_MAX chunks and two manifests.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from replication.announced_models import AnnouncedModel
-from replication.chunks import lacking, wrong_of_chunk
+from replication.chunks import lacking, wrong_bytes
 from replication.collecting import intended
-from replication.constants import KIB
 from replication.errors import Damaged, ModelDiffers, ModelRemoved
 from replication.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode
 from replication.removed_models import read_removal
@@ -30,7 +28,6 @@ from tiers.objects import Objects
 from tiers.together import together
 
 COPY_CHUNKS_MAX: Final = 8  # under way at a time, of 16 MiB at most
-CHUNK_INLINE_BYTES_MAX: Final = 256 * KIB  # hashed by the loop itself
 
 Pace = Callable[[int], Awaitable[None]]
 
@@ -149,11 +146,7 @@ class ModelCopy:
             content = await self._source.get_within(chunk.name, chunk.size_bytes)
         except ObjectDamaged as error:
             raise Damaged(str(error)) from error
-        if chunk.size_bytes <= CHUNK_INLINE_BYTES_MAX:
-            wrong = wrong_of_chunk(chunk, content)
-        else:
-            wrong = await asyncio.to_thread(wrong_of_chunk, chunk, content)
-        if wrong:
+        if wrong := await wrong_bytes(chunk, content):
             raise Damaged(f"{self._source.where}: {chunk.name}: {wrong}")
         return content
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
@@ -11,7 +10,7 @@ import msgspec
 
 from replication.announced_models import AnnouncedModel
 from replication.catalogue import Catalogue
-from replication.chunks import wrong_of_chunk
+from replication.chunks import wrong_bytes
 from replication.copy_model import ModelCopy
 from replication.errors import Damaged, ModelDiffers, ModelRemoved
 from replication.manifests import Chunk, named, read_manifest
@@ -70,7 +69,7 @@ async def _damage(objects: Objects, chunk: Chunk) -> str:
     for _ in range(2):
         try:
             content = await objects.get_within(chunk.name, chunk.size_bytes)
-            wrong = await asyncio.to_thread(wrong_of_chunk, chunk, content)
+            wrong = await wrong_bytes(chunk, content)
         except ObjectMissing:
             return ""
         except ObjectDamaged as error:

@@ -18,18 +18,24 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from replication.announced import Announced, merged
+from replication.announced_models import AnnouncedModel, merged_models
 from replication.catalogue import Catalogue
 from replication.errors import ReplicationError
+from replication.manifests import CHUNKS
+from replication.manifests import MANIFESTS as MODEL_MANIFESTS
 from replication.mirror import Joined, Mirror
 from replication.mirror_state import MIRRORS, MirrorState, read_state
 from replication.region import open_region
 from replication.region_node import RegionNode
-from replication.rules import Rule, rule_for, sources_for
+from replication.rules import Rule, rule_for, sources_for, weights_rule_for
 from replication.segment import FEED, HEADS, Segment, decode, decode_head, segment_number
 from replication.tombstones import TOMBSTONES, Tombstone, read_tombstones
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.models import MadeModel, make_model
 from tiers.checksum import digest
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
@@ -88,6 +94,31 @@ def by_id() -> dict[bytes, Made]:
     return {one.pack.id: one for one in by_name().values()}
 
 
+MODELS = 6
+
+
+@cache
+def made_model(number: int) -> MadeModel:
+    """Revisions of two models; those of one share their first chunk."""
+    name, shared = f"model-{number % 2}", make_model(f"model-{number % 2}", "shared", chunks=1)
+    own = make_model(name, f"r{number}", chunks=1 + number % 3)
+    chunks = [*shared.manifest.chunks, *own.manifest.chunks]
+    return MadeModel(
+        msgspec.structs.replace(own.manifest, chunks=chunks, files=own.manifest.files),
+        {**shared.chunks, **own.chunks},
+    )
+
+
+@cache
+def models_by_name() -> dict[str, MadeModel]:
+    return {one.name: one for one in map(made_model, range(MODELS))}
+
+
+@cache
+def chunk_contents() -> dict[str, bytes]:
+    return {name: content for one in models_by_name().values() for name, content in one.chunks.items()}
+
+
 @cache
 def is_covered(pack_id: bytes, tombstone: Tombstone) -> bool:
     """What erasing means, said with whole paths."""
@@ -120,6 +151,8 @@ class Witness(MemoryObjects):
         self.gone: set[bytes] = set()
         self.late: set[bytes] = set()
         self.may_be_late = True
+        self.models: dict[str, AnnouncedModel] = {}  # what was announced of each, together
+        self.published_here: set[str] = set()  # models that nodes of this region have published
         self.wrong: AssertionError | None = None
         self.rotten: dict[str, bytes] = {}  # packs that are damaged here, as they were
         self.removed: Counter[str] = Counter()  # why
@@ -142,6 +175,14 @@ class Witness(MemoryObjects):
             assert content == one.content, f"{self.region}: {name}: other bytes than it should have"
             self.put_s[one.pack.id] = self.clock()
             self.rotten.pop(name, None)
+        if name.startswith(CHUNKS):
+            assert content == chunk_contents()[name], (
+                f"{self.region}: {name}: other bytes than it should have"
+            )
+            self.rotten.pop(name, None)
+        if name.startswith(MODEL_MANIFESTS):
+            assert content == models_by_name()[name].objects[name]
+            assert self.has_chunks(name), f"{self.region}: {name}: put before its chunks"
         done = await super().put(name, content, only_new)
         if done and name.startswith(FEED):
             self._witness(name, bytes(content))
@@ -201,6 +242,35 @@ class Witness(MemoryObjects):
             assert own is not None and not own.origin, f"of another origin: {entry.origin}"
             assert self.is_wanted(entry, entry.origin), f"{self.region}: against the rules"
 
+        for model in segment.models:
+            assert self.has_model(model.name), f"{self.region}: announces a model that is not there"
+            self.models[model.name] = merged_models(self.models.get(model.name, model), model)
+            if not model.origin:
+                assert model.name in self.published_here, f"{self.region}: a copy without an origin"
+                continue
+            theirs = self.others[model.origin].models.get(model.name)
+            assert theirs is not None and not theirs.origin, f"of another origin: {model.origin}"
+            assert self.is_model_wanted(model.model, model.origin), f"{self.region}: against the rules"
+
+    def has_model(self, name: str) -> bool:
+        return name in self.stored and self.has_chunks(name)
+
+    def has_chunks(self, name: str) -> bool:
+        """Of the manifest of this name; what rotted here, where it was made, is no mirror's fault."""
+        chunks = models_by_name()[name].chunks
+        return all(self.stored.get(one) == content or one in self.rotten for one, content in chunks.items())
+
+    def is_model_wanted(self, model: str, source: str) -> bool:
+        return weights_rule_for(self._rules, source, self.region, model) is not None
+
+    def expected_models(self) -> set[str]:
+        """The names of those that should be here in the end."""
+        found = {name for name, model in self.models.items() if not model.origin}
+        for source in sources_for(self._rules, self.region, self.others):
+            own = (model for model in self.others[source].models.values() if not model.origin)
+            found |= {model.name for model in own if self.is_model_wanted(model.model, source)}
+        return found
+
     def has(self, entry: Announced) -> bool:
         """Whether a pack is here; if it rotted here, where it was made, that is no mirror's fault."""
         name = entry.pack.name
@@ -245,6 +315,11 @@ class Witness(MemoryObjects):
             if self.is_wanted(entry, source.region):
                 is_here = self.has(entry) or self.is_no_more(entry.pack.id)
                 assert is_here, f"{source.region} to {self.region}: {what}: a pack is missing"
+        for model in segment.models:
+            if not model.origin and self.is_model_wanted(model.model, source.region):
+                assert self.has_model(model.name), (
+                    f"{source.region} to {self.region}: {what}: a model is missing"
+                )
 
     def is_no_more(self, pack_id: bytes) -> bool:
         """Whether a pack that was announced here need not be here."""
@@ -285,6 +360,13 @@ class Witness(MemoryObjects):
                 return "it is erased, and here"
             if pack_id not in self.put_here and not self.may_come(pack_id):
                 return "more is there than the rules say"
+        models = {name for name in self.stored if name.startswith(MODEL_MANIFESTS)}
+        if not (
+            self.models.keys()
+            == models - (self.published_here - self.models.keys())
+            == self.expected_models()
+        ):
+            return "not the models that should be here"
         for source in sources_for(self._rules, self.region, self.others):
             if self.others[source].stones.keys() - self.stones.keys():
                 return "a tombstone is not here"
@@ -345,6 +427,7 @@ class Around:
     busy_until_s: float
     has_lives: bool
     skews_s: tuple[float, ...]
+    has_models: bool = False
     seen: Counter[str] = field(default_factory=Counter)
 
     def now_s(self) -> float:
@@ -417,6 +500,8 @@ class Process:
             return "it knows what is erased"
         if expected.keys() - ids:
             return "it does not know all that is there"
+        if catalogue.models.keys() != self.bucket.expected_models():
+            return "it does not know the models"
         return ""
 
 
@@ -440,7 +525,21 @@ class Node(Process):
         while around.now_s() < around.busy_until_s:
             for _ in range(chance.choice((1, 1, 2, 4))):
                 await self.ask(node, made(chance.randrange(POOL)))
+            if around.has_models and chance.random() < 0.2:
+                await self.publish(node, made_model(chance.randrange(MODELS)))
             await asyncio.sleep(chance.expovariate(1 / 20))
+
+    async def publish(self, node: RegionNode, model: MadeModel) -> None:
+        """As a publisher does: chunks, manifest, announcement."""
+        try:
+            for name, content in model.objects.items():
+                if name not in self.bucket.stored or name.startswith(MODEL_MANIFESTS):
+                    await self.way.put(name, content)
+        except ObjectError:
+            return  # and does not come back; perhaps the manifest is there, and not announced
+        self.bucket.published_here.add(model.name)
+        self.around.seen["published"] += 1
+        await node.announce(model.announced)
 
     async def ask(self, node: RegionNode, wanted: Made) -> None:
         """A prompt that ends with this pack."""

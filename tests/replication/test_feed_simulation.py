@@ -25,6 +25,7 @@ from functools import cache
 import pytest
 
 from replication.announced import Announced
+from replication.announced_models import AnnouncedModel
 from replication.catalogue import Catalogue
 from replication.errors import Damaged
 from replication.feed import FeedWriter
@@ -34,6 +35,7 @@ from replication.tail import Tail
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.durable import pack_of, spec_of
 from tests.replication.memory_rows import MemoryRows, small_catalogues
+from tests.replication.models import MadeModel, make_model
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectError
 from tiers.objects import Bytes
@@ -58,6 +60,11 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     monkeypatch.setattr("replication.feed.FULL_LOOK_EVERY", 8)
     monkeypatch.setattr("replication.feed.FEED_PAGE_SEGMENTS", 8)
     monkeypatch.setattr("replication.tail.BACKOFF_S_MAX", 40.0)
+
+
+@cache
+def made_model(number: int) -> MadeModel:
+    return make_model(f"m{number}", chunks=1)
 
 
 @cache
@@ -90,13 +97,19 @@ class Witness(MemoryObjects):
         assert number == 1 or (writer, number - 1) in self.segments, f"{name}: there is a gap before it"
         for entry in segment.entries:
             assert entry.pack.name in self.stored, f"{name}: announces a pack that is not there"
+        for model in segment.models:
+            assert model.name in self.stored, f"{name}: announces a model that is not there"
         self.segments[writer, number] = segment
 
     def highest(self) -> dict[str, int]:
         return dict(sorted(self.segments))  # the highest of each comes last
 
     def announced(self) -> set[bytes]:
-        return {entry.pack.id for segment in self.segments.values() for entry in segment.entries}
+        return {one for segment in self.segments.values() for one in ids_of(segment)}
+
+
+def ids_of(segment: Segment) -> list[bytes]:
+    return [entry.pack.id for entry in segment.entries] + [model.id for model in segment.models]
 
 
 class WatchedCatalogue(Catalogue):
@@ -106,11 +119,15 @@ class WatchedCatalogue(Catalogue):
         super().__init__(rows)
         self._witness = witness
         self.ids = {entry.pack.id for chunk in self.chunks() for entry in chunk}
+        self.ids |= {model.id for model in self.models.values()}
         self.check(self.positions)
 
-    def _apply(self, entries: Sequence[Announced], positions: dict[str, int]) -> None:  # type: ignore[override]  # narrower on purpose
+    def _apply(  # type: ignore[override]  # narrower on purpose
+        self, entries: Sequence[Announced], positions: dict[str, int], models: Sequence[AnnouncedModel] = ()
+    ) -> None:
         before = self.positions
-        super()._apply(entries, positions)
+        super()._apply(entries, positions, models)
+        self.ids |= {model.id for model in models}
         for entry in entries:
             assert entry.pack.name in self._witness.stored, "knows a pack that is not there"
             self.ids.add(entry.pack.id)
@@ -124,7 +141,7 @@ class WatchedCatalogue(Catalogue):
             for number in range((before or {}).get(writer, 0) + 1, position + 1):
                 segment = self._witness.segments.get((writer, number))
                 assert segment is not None, f"{writer}: position {position} is behind what there is"
-                missing = [entry.pack.id for entry in segment.entries if entry.pack.id not in self.ids]
+                missing = [one for one in ids_of(segment) if one not in self.ids]
                 assert not missing, f"{writer}: position {position} has passed segment {number}"
 
 
@@ -160,21 +177,27 @@ class Writing(Daemon):
         self.stored_id = writer_id
         self.conflicts = 0
         self.waiting: list[Announced] = []  # to be announced
+        self.models: list[AnnouncedModel] = []  # the same
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
         writer = FeedWriter(self.objects, self.stored_id, loop.time, self.chance)
         while not await self.tried(writer.open()):
             await asyncio.sleep(1)
-        self.waiting = []
+        self.waiting, self.models = [], []
         while True:
             await asyncio.sleep(self.chance.expovariate(1 / 12))
             if loop.time() < CHAOS_S:
                 self.waiting += [pack for pack in self.fresh() if await self.tried(self.put(pack))]
-            if not self.waiting or not await self.tried(writer.announce(self.waiting)):
+                self.models += [
+                    one.announced for one in self.fresh_models() if await self.tried(self.publish(one))
+                ]
+            if not (self.waiting or self.models) or not await self.tried(
+                writer.announce(self.waiting, self.models)
+            ):
                 continue
-            self.world.durable |= {pack.pack.id for pack in self.waiting}
-            self.waiting = []
+            self.world.durable |= {pack.pack.id for pack in self.waiting} | {one.id for one in self.models}
+            self.waiting, self.models = [], []
             self.conflicts = max(self.conflicts, writer.conflicts)
             if self.chance.random() < 0.8:
                 self.stored_id = writer.id
@@ -183,6 +206,14 @@ class Writing(Daemon):
         """Packs, some of which others make, too."""
         names = [self.world.chance.randrange(200) for _ in range(self.chance.choice((1, 1, 1, 2, 12)))]
         return list(map(made, names))
+
+    def fresh_models(self) -> list[MadeModel]:
+        return [
+            made_model(self.world.chance.randrange(20)) for _ in range(self.chance.choice((0, 0, 0, 1, 3)))
+        ]
+
+    async def publish(self, model: MadeModel) -> None:
+        await self.objects.put(model.name, b"manifest")
 
     async def put(self, pack: Announced) -> None:
         await self.objects.put(pack.pack.name, b"pack")
@@ -286,7 +317,7 @@ class World:
 
     def problem(self) -> str:
         """What is not yet as it should be."""
-        if any(writer.waiting for writer in self.writers):
+        if any(writer.waiting or writer.models for writer in self.writers):
             return "not all is announced"
         highest = self.store.highest()
         for reader in self.readers:
@@ -329,6 +360,7 @@ def test_whatever_the_store_does_everybody_knows_what_was_announced(chunk: int) 
         for daemon in (*world.writers, *world.readers):
             seen.update(daemon.objects.injected)
         seen["segments"] += len(world.store.segments)
+        seen["models"] += sum(len(segment.models) for segment in world.store.segments.values())
         seen["retired"] += len(world.store.segments) - sum(
             name.startswith(FEED) for name in world.store.stored
         )
@@ -346,5 +378,5 @@ def test_whatever_the_store_does_everybody_knows_what_was_announced(chunk: int) 
     kinds = (
         "failed", "hung", "lost", "late", "twice", "rotten", "truncated", "flipped", "reordered", "overtaken",
     )  # fmt: skip
-    missing = [kind for kind in (*kinds, "retired", "snapshots") if not seen[kind]]
+    missing = [kind for kind in (*kinds, "retired", "snapshots", "models") if not seen[kind]]
     assert not missing or SEEDS < 100 * CHUNKS, f"never happened: {missing}"

@@ -26,6 +26,7 @@ import msgspec
 import pytest
 
 from replication.catalogue import Catalogue
+from replication.manifests import CHUNKS
 from replication.region import init_region
 from replication.rules import Rule, sources_for
 from replication.segment import FEED
@@ -78,6 +79,9 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
         "copying.COPY_BACKOFF_S_MAX": 20.0,
         "copying.DAMAGED_BACKOFF_S_MAX": 40.0,
         "copying.LOST_AFTER_S": 30.0,
+        "model_copying.MODEL_BACKOFF_S_MAX": 20.0,
+        "model_copying.MODEL_DAMAGED_BACKOFF_S_MAX": 40.0,
+        "model_copying.LOST_AFTER_S": 30.0,
         "mirror.MIRROR_JOIN_PAUSE_S": 5.0,
         "mirror.STATE_INTERVAL_S": 15.0,
         "pull.SETTLE_S_MAX": 20.0,
@@ -126,6 +130,7 @@ class World:
         self.has_kills = chance.random() < 0.5
         self.has_damage = chance.random() < 0.3
         self.has_erasure = chance.random() < 0.6
+        self.around.has_models = chance.random() < 0.3
         homes = [name for name in names if sources_for(rules, name, names)]
         self.mirrors = [MirrorProcess(self.around, name) for name in homes]
         self.nodes = [
@@ -154,6 +159,11 @@ class World:
         if chance.random() < 0.5:
             rules.append(Rule(models=("model-2",), priority=5))
         sources = () if chance.random() < 0.6 else ("na",)
+        if chance.random() < 0.7:
+            models = ("model-0",) if chance.random() < 0.5 else ()
+            rules.append(
+                Rule(sources=sources, models=models, of_weights=True, priority=chance.choice((0, 2)))
+            )
         rate = chance.choice((0, 0, 300))
         return [*rules, Rule(sources=sources, bytes_per_s=rate)]
 
@@ -224,7 +234,14 @@ class World:
             await bury(bucket, stone)
 
     async def damage(self, bucket: Witness) -> None:
-        """A pack rots where it was made, or is gone: only where nobody else made it, so that it is told what to expect."""
+        """A pack rots where it was made, or is gone: only where nobody else made it, so that it is told what to expect. So does a
+        chunk, until all that goes wrong is over."""
+        chunks = [name for name in bucket.stored if name.startswith(CHUNKS) and name not in bucket.rotten]
+        if chunks and self.chance.random() < 0.5:
+            name = self.chance.choice(chunks)
+            bucket.rotten[name] = content = bucket.stored[name]
+            bucket.stored[name] = flip(content, self.chance.randrange(8 * len(content)))
+            self.around.seen["rotten chunks"] += 1
         others = [other for other in self.buckets.values() if other is not bucket]
         packs = [
             pack_id
@@ -295,6 +312,7 @@ class World:
         for mirror in self.mirrors:
             for state in (one.state() for one in mirror.mirrors):
                 seen["copied"] += state.copied_packs
+                seen["copied models"] += state.copied_models
                 seen["lost packs"] += state.lost
         for bucket in self.buckets.values():
             seen.update(bucket.removed)
@@ -328,6 +346,9 @@ def test_whatever_happens_mirrors_bring_what_the_rules_say_and_tell_the_truth(ch
     work = (
         "packs",
         "copied",
+        "published",
+        "copied models",
+        "rotten chunks",
         "lost packs",
         "rotten packs",
         "renewed",
