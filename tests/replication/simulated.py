@@ -102,11 +102,8 @@ def made_model(number: int) -> MadeModel:
     """Revisions of two models; those of one share their first chunk."""
     name, shared = f"model-{number % 2}", make_model(f"model-{number % 2}", "shared", chunks=1)
     own = make_model(name, f"r{number}", chunks=1 + number % 3)
-    chunks = [*shared.manifest.chunks, *own.manifest.chunks]
-    return MadeModel(
-        msgspec.structs.replace(own.manifest, chunks=chunks, files=own.manifest.files),
-        {**shared.chunks, **own.chunks},
-    )
+    chunks = [*own.manifest.chunks, *shared.manifest.chunks]  # files name their chunks by their places
+    return MadeModel(msgspec.structs.replace(own.manifest, chunks=chunks), {**shared.chunks, **own.chunks})
 
 
 @cache
@@ -153,6 +150,7 @@ class Witness(MemoryObjects):
         self.may_be_late = True
         self.models: dict[str, AnnouncedModel] = {}  # what was announced of each, together
         self.published_here: set[str] = set()  # models that nodes of this region have published
+        self.begun_here: set[str] = set()  # … or have begun to
         self.wrong: AssertionError | None = None
         self.rotten: dict[str, bytes] = {}  # packs that are damaged here, as they were
         self.removed: Counter[str] = Counter()  # why
@@ -361,11 +359,7 @@ class Witness(MemoryObjects):
             if pack_id not in self.put_here and not self.may_come(pack_id):
                 return "more is there than the rules say"
         models = {name for name in self.stored if name.startswith(MODEL_MANIFESTS)}
-        if not (
-            self.models.keys()
-            == models - (self.published_here - self.models.keys())
-            == self.expected_models()
-        ):
+        if self.models.keys() != self.expected_models() or models - self.models.keys() - self.begun_here:
             return "not the models that should be here"
         for source in sources_for(self._rules, self.region, self.others):
             if self.others[source].stones.keys() - self.stones.keys():
@@ -531,6 +525,7 @@ class Node(Process):
 
     async def publish(self, node: RegionNode, model: MadeModel) -> None:
         """As a publisher does: chunks, manifest, announcement."""
+        self.bucket.begun_here.add(model.name)
         try:
             for name, content in model.objects.items():
                 if name not in self.bucket.stored or name.startswith(MODEL_MANIFESTS):

@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from replication.catalogue import Catalogue
-from replication.manifests import CHUNKS
+from replication.manifests import CHUNKS as MODEL_CHUNKS
 from replication.region import init_region
 from replication.rules import Rule, sources_for
 from replication.segment import FEED
@@ -236,7 +236,9 @@ class World:
     async def damage(self, bucket: Witness) -> None:
         """A pack rots where it was made, or is gone: only where nobody else made it, so that it is told what to expect. So does a
         chunk, until all that goes wrong is over."""
-        chunks = [name for name in bucket.stored if name.startswith(CHUNKS) and name not in bucket.rotten]
+        chunks = [
+            name for name in bucket.stored if name.startswith(MODEL_CHUNKS) and name not in bucket.rotten
+        ]
         if chunks and self.chance.random() < 0.5:
             name = self.chance.choice(chunks)
             bucket.rotten[name] = content = bucket.stored[name]
