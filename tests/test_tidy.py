@@ -59,7 +59,7 @@ LINES_MAX = {
     "kvstore/retention": 1360,
     "kvstore/security": 60,
     "kvstore/web": 1450,
-    "replication": 8200,
+    "replication": 9600,
     "tiers": 6520,
 }
 GENERATED = ROOT / "kvstore" / "v1"

@@ -26,7 +26,7 @@ from tests.replication.audited import Region, opened
 from tests.replication.models import make_model, publish, put_model
 from tests.replication.virtual_loop import run
 
-OLD_S = 3 * 24 * 3600.0
+OLD_S = 4 * 3600.0
 WEIGHTS = Rule(of_weights=True)
 
 
@@ -45,10 +45,16 @@ def simulate(main: Callable[[Region], Coroutine[Any, Any, None]]) -> None:
     run(whole())
 
 
+async def known(node: RegionNode) -> None:
+    """All that was announced until now."""
+    await asyncio.sleep(1.0)
+    await node.up_to_date()
+
+
 async def audited(node: RegionNode, region: Region) -> tuple[Report, list[Finding]]:
     assert node.auditing is not None
     found: list[Finding] = []
-    await node.up_to_date()
+    await known(node)
     report = await node.auditing._audit.run(Terms(region.clock() - 7200.0), found.append)
     return report, found
 
@@ -84,7 +90,7 @@ def test_a_manifest_that_nobody_announced_is_announced_when_it_is_old_and_whole(
             "listed": 3, "missing": 1, "damaged": 0, "restored": 1, "removed": 0, "left": 1,
         }  # fmt: skip
         other = await region.node("b")
-        await other.up_to_date()
+        await known(other)
         assert set(other.catalogue.models) == {whole.name}
         report, found = await audited(node, region)
         assert report.models.restored == 0
@@ -102,7 +108,7 @@ def test_what_was_announced_and_is_gone_is_found() -> None:
         )
         node = await region.node("a")
         await publish(region.inner, gone, lacks, cut, rotten, good, clock=region.clock)
-        await node.up_to_date()
+        await known(node)
         assert len(node.catalogue.models) == 5
         await asyncio.sleep(OLD_S)
         await region.inner.delete([gone.name, next(iter(lacks.chunks))])
@@ -134,7 +140,7 @@ def test_nothing_is_forgotten_because_a_place_is_away() -> None:
         made = make_model()
         node = await region.node("a")
         await publish(region.inner, made, clock=region.clock)
-        await node.up_to_date()
+        await known(node)
         stored = dict(region.inner.stored)
         for name in stored:
             await region.inner.delete([name])
@@ -156,7 +162,7 @@ def test_what_was_removed_leaves() -> None:
         caches = make_model(revision="1", seed="c", about={"vllm": "0.32"})
         node = await region.node("a")
         await publish(region.inner, made, other, caches, clock=region.clock)
-        await node.up_to_date()
+        await known(node)
         await removed(region, made)
         await put_model(region.inner, made)
         await put_model(region.inner, caches)
@@ -190,7 +196,8 @@ def test_a_mirror_brings_what_its_audit_found_to_be_gone() -> None:
         assert made.name in home.inner.stored
         lost = list(made.chunks)[3:5]
         await home.inner.delete(lost)
-        await asyncio.sleep(3 * OLD_S)
+        await node.auditing._run(())
+        await asyncio.sleep(120.0)
         assert node.auditing.status()["missing_models"] == 1
         assert all(home.inner.stored[name] == content for name, content in made.objects.items())
         assert mirror.state().copied_model_bytes == 1200 and set(node.catalogue.models) == {made.name}
