@@ -1,22 +1,25 @@
-"""Collecting: chunks that no manifest names are deleted, but none of those that are being put.
+"""Intents and locks: how those who put chunks and those who collect garbage see each other, on nodes and in mirrors.
 
-    publisher, mirror   intent ─▶ is a lock there? wait for its end ─▶ chunks ─▶ manifest ─▶ intent deleted
-    gc                  lock ─▶ intents, manifests ─▶ chunks that nobody names deleted, until shortly before its end ─▶ lock deleted
+    models/publishing/<id, 16 hex>     Manifest: its chunks are being put, or are believed to be there
+    models/collecting/<id, 16 hex>     Lock: somebody collects
 
-    models/publishing/<id, 16 hex>   Manifest, sealed: its chunks are being put, or believed to be there
-    models/collecting                Lock, sealed: a gc is under way
+    who publishes, or mirrors                                    who collects (coldstart/collecting.py)
+      put the intent                                               put the lock
+      is there a lock? wait until it is over                       list intents, then manifests: what is named
+      put the chunks that are not there                            list chunks: delete those nobody names
+      put the manifest, if the intent is there still               let the lock run out
+      delete the intent
 
-An intent is put before the lock is looked for, and the lock before intents are read: one of both sees the other one. All
-times are the store's: when an object was put, and what has passed here since.
-
-An intent stays where its block fails: who goes on within INTENT_S finds the chunks that were put.
+Each puts its own sign before it looks for the other's: so one of both always sees the other. Times are the store's: a lock ends
+so long after it was put, an intent dies INTENT_S after it was put last. Whoever lives puts his own anew each hour.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Final
 
@@ -24,89 +27,121 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-from replication.constants import KIB
-from replication.errors import Damaged
+from replication.errors import Damaged, IntentLost
 from replication.manifests import PUBLISHING, Manifest, encode
-from replication.ranges import Text
 from replication.sealed import fetch, seal
 from tiers.errors import ObjectError, ObjectMissing
 from tiers.objects import Objects
 from tiers.together import meanwhile
 
-INTENT_S: Final = 24 * 3600.0  # an intent that was put so long ago is of somebody who died
+COLLECTING: Final = "models/collecting/"
+INTENT_S: Final = 24 * 3600.0
 INTENT_RENEW_S: Final = 3600.0
-INTENT_RETRY_S: Final = 30.0  # after a renewal that failed
-LOCK_S_MAX: Final = 3600.0  # a gc holds its lock no longer
-LOCK_LOOK_S: Final = 2.0  # between two looks whether it is over
-LOCK_BYTES_MAX: Final = 16 * KIB
-assert LOCK_S_MAX + INTENT_RENEW_S + INTENT_RETRY_S < INTENT_S
-
-LOCK = "models/collecting"
-_LOCK_MAGIC = b"KVCOLL1\n"
+INTENT_RETRY_S: Final = 60.0  # after a renewal that failed
+LOCK_S: Final = 600.0  # at most
+POLL_S: Final = 2.0
+_MAGIC: Final = b"KVMCOLL1"
+_LOCK_BYTES_MAX: Final = 4096
 
 log = logging.getLogger("replication.collecting")
 
 
 class Lock(msgspec.Struct, frozen=True, array_like=True):
-    """lasts_s: since it was put. who: for people."""
+    """What somebody who collects has put. lasts_s: since it was put, by the store's clock."""
 
-    lasts_s: Annotated[float, Meta(ge=0, le=LOCK_S_MAX)]
-    who: Text
+    lasts_s: Annotated[float, Meta(ge=0, le=LOCK_S)]
 
 
 def encode_lock(lock: Lock) -> bytes:
-    return seal(_LOCK_MAGIC, lock)
+    return seal(_MAGIC, lock)
 
 
-async def lock_end_s(objects: Objects) -> float:
-    """When the lock that is there is over, unix seconds by the store's clock; 0 without one. One that cannot be understood
-    lasts as long as any may. Raises ObjectError."""
+async def lasts_s(objects: Objects, name: str) -> float:
+    """Of a lock, since it was put; one that cannot be understood lasts as long as any may. Raises ObjectError."""
     try:
-        put_s = (await objects.head(LOCK)).modified_s
-        lasts_s = (await fetch(objects, _LOCK_MAGIC, Lock, LOCK, LOCK_BYTES_MAX)).lasts_s
+        return (await fetch(objects, _MAGIC, Lock, name, _LOCK_BYTES_MAX)).lasts_s
     except ObjectMissing:
         return 0.0
-    except Damaged as error:
-        log.warning("%s: %s", objects.where, error)
-        lasts_s = LOCK_S_MAX
-    return put_s + lasts_s
+    except Damaged:
+        return LOCK_S
 
 
-def intent_name(who: str, manifest: Manifest) -> str:
-    """who: publishes or copies it; the same in each of its attempts, and nobody else's."""
-    return PUBLISHING + xxhash.xxh3_64_hexdigest(f"{who} {manifest.name}".encode())
+def boot_s() -> float:
+    """Seconds that go on while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Intent:
+    """What somebody is about to publish, or to copy; made by `publishing`."""
+
+    def __init__(self, objects: Objects, manifest: Manifest, who: str) -> None:
+        self.name = PUBLISHING + xxhash.xxh3_64_hexdigest(f"{who} {manifest.name}".encode())
+        self._objects = objects
+        self._content = encode(manifest)
+        self._put_s = 0.0
+
+    async def put(self) -> None:
+        begun_s = boot_s()
+        await self._objects.put(self.name, self._content)
+        self._put_s = begun_s
+
+    async def renew(self) -> None:
+        """Until it is cancelled."""
+        pause_s = INTENT_RENEW_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.put()
+                pause_s = INTENT_RENEW_S
+            except ObjectError as error:  # it lives for a day: there is time to try again
+                log.warning("%s is not renewed: %s", self.name, error)
+                pause_s = INTENT_RETRY_S
+
+    async def require(self) -> None:
+        """Nobody has collected what it names: to be asked right before the manifest is put. Raises IntentLost, ObjectError."""
+        try:
+            await self._objects.head(self.name)
+        except ObjectMissing:
+            self._put_s = -INTENT_S
+        if boot_s() - self._put_s > INTENT_S / 2:
+            raise IntentLost(
+                f"{self._objects.where}: this took a break of many hours, and its chunks may be gone: run it again"
+            )
 
 
 @asynccontextmanager
-async def intended(objects: Objects, who: str, manifest: Manifest) -> AsyncIterator[None]:
-    """No gc deletes a chunk of this manifest in the block, nor after it, if the manifest is there then. who: see
-    `intent_name`. Waits for a gc that is under way. Raises ObjectError."""
-    name, content = intent_name(who, manifest), encode(manifest)
-    await objects.put(name, content)
-    await _until_free(objects, name)
-    async with meanwhile(_renew(objects, name, content)):
-        yield
-    try:
-        await objects.delete([name])
-    except ObjectError as error:
-        log.info("%s: %s: stays until it is over: %s", objects.where, name, error)
+async def publishing(
+    objects: Objects, manifest: Manifest, who: str, waits: Callable[[float], None] = lambda passed_s: None
+) -> AsyncIterator[Intent]:
+    """Inside, no chunk that the manifest names is collected; entered when no collection is under way that could do so.
+
+    who: puts it: nobody else may at the same time, and who tries again is the same. waits: called while a collection is waited
+    for, with the seconds. What ends in a failure leaves its intent, so that a rerun within a day finds the chunks.
+    """
+    intent = Intent(objects, manifest, who)
+    await intent.put()
+    async with meanwhile(intent.renew()):
+        await _wait_for_collections(objects, intent, waits)
+        yield intent
+    await objects.delete([intent.name])
 
 
-async def _until_free(objects: Objects, name: str) -> None:
-    loop = asyncio.get_running_loop()
-    put_s, since_s = (await objects.head(name)).modified_s, loop.time()
-    while (end_s := await lock_end_s(objects)) > put_s + loop.time() - since_s:
-        log.info("%s: waiting for a gc, %.0f s at most", objects.where, end_s - put_s - loop.time() + since_s)
-        await asyncio.sleep(LOCK_LOOK_S)
-
-
-async def _renew(objects: Objects, name: str, content: bytes) -> None:
-    pause_s = INTENT_RENEW_S
+async def _wait_for_collections(objects: Objects, intent: Intent, waits: Callable[[float], None]) -> None:
+    """Until those that are under way now are over; one that begins later sees our intent."""
+    begun_s = boot_s()
+    now_s = (await objects.head(intent.name)).modified_s
+    first: set[str] | None = None
     while True:
-        await asyncio.sleep(pause_s)
-        try:
-            await objects.put(name, content)
-            pause_s = INTENT_RENEW_S
-        except ObjectError as error:
-            log.warning("%s: %s: not renewed: %s", objects.where, name, error)
-            pause_s = INTENT_RETRY_S
+        infos = [info async for page in objects.list(COLLECTING) for info in page]
+        ends = {info.name: info.modified_s + await lasts_s(objects, info.name) for info in infos}
+        passed_s = boot_s() - begun_s
+        living = {
+            name
+            for name, end_s in ends.items()
+            if end_s > now_s + passed_s and (first is None or name in first)
+        }
+        if not living:
+            return
+        first = living
+        waits(passed_s)
+        await asyncio.sleep(POLL_S)

@@ -19,7 +19,7 @@ from typing import Final
 
 from replication.announced_models import AnnouncedModel
 from replication.chunks import lacking, wrong_bytes
-from replication.collecting import intended
+from replication.collecting import Intent, publishing
 from replication.errors import Damaged, ModelDiffers, ModelRemoved
 from replication.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode
 from replication.removed_models import read_removal
@@ -48,7 +48,7 @@ class ModelCopy:
         clock: Callable[[], float],
         pace: Pace = _no_pace,
     ) -> None:
-        """who: see `intent_name`. clock: unix seconds. pace: waited for before so many bytes are fetched."""
+        """who: see `publishing`. clock: unix seconds. pace: waited for before so many bytes are fetched."""
         self.copied_bytes = 0
         self.left_bytes = announced.size_bytes
         self._source = source
@@ -59,8 +59,8 @@ class ModelCopy:
         self._pace = pace
 
     async def run(self) -> None:
-        """Until all of it is at home, with its manifest. Raises ModelRemoved, ModelDiffers, Damaged, ObjectMissing (the source has no
-        such manifest), ObjectError."""
+        """Until all of it is at home, with its manifest. Raises ModelRemoved, ModelDiffers, Damaged, IntentLost, ObjectMissing (the
+        source has no such manifest), ObjectError."""
         content = await self._read(self._source)
         if content is None:
             raise ObjectMissing(f"{self._source.where}: {self._announced.name}: is announced, and not there")
@@ -72,9 +72,9 @@ class ModelCopy:
         if there is not None and not await lacking(self._home, there.chunks):
             self.left_bytes = 0
             return
-        async with intended(self._home, self._who, manifest):
+        async with publishing(self._home, manifest, self._who) as intent:
             await self._copy_chunks(await lacking(self._home, manifest.chunks))
-            await self._put(content, is_new)
+            await self._put(content, is_new, intent)
 
     async def _read(self, objects: Objects) -> bytes | None:
         try:
@@ -152,8 +152,9 @@ class ModelCopy:
 
     # -- the manifest --
 
-    async def _put(self, content: bytes, is_new: bool) -> None:
+    async def _put(self, content: bytes, is_new: bool, intent: Intent) -> None:
         await self._require_not_removed()
+        await intent.require()
         name = self._announced.name
         if not await self._home.put(name, content, only_new=is_new):
             await self._there()  # somebody's of the same content, or it raises

@@ -1,6 +1,6 @@
 """What can go wrong in a region, grouped by when it happens.
 
-Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict, ModelRemoved, ModelDiffers. At any time: CatalogueDamaged, after
+Opening: RegionError, MarkerDamaged, CatalogueBusy. Reading: Damaged. Writing: WriterConflict, IntentLost, ModelRemoved, ModelDiffers. At any time: CatalogueDamaged, after
 which the catalogue is made anew. What the store of objects itself does wrong is an `ObjectError` of the tiers.
 """
 
@@ -37,6 +37,10 @@ class ModelRemoved(ReplicationError):
 
 class ModelDiffers(ReplicationError):
     """Another content is there under the name of this revision; it stays."""
+
+
+class IntentLost(ReplicationError):
+    """What was put may have been collected as garbage meanwhile: it has to be begun again."""
 
 
 class WriterConflict(ReplicationError):

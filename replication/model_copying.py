@@ -26,7 +26,7 @@ from replication.catalogue import Catalogue
 from replication.constants import FAILURES_TOLD
 from replication.copy_model import ModelCopy
 from replication.copying import COPY_BACKOFF_S_MIN, Ways, has_object
-from replication.errors import Damaged, ModelDiffers, ModelRemoved
+from replication.errors import Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.jobs import Job, Jobs
 from replication.region import MARKER
 from replication.rules import Rule
@@ -149,7 +149,7 @@ class ModelCopying:
         except (Damaged, ModelDiffers) as error:
             job.missing_since_s = None
             self._retry(job, str(error), MODEL_DAMAGED_BACKOFF_S_MAX)
-        except ObjectError as error:
+        except (ObjectError, IntentLost) as error:
             self._retry(job, str(error), MODEL_BACKOFF_S_MAX)
         except (asyncio.CancelledError, *TO_END):
             raise

@@ -12,7 +12,7 @@ from replication.announced_models import AnnouncedModel
 from replication.catalogue import Catalogue
 from replication.chunks import wrong_bytes
 from replication.copy_model import ModelCopy
-from replication.errors import Damaged, ModelDiffers, ModelRemoved
+from replication.errors import Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.manifests import Chunk, named, read_manifest
 from replication.orphans import Finding, Kind
 from replication.removed_models import read_removal
@@ -112,7 +112,7 @@ async def copied(
     """Copy a model of region `name`: what is to be announced, or None and why it could not be. Raises ObjectError."""
     try:
         await ModelCopy(source, objects, model, f"verify {region}", clock).run()
-    except (Damaged, ModelDiffers, ModelRemoved, ObjectMissing) as error:
+    except (Damaged, IntentLost, ModelDiffers, ModelRemoved, ObjectMissing) as error:
         return None, str(error)
     origin = "" if model.origin == region else name
     return msgspec.structs.replace(model, origin=origin), ""

@@ -97,6 +97,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
     }.items():
         monkeypatch.setattr(f"replication.{name}", value)
     monkeypatch.setattr(Catalogue, "open", opened)
+    monkeypatch.setattr("replication.collecting.boot_s", lambda: asyncio.get_running_loop().time())
 
 
 class World:

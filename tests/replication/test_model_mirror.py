@@ -11,7 +11,7 @@ import pytest
 
 from replication.announced_models import AnnouncedModel
 from replication.announcing import announce_models
-from replication.collecting import LOCK, Lock, encode_lock
+from replication.collecting import COLLECTING, Lock, encode_lock
 from replication.manifests import CHUNKS, PUBLISHING, decode
 from replication.mirror_state import MirrorState, judged, read_mirrors
 from replication.model_copying import LOST_AFTER_S, MODEL_BACKOFF_S_MAX, MODEL_DAMAGED_BACKOFF_S_MAX
@@ -26,6 +26,14 @@ from tests.replication.test_mirror import SOON_S, Bucket, World, in_memory, pack
 from tiers.errors import ObjectUnavailable
 
 assert in_memory  # a fixture of both
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of waits for collections, too."""
+    monkeypatch.setattr("replication.collecting.boot_s", lambda: asyncio.get_running_loop().time())
+
+
 WEIGHTS = Rule(of_weights=True)
 Main = Callable[[World], Coroutine[Any, Any, None]]
 
@@ -314,7 +322,7 @@ def test_a_copy_waits_for_a_gc_and_a_gc_sees_what_is_copied() -> None:
     async def main(world: World) -> None:
         made = make_model()
         await publish(world.na.objects, made, clock=world.clock)
-        await world.eu.objects.put(LOCK, encode_lock(Lock(120.0, "gc")))
+        await world.eu.objects.put(f"{COLLECTING}{1:016x}", encode_lock(Lock(120.0)))
         await world.mirror(WEIGHTS)
         await asyncio.sleep(60.0)
         assert not set(made.chunks) & world.eu.objects.stored.keys()
