@@ -111,7 +111,7 @@ def decode(content: bytes | memoryview, writer: str, number: int) -> Segment:
     entries, unsound, reason = untabled(body.specs, body.entries, where)
     heard = heard_models(body.models, where)
     unsound, reason = unsound + heard.unsound, reason or heard.reason
-    return Segment(writer, number, body.written_s, entries, unsound, reason, heard.models)
+    return Segment(writer, number, body.written_s, entries, unsound, reason, tuple(heard.models))
 
 
 def encode_head(head: Head) -> bytes:

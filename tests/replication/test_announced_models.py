@@ -45,12 +45,12 @@ def test_a_segment_without_models_is_as_it_always_was() -> None:
     """Byte for byte, by a digest that was taken before there were models."""
     content = encode(Segment(WRITER, 7, 1.5, [pack_of([1, 2])]))
     assert hashlib.sha256(content).hexdigest() == SEGMENT_SHA256
-    assert decode(content, WRITER, 7).models == []
+    assert decode(content, WRITER, 7).models == ()
 
 
 def test_a_segment_with_models_is_read_and_passed_over_by_older_versions() -> None:
     """They read its packs, and go on behind it."""
-    segment = Segment(WRITER, 7, 1.5, [pack_of([1, 2])], models=[MODEL])
+    segment = Segment(WRITER, 7, 1.5, [pack_of([1, 2])], models=(MODEL,))
     content = encode(segment)
     assert decode(content, WRITER, 7) == segment
     old = unseal(b"KVFEED1\n", content, OldBody, "x", 1 << 20)
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_true_takes_no_other_one_with_it() -> None:
     """A name that leads elsewhere, and a digest that is none, are left out and counted."""
     bad = [msgspec.structs.replace(MODEL, name="models/manifests/../m"), (MODEL.name, b"short", 3, "")]
     segment = decode(seal(b"KVFEED1\n", (WRITER, 1, 1.5, [], [], [*bad, MODEL])), WRITER, 1)
-    assert segment.models == [MODEL] and segment.unsound == 2 and "models/manifests/../m" in segment.reason
+    assert segment.models == (MODEL,) and segment.unsound == 2 and "models/manifests/../m" in segment.reason
 
 
 def test_what_is_announced_is_read_once() -> None:
@@ -90,7 +90,7 @@ def test_a_catalogue_knows_models_over_a_restart() -> None:
     other = make_model(seed="other").announced
     catalogue.add(Segment(WRITER, 1, 1.0, [], models=[copy, make_model("n").announced]))
     assert catalogue.models[MODEL.name].origin == "na"
-    catalogue.add(Segment(WRITER, 2, 1.0, [], models=[MODEL]))
+    catalogue.add(Segment(WRITER, 2, 1.0, [], models=(MODEL,)))
     assert merged_models(MODEL, copy) is MODEL
     again = Catalogue(rows)
     assert again.models == catalogue.models and again.models[MODEL.name] == MODEL == again.model(MODEL.id)

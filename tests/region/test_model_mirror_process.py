@@ -1,0 +1,144 @@
+"""`kvstore mirror` copies models in processes of its own: survives kill -9, lets no wrong byte through, obeys removals.
+
+ROUNDS=50 kills it more often (`make soak`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replication.chunks import lacking, wrong_of_chunk
+from replication.feed import FeedReader
+from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
+from replication.removed_models import Removal, remove
+from tests.objects import S3Server, flip
+from tests.region.mirrors import StartMirror, mirrors
+from tests.region.regions import S3_KEYS, init, regions_file, until
+from tests.region.test_mirror_process import bucket, told
+from tests.replication.models import MadeModel, make_model, publish
+from tests.running import TIMEOUT_S, kvstore
+from tiers.objects import Objects
+
+ROUNDS = int(os.environ.get("ROUNDS", "4"))
+RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]\nwhat = "weights"\nmodels = ["m*"]'
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["file", "s3"])
+def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the regions na and eu, whose buckets are ready; credentials are in the environment."""
+    for name, value in S3_KEYS.items():
+        monkeypatch.setenv(name, value)
+    s3: S3Server | None = request.getfixturevalue("s3_server") if request.param == "s3" else None
+    file = regions_file(tmp_path, "na", "eu", s3=s3, rules=RULES)
+    init(file, "na", "eu")
+    return file
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[StartMirror]:
+    with mirrors(tmp_path) as start:
+        yield start
+
+
+def publish_in_na(file: Path, *made: MadeModel) -> None:
+    asyncio.run(publish(bucket(file, "na"), *made, clock=time.time))
+
+
+async def _announced(objects: Objects) -> set[str]:
+    """The names of announced models; every one is there, with all of its chunks, and each of their bytes is right."""
+    reader, names = FeedReader(objects, {}), set[str]()
+    while (page := await reader.poll()).segments or page.more:
+        names |= {model.name for segment in page.segments for model in segment.models}
+    for name in names:
+        manifest = decode(bytes(await objects.get(name)), name)
+        assert not await lacking(objects, manifest.chunks), f"{name}: announced, and not whole"
+        for chunk in manifest.chunks:
+            assert not wrong_of_chunk(chunk, bytes(await objects.get(chunk.name))), f"{chunk.name}: is wrong"
+    return names
+
+
+def announced(file: Path, region: str) -> set[str]:
+    return asyncio.run(_announced(bucket(file, region)))
+
+
+async def _names(objects: Objects, folder: str) -> set[str]:
+    return {info.name async for page in objects.list(folder) for info in page}
+
+
+def names(file: Path, region: str, folder: str) -> set[str]:
+    return asyncio.run(_names(bucket(file, region), folder))
+
+
+@pytest.mark.slow
+def test_a_mirror_that_is_killed_while_it_copies_models_goes_on(mirror: StartMirror, regions: Path) -> None:
+    """After each kill what is announced in the other region is whole and true; a chunk that was put is not put again; in the end
+    all is there, no intent is left, and status says what was copied."""
+    chance, made = random.Random(0), list[MadeModel]()
+    for number in range(ROUNDS):
+        made.append(make_model(f"m{number}", chunks=24, size_bytes=MIB))
+        publish_in_na(regions, made[-1])
+        process = mirror(regions)
+        if number % 2:  # in the middle of a model
+            there = len(names(regions, "eu", CHUNKS))
+            until(lambda: len(names(regions, "eu", CHUNKS)) > there)  # noqa: B023 called in this round
+        time.sleep(chance.uniform(0.0, 0.5))  # when it dies; nothing is waited for
+        process.kill()
+        process.wait(TIMEOUT_S)
+        assert announced(regions, "eu") <= {one.name for one in made}
+    mirror(regions)
+    until(lambda: told(regions)[0] == 0 and len(announced(regions, "eu")) == ROUNDS, 120.0)
+    assert announced(regions, "eu") == {one.name for one in made} == names(regions, "eu", MANIFESTS)
+    assert names(regions, "eu", CHUNKS) == names(regions, "na", CHUNKS)
+    until(lambda: not names(regions, "eu", PUBLISHING))
+    _, pair = told(regions)
+    assert pair["copied_model_bytes"] <= ROUNDS * 24 * MIB and pair["model_left_bytes"] == 0
+    assert (pair["models"], pair["failed"], pair["segments_behind"]) == (0, 0, 0)
+
+
+def test_a_flipped_chunk_is_said_and_never_announced(mirror: StartMirror, regions: Path) -> None:
+    """Status names the model and fails; the other model is there; verify --against says what is lacking."""
+    bad, good = make_model("m-bad", chunks=4), make_model("m-good")
+    publish_in_na(regions, bad, good)
+    name = list(bad.chunks)[1]
+    asyncio.run(_put(regions, name, flip(bad.chunks[name], 5)))
+    mirror(regions)
+    until(lambda: told(regions)[1]["failed"] == 1 and announced(regions, "eu") == {good.name}, 60.0)
+    code, pair = told(regions)
+    assert code == 1 and (pair["models"], pair["model_left_bytes"]) == (1, 100)
+    assert pair["failures"][0]["pack"] == "m-bad@r" and name in pair["failures"][0]["reason"]
+    done = kvstore("region", "verify", "eu", "--against", "na", "--regions", regions)
+    assert done.returncode == 1 and "1 model of na not here" in done.stdout, done.stdout
+    done = kvstore("region", "verify", "na", "--deep", "--regions", regions)
+    assert done.returncode == 1 and "m-bad@r" in done.stdout and "7 chunks of models" in done.stdout
+
+
+async def _put(file: Path, name: str, content: bytes) -> None:
+    await bucket(file, "na").put(name, content)
+
+
+def test_what_is_removed_in_one_region_leaves_the_other(
+    mirror: StartMirror, regions: Path, tmp_path: Path
+) -> None:
+    """A mirror that starts again does not bring it back, and another revision stays."""
+    one, two = make_model("m", "1"), make_model("m", "2")
+    publish_in_na(regions, one, two)
+    process = mirror(regions)
+    until(lambda: len(announced(regions, "eu")) == 2)
+
+    async def take_away() -> None:
+        stone = Removal("m", "1", time.time(), "a test", int(time.time()) + 3600)
+        await remove(bucket(regions, "na"), stone, time.time())
+
+    process.kill()
+    process.wait(TIMEOUT_S)
+    asyncio.run(take_away())
+    mirror(regions)
+    until(lambda: names(regions, "eu", MANIFESTS) == {two.name})
