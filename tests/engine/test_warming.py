@@ -28,7 +28,7 @@ from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from replication.mirror_state import MIRRORS, MirrorState, encode_state
 from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
-from replication.order_watch import ORDER_HEARTBEAT_S
+from replication.order_watch import ORDER_HEARTBEAT_S, Report
 from replication.orders import Order, Progress, To, put_order, put_progress, read_all_progress
 from replication.region import init_region
 from replication.region_node import RegionNode
@@ -469,4 +469,47 @@ def test_a_daemon_waits_for_mirrors_that_are_well(tmp_path: Path) -> None:
         await region.stop(node)
 
     assert warming_module.WARM_ROUND_S < ORDER_HEARTBEAT_S
+    run(main())
+
+
+def test_an_order_of_weights_is_preloaded(tmp_path: Path) -> None:
+    """Each model once; what could not be had is named; a daemon that preloads none says so, and loads no KV for it."""
+
+    async def main() -> None:
+        for can in (True, False):
+            region = Region(tmp_path / str(can))
+            node = await region.join()
+            asked: list[str] = []
+
+            async def preload(model: str, report: Report, asked: list[str] = asked) -> str:
+                asked.append(model)
+                report.total_bytes += 100
+                report.done_bytes += 100
+                return "the disk is too small" if model == "large" else ""
+
+            warming = Warming(
+                node,
+                region.warmer,
+                region.loop.call_soon,
+                region.clock,
+                False,
+                preload if can else None,  # type: ignore[arg-type]  # what it needs of one
+            )
+            region.tasks = [asyncio.ensure_future(node.run()), asyncio.ensure_future(warming.run())]
+            await region.persist(node, 1)
+            good = await put_order(region.objects, order_of(region, weights=("a", "b@1"), to="nvme"))
+            await asyncio.sleep(60)
+            told = await region.told(good)
+            assert told.ended and not region.warmer.order
+            if can:
+                assert (told.done_packs, told.done_bytes, told.problem) == (2, 200, "")
+                bad = await put_order(region.objects, order_of(region, weights=("large",), to="nvme"))
+                await asyncio.sleep(60)
+                told = await region.told(bad)
+                assert asked == ["a", "b@1", "large"]
+                assert (told.failed, told.problem) == (1, "large: the disk is too small")
+            else:
+                assert told.problem == "this daemon preloads no models"
+            await region.stop(node)
+
     run(main())

@@ -18,6 +18,7 @@ from replication.tail import POLL_INTERVAL_S
 from replication.tombstones import Tombstone, bury
 from tests.objects import flip
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.models import make_model, publish
 from tests.replication.test_mirror import SOON_S, World, pack, pulled, simulate
 
 DAY_S = 86_400.0
@@ -182,3 +183,62 @@ def test_a_mirror_that_is_killed_goes_on_with_an_order(seed: int) -> None:
         assert len(world.eu.copies()) <= 150 + 3 * ORDER_JOBS_MAX
 
     simulate(main)
+
+
+def test_an_order_of_weights_brings_what_no_rule_names_before_the_rest() -> None:
+    """NAME is the revision that the source was given last, with its caches; NAME@REVISION another one; a rule that skips forbids
+    it; KV stays where it is; the order tells how far it is, and that it is done."""
+
+    async def main(world: World) -> None:
+        old, new = (make_model("m", revision, chunks=20) for revision in ("old", "new"))
+        caches = make_model("m", "new", seed="c", about={"vllm": "0.32"})
+        secret, waiting = make_model("secret"), make_model("waiting", chunks=600)
+        await publish(world.na.objects, old, secret, waiting, clock=world.clock)
+        await asyncio.sleep(10.0)
+        await publish(world.na.objects, new, caches, clock=world.clock)
+        kv = pack("kv", model="m")
+        await world.na.make(kv)
+        world.eu.way.faults.delay_s = 0.5
+        skips = Rule(models=("secret",), of_weights=True, copies=False)
+        await world.mirror(skips, Rule(models=("waiting",), of_weights=True, bytes_per_s=100))
+        await asyncio.sleep(ORDERED_S)
+        order = await ordered(world, weights=("m", "secret"))
+        await asyncio.sleep(ORDERED_S)
+        progress = await told(world, order)
+        assert (progress.ended, progress.problem, progress.done_packs) == (True, "", 2)
+        assert progress.done_bytes == progress.total_bytes == progress.moved_bytes == 2300
+        there = {name for name in world.eu.objects.stored if name.startswith("models/manifests/")}
+        assert there == {new.name} and caches.name in world.eu.objects.stored
+        assert not world.eu.copies()
+        exact = await ordered(world, weights=("m@old",))
+        await asyncio.sleep(ORDERED_S)
+        assert old.name in world.eu.objects.stored and secret.name not in world.eu.objects.stored
+        orders = await read_all_progress(world.eu.objects, exact)
+        assert [one.ended for one in orders] == [True]
+
+    simulate(main)
+
+
+def test_an_order_of_weights_that_fails_says_so() -> None:
+    """After three tries; its job tries on."""
+
+    async def main(world: World) -> None:
+        made = make_model("m")
+        await publish(world.na.objects, made, clock=world.clock)
+        await world.na.objects.delete([next(iter(made.chunks))])
+        await world.mirror(Rule())
+        order = await ordered(world, weights=("m",))
+        await asyncio.sleep(ORDERED_S + 60.0)
+        progress = await told(world, order)
+        assert (progress.ended, progress.failed) == (True, 1) and "1 models" in progress.problem
+
+    simulate(main)
+
+
+def test_orders_of_kv_have_the_ids_they_always_had() -> None:
+    """And those of weights are orders of another id to who does not know weights."""
+    kv = Order(models=("a*",), made_s=1.0, until_s=2.0)
+    assert kv.id == "a12151cde481adcb9b784d1d2db52fef"
+    weights = msgspec.structs.replace(kv, models=(), weights=("m",), to="nvme")
+    assert weights.id != msgspec.structs.replace(weights, weights=()).id
+    assert not weights.names_of("m", "") and kv.names_of("ab", "")
