@@ -1,39 +1,22 @@
 """Collecting garbage: chunks that no manifest names are deleted, and none that somebody is about to name.
 
-    who publishes, or mirrors                                    who collects
-      put the intent  models/publishing/<id>                       put the lock  models/collecting/<id>
-      is there a lock? wait until it is over                       list intents, then manifests: what is named
-      put the chunks that are not there                            list chunks: delete those nobody names
-      put the manifest                                             let the lock run out
-      delete the intent
-
-Each puts its own sign before it looks for the other's: so one of both always sees the other. A collector that sees an
-intent keeps its chunks; a publisher that sees a lock has not looked yet which chunks are there. Intents are listed before
+How those who collect and those who put chunks see each other says replication/collecting.py. Intents are listed before
 manifests: one that is gone by then has left its manifest.
 
-Times are the store's: the lock ends so long after it was put, an intent dies INTENT_S after it was put last. Whoever lives puts
-its own anew each hour. A collector deletes nothing in the second half of its lock's life, and leaves it for a while behind its
-last delete: a delete that the network kept back is done before anybody looks for that chunk. What a kill leaves, intent or lock,
-runs out.
+A collector deletes nothing in the second half of its lock's life, and leaves it for a while behind its last delete: a delete that
+the network kept back is done before anybody looks for that chunk. What a kill leaves, intent or lock, runs out.
 
 A manifest or a living intent that cannot be read stops a collection before it deletes anything: nobody knows what it names.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Annotated, Final, NamedTuple
-
-import msgspec
-from msgspec import Meta
+from typing import Final, NamedTuple
 
 from coldstart.errors import ModelError
 from coldstart.models import Progress
+from replication.collecting import COLLECTING, INTENT_S, LOCK_S, Lock, boot_s, encode_lock
 from replication.errors import Damaged
 from replication.manifests import (
     CACHES,
@@ -41,36 +24,17 @@ from replication.manifests import (
     MANIFEST_BYTES_MAX,
     MANIFESTS,
     PUBLISHING,
-    Manifest,
     chunk_name,
     decode,
-    encode,
 )
-from replication.sealed import fetch, seal
-from tiers.errors import ObjectError, ObjectMissing
+from tiers.errors import ObjectMissing
 from tiers.objects import ObjectInfo, Objects
-from tiers.together import meanwhile, together
+from tiers.together import together
 
-COLLECTING: Final = "models/collecting/"
-INTENT_S: Final = 24 * 3600.0
-INTENT_RENEW_S: Final = 3600.0
-INTENT_RETRY_S: Final = 60.0  # after a renewal that failed
-LOCK_S: Final = 600.0
 DELETING_S: Final = 300.0  # of a lock's life
 SETTLING_S: Final = 30.0  # a lock stays behind the last delete
 GRACE_S: Final = 3600.0  # a chunk stays at least so long, whatever is named
-POLL_S: Final = 2.0
 AT_ONCE: Final = 8  # manifests read, folders listed
-_MAGIC: Final = b"KVMCOLL1"
-_LOCK_BYTES_MAX: Final = 4096
-
-log = logging.getLogger("coldstart.collecting")
-
-
-class Lock(msgspec.Struct, frozen=True, array_like=True):
-    """What somebody who collects has put. lasts_s: since it was put, by the store's clock."""
-
-    lasts_s: Annotated[float, Meta(ge=0, le=LOCK_S)]
 
 
 class Collected(NamedTuple):
@@ -82,96 +46,6 @@ class Collected(NamedTuple):
     deleted_bytes: int
     young: int
     left: int
-
-
-def boot_s() -> float:
-    """Seconds that go on while the machine sleeps, too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class Intent:
-    """What somebody is about to publish; made by `publishing`."""
-
-    def __init__(self, objects: Objects, manifest: Manifest) -> None:
-        self.name = f"{PUBLISHING}{uuid.uuid4().hex[:16]}"
-        self._objects = objects
-        self._content = encode(manifest)
-        self._put_s = 0.0
-
-    async def put(self) -> None:
-        begun_s = boot_s()
-        await self._objects.put(self.name, self._content)
-        self._put_s = begun_s
-
-    async def renew(self) -> None:
-        """Until it is cancelled."""
-        pause_s = INTENT_RENEW_S
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await self.put()
-                pause_s = INTENT_RENEW_S
-            except ObjectError as error:  # it lives for a day: there is time to try again
-                log.warning("%s is not renewed: %s", self.name, error)
-                pause_s = INTENT_RETRY_S
-
-    async def require(self) -> None:
-        """Nobody has collected what it names: to be asked right before the manifest is put. Raises ModelError, ObjectError."""
-        try:
-            await self._objects.head(self.name)
-        except ObjectMissing:
-            self._put_s = -INTENT_S
-        if boot_s() - self._put_s > INTENT_S / 2:
-            raise ModelError(
-                f"{self._objects.where}: this took a break of many hours, and its chunks may be gone: run it again"
-            )
-
-
-@asynccontextmanager
-async def publishing(objects: Objects, manifest: Manifest, progress: Progress) -> AsyncIterator[Intent]:
-    """Inside, no chunk that the manifest names is collected; entered when no collection is under way that could do so.
-
-    What ends in a failure leaves its intent, so that a rerun within a day finds the chunks.
-    """
-    intent = Intent(objects, manifest)
-    await intent.put()
-    async with meanwhile(intent.renew()):
-        await _wait_for_collections(objects, intent, progress)
-        yield intent
-    await objects.delete([intent.name])
-
-
-async def _wait_for_collections(objects: Objects, intent: Intent, progress: Progress) -> None:
-    """Until those that are under way now are over; one that begins later sees our intent."""
-    begun_s = boot_s()
-    now_s = (await objects.head(intent.name)).modified_s
-    first: set[str] | None = None
-    while True:
-        ends = {
-            info.name: info.modified_s + await lasts_s(objects, info.name)
-            for info in await _all(objects, COLLECTING)
-        }
-        passed_s = boot_s() - begun_s
-        living = {
-            name
-            for name, end_s in ends.items()
-            if end_s > now_s + passed_s and (first is None or name in first)
-        }
-        if not living:
-            return
-        first = living
-        progress("waiting for a collection", int(passed_s), int(LOCK_S))
-        await asyncio.sleep(POLL_S)
-
-
-async def lasts_s(objects: Objects, name: str) -> float:
-    """Of a lock, since it was put. Raises ObjectError."""
-    try:
-        return (await fetch(objects, _MAGIC, Lock, name, _LOCK_BYTES_MAX)).lasts_s
-    except ObjectMissing:
-        return 0.0
-    except Damaged:
-        return LOCK_S
 
 
 async def collect(
@@ -216,7 +90,7 @@ class _Collection:
         self._manifests = self._deleted = self._deleted_bytes = self._young = self._left = 0
 
     async def lock(self, lasts_s: float) -> None:
-        await self._objects.put(self._lock, seal(_MAGIC, Lock(lasts_s)))
+        await self._objects.put(self._lock, encode_lock(Lock(lasts_s)))
         self._now_s = (await self._objects.head(self._lock)).modified_s
 
     async def unlock(self) -> None:

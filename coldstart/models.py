@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coldstart.errors import ModelError, ModelMissing
+from replication.announcing import is_region
 from replication.manifests import CACHES, MANIFESTS, Manifest, is_model_name, named, read_manifest
+from replication.removed_models import Removal, put_removal
 from tiers.errors import ObjectMissing
 from tiers.objects import Objects
 
@@ -69,8 +71,11 @@ async def read(objects: Objects, wanted: str) -> Manifest:
         raise ModelMissing(f"{objects.where}: {wanted}: it was removed a moment ago") from error
 
 
-async def remove(objects: Objects, wanted: Published) -> None:
-    """A revision with its caches; without reading what they say. Done again, it removes what a kill left. Raises ObjectError."""
+async def remove(objects: Objects, wanted: Published, removal: Removal | None = None) -> None:
+    """A revision with its caches; without reading what they say. Done again, it removes what a kill left. removal: what stays in a
+    region, so that nobody brings it back. Raises ObjectError."""
+    if removal is not None and await is_region(objects):
+        await put_removal(objects, removal)
     caches = await published(objects, f"{wanted.model}/{wanted.revision}", CACHES)
     await objects.delete([one.object_name for one in caches])
     await objects.delete([wanted.object_name])

@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 import threading
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -25,13 +27,16 @@ from typing import Final, NamedTuple
 import xxhash
 
 from coldstart.checking import is_true, sizes_of
-from coldstart.collecting import publishing
 from coldstart.cutting import cut
 from coldstart.errors import FilesWrong, ModelExists
 from coldstart.models import Progress, check_name
 from coldstart.tree import Tree, TreeFile, header_of, opened
+from replication.announced_models import announced_model
+from replication.announcing import announce_in_region
+from replication.collecting import LOCK_S, publishing
 from replication.errors import Damaged
 from replication.manifests import CHUNK_BYTES_MAX, Chunk, File, Manifest, content_of, encode, read_manifest
+from replication.removed_models import read_removal
 from tiers.errors import ObjectMissing
 from tiers.objects import Objects
 from tiers.together import together
@@ -166,9 +171,14 @@ def _read_chunk(chunk: Chunk, file: TreeFile, at: int) -> bytes:
 async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, progress: Progress) -> Stored:
     """Put what is missing of a revision, the manifest last. read: the bytes of a chunk, which are believed.
 
-    Raises ModelExists, ModelError, ObjectError, and whatever `read` does.
+    Raises ModelExists, IntentLost, ObjectError, and whatever `read` does.
     """
-    async with publishing(objects, manifest, progress) as intent:
+    await _require_not_removed(objects, manifest)
+
+    def waits(passed_s: float) -> None:
+        progress("waiting for a collection", int(passed_s), int(LOCK_S))
+
+    async with publishing(objects, manifest, uuid.uuid4().hex, waits) as intent:
         sizes = {} if again else await sizes_of(objects, manifest.chunks)
         missing = [chunk for chunk in manifest.chunks if sizes.get(chunk.sha256) != chunk.size_bytes]
         await _put(objects, missing, read, progress)
@@ -176,8 +186,35 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
         is_new = await objects.put(manifest.name, encode(manifest), only_new=True)
         # A store without conditions may have taken two: the one that is there now is the one.
         there = await _published(objects, manifest)
-        # From here on it is published: what tells others of it belongs here, also where it was there before.
+        try:
+            await _require_not_removed(objects, manifest)
+        except ModelExists:
+            await objects.delete([manifest.name])
+            raise
+        await announce_in_region(objects, announced_model(there or manifest), _now_s, random.Random())
     return Stored(there or manifest, not is_new, len(missing), sum(chunk.size_bytes for chunk in missing))
+
+
+async def _require_not_removed(objects: Objects, manifest: Manifest) -> None:
+    """Raises ModelExists, Damaged, ObjectError."""
+    removal = await read_removal(objects, manifest.model, manifest.revision, _now_s())
+    if removal is not None:
+        raise ModelExists(
+            f"{objects.where}: {manifest.model}@{manifest.revision} was removed by {_words(removal.removed_by)} on"
+            f" {_date(removal.removed_s)}, and its name is free from {_date(removal.watched_until_s)} on: choose another --revision"
+        )
+
+
+def _now_s() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def _date(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(min(at_s, _LATEST_S), UTC):%Y-%m-%d at %H:%M} UTC"
+
+
+def _words(who: str) -> str:
+    return " ".join(who.split())[:100] or "somebody"
 
 
 async def _put(objects: Objects, chunks: Iterable[Chunk], read: Read, progress: Progress) -> None:
@@ -202,10 +239,8 @@ async def _published(objects: Objects, manifest: Manifest) -> Manifest | None:
     except ObjectMissing:
         return None
     if there.content != manifest.content:
-        at = datetime.fromtimestamp(min(there.published_s, _LATEST_S), UTC)
-        who = " ".join(there.published_by.split())[:100] or "somebody"
         raise ModelExists(
             f"{objects.where}: {there.model}@{there.revision} is there with other files,"
-            f" published by {who} on {at:%Y-%m-%d at %H:%M} UTC: choose another --revision"
+            f" published by {_words(there.published_by)} on {_date(there.published_s)}: choose another --revision"
         )
     return there

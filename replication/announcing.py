@@ -13,6 +13,8 @@ import xxhash
 
 from replication.announced_models import AnnouncedModel
 from replication.feed import FeedWriter
+from replication.region import MARKER
+from tiers.errors import ObjectMissing
 from tiers.objects import Objects
 
 _WRITER = xxhash.xxh3_64_hexdigest(b"kvstore model")
@@ -26,3 +28,20 @@ async def announce_models(
     writer = FeedWriter(objects, _WRITER, clock, chance)
     await writer.open()
     await writer.announce((), models)
+
+
+async def announce_in_region(
+    objects: Objects, model: AnnouncedModel, clock: Callable[[], float], chance: random.Random
+) -> None:
+    """The same where the place is a region; elsewhere nobody reads feeds. Raises ObjectError."""
+    if await is_region(objects):
+        await announce_models(objects, [model], clock, chance)
+
+
+async def is_region(objects: Objects) -> bool:
+    """Raises ObjectError."""
+    try:
+        await objects.head(MARKER)
+    except ObjectMissing:
+        return False
+    return True

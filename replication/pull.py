@@ -225,7 +225,7 @@ class Pull:
         found = await read_removals(self._ways.bucket, self._removals, self._problems)
         for key, removal in found.items():
             if self._clock() < removal.watched_until_s:
-                await remove(self._ways.home_bucket, removal, self._clock())
+                await remove(self._ways.home_bucket, removal)
                 forget_removed(self._ways.home.catalogue, removal)
             self._removals.add(key)
 

@@ -76,15 +76,19 @@ async def read_removals(
     return {_key(info): removal for info, removal in members.found}
 
 
-async def remove(objects: Objects, removal: Removal, now_s: float) -> list[str]:
-    """Put it, unless one is there that is watched for as long, and delete the manifests that it names; returns their names.
-    Raises ObjectError."""
+async def put_removal(objects: Objects, removal: Removal) -> None:
+    """Unless one is there that is watched for as long. Raises ObjectError."""
     try:
-        there = await read_removal(objects, removal.model, removal.revision, now_s)
+        there = await read_removal(objects, removal.model, removal.revision, 0.0)
     except Damaged:
         there = None
     if there is None or there.watched_until_s < removal.watched_until_s:
         await objects.put(removal.name, seal(_MAGIC, removal))
+
+
+async def remove(objects: Objects, removal: Removal) -> list[str]:
+    """Put it, and delete the manifests that it names; returns their names. Raises ObjectError."""
+    await put_removal(objects, removal)
     names = [name async for name in manifests_of(objects, removal.model, removal.revision)]
     await objects.delete(names)
     return names

@@ -16,10 +16,12 @@ import msgspec
 import pytest
 
 from coldstart import collecting
-from coldstart.collecting import COLLECTING, INTENT_S, LOCK_S, collect, publishing
+from coldstart.collecting import COLLECTING, INTENT_S, LOCK_S, collect
 from coldstart.errors import ModelError, ModelExists
 from coldstart.models import Published, published, remove
 from coldstart.publish import Stored, store
+from replication import collecting as signs
+from replication.collecting import publishing
 from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Chunk, Manifest, manifest_name
 from tests.coldstart.model_files import chunk_names, lacking, manifests, names_in, silent
 from tests.objects import Faults, FaultyObjects, MemoryObjects
@@ -175,7 +177,8 @@ async def _lived(seed: int) -> Counter[str]:
 
 
 def _clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "boot_s", lambda: asyncio.get_running_loop().time())
+    for module in (collecting, signs):
+        monkeypatch.setattr(module, "boot_s", lambda: asyncio.get_running_loop().time())
 
 
 @pytest.mark.timeout(1800)
@@ -243,9 +246,9 @@ def test_who_publishes_waits_for_a_collection(monkeypatch: pytest.MonkeyPatch) -
         [lock] = await names_in(objects, COLLECTING)
         begun_s, said = loop.time(), []
         manifest = manifest_of({"f": [b"a"]}, revision="v2")
-        async with publishing(objects, manifest, lambda *what: said.append(what)):
+        async with publishing(objects, manifest, "me", said.append):
             waited_s = loop.time() - begun_s
-        assert LOCK_S - 10 < waited_s < LOCK_S + 10 and said[0][0] == "waiting for a collection"
+        assert LOCK_S - 10 < waited_s < LOCK_S + 10 and len(said) > 10
         await asyncio.sleep(1)
         await collect(objects, 0, silent)
         assert lock not in objects.stored
@@ -261,7 +264,7 @@ def test_an_intent_lives_as_long_as_its_publisher(monkeypatch: pytest.MonkeyPatc
         objects = Watched()
         manifest = manifest_of({"f": [b"a"]}, revision="v1")
         await objects.put(chunk_of(b"a").name, b"a")
-        async with publishing(objects, manifest, silent) as intent:
+        async with publishing(objects, manifest, "me") as intent:
             await asyncio.sleep(3 * INTENT_S)
             assert (await collect(objects, 0, silent)).deleted == 0
             await intent.require()

@@ -16,6 +16,7 @@ from coldstart.errors import FilesWrong, ModelError, ModelExists, ModelMissing
 from coldstart.models import find, published, read
 from coldstart.publish import Stored, digested, manifest_of, publish
 from coldstart.tree import Tree, find_files
+from replication.errors import IntentLost
 from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Manifest
 from tests.coldstart.model_files import (
     chunk_names,
@@ -290,6 +291,6 @@ def test_an_intent_that_was_lost_ends_in_no_manifest(tmp_path: Path) -> None:
             return await super().put(name, content, only_new)
 
     objects = Forgetting()
-    with pytest.raises(ModelError, match="run it again"):
+    with pytest.raises(IntentLost, match="run it again"):
         put(objects, model)
     assert not [name for name in objects.stored if name.startswith(MANIFESTS)]

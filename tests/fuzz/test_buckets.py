@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from coldstart import collecting
 from coldstart.errors import ModelError
+from replication import collecting as signs
 from replication import manifests, mirror_state, nodes, orders, segment, snapshots, tombstones
 from replication.announced import Announced, entry_of
 from replication.catalogue import Catalogue
@@ -213,15 +214,15 @@ async def _intent(objects: MemoryObjects) -> None:
 
 async def _lock(objects: MemoryObjects) -> None:
     """Who publishes waits for it, not for ever."""
-    assert 0 <= await collecting.lasts_s(objects, LOCK) <= collecting.LOCK_S
+    assert 0 <= await signs.lasts_s(objects, LOCK) <= signs.LOCK_S
 
 
-LOCK = collecting.COLLECTING + W
+LOCK = signs.COLLECTING + W
 
 FORMATS = {
     "model": Format(MODEL.name, manifests.encode(MODEL), _model, (Damaged,)),
     "intent": Format(manifests.PUBLISHING + W, manifests.encode(MODEL), _intent, (ModelError,)),
-    "lock": Format(LOCK, seal(b"KVMCOLL1", collecting.Lock(60.0)), _lock),
+    "lock": Format(LOCK, seal(b"KVMCOLL1", signs.Lock(60.0)), _lock),
     "segment": Format(
         segment.segment_name(W, 7),
         segment.encode(segment.Segment(W, 7, 1.0, [pack_of(["a", "b"]), pack_of(["c"], origin="eu")])),

@@ -135,7 +135,7 @@ def test_what_is_removed_in_one_region_leaves_the_other(
 
     async def take_away() -> None:
         stone = Removal("m", "1", time.time(), "a test", int(time.time()) + 3600)
-        await remove(bucket(regions, "na"), stone, time.time())
+        await remove(bucket(regions, "na"), stone)
 
     process.kill()
     process.wait(TIMEOUT_S)

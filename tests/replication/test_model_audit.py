@@ -63,7 +63,7 @@ async def removed(region: Region, made: Any) -> None:
     stone = Removal(
         made.manifest.model, made.manifest.revision, region.clock(), "me", int(region.clock() + 1e6)
     )
-    await remove(region.inner, stone, region.clock())
+    await remove(region.inner, stone)
 
 
 def test_a_manifest_that_nobody_announced_is_announced_when_it_is_old_and_whole() -> None:
