@@ -191,22 +191,20 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
         except ModelExists:
             await objects.delete([manifest.name])
             raise
-        await announce_in_region(objects, announced_model(there or manifest), _now_s, random.Random())
+        await announce_in_region(
+            objects, announced_model(there or manifest), lambda: manifest.published_s, random.Random()
+        )
     return Stored(there or manifest, not is_new, len(missing), sum(chunk.size_bytes for chunk in missing))
 
 
 async def _require_not_removed(objects: Objects, manifest: Manifest) -> None:
     """Raises ModelExists, Damaged, ObjectError."""
-    removal = await read_removal(objects, manifest.model, manifest.revision, _now_s())
+    removal = await read_removal(objects, manifest.model, manifest.revision, manifest.published_s)
     if removal is not None:
         raise ModelExists(
             f"{objects.where}: {manifest.model}@{manifest.revision} was removed by {_words(removal.removed_by)} on"
             f" {_date(removal.removed_s)}, and its name is free from {_date(removal.watched_until_s)} on: choose another --revision"
         )
-
-
-def _now_s() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 def _date(at_s: float) -> str:

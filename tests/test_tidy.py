@@ -93,7 +93,12 @@ FORBIDDEN_CALLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "time.time": (
         "time.monotonic: wall clocks jump",
         (
-            *("kvstore/daemon/service.py", "kvstore/cli/report.py", "kvstore/cli/erase.py"),
+            *(
+                "kvstore/daemon/service.py",
+                "kvstore/cli/report.py",
+                "kvstore/cli/erase.py",
+                "kvstore/cli/model_rm.py",
+            ),
             "kvstore/cli/model_publish.py",
         ),
     ),  # hours of reports

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import USAGE, CliError
@@ -52,7 +52,7 @@ async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]
     from kvstore.doctor.findings import user_name
     from replication.removed_models import Removal
 
-    by, now_s = f"{user_name(os.getuid())}@{platform.node()}"[:200], datetime.now(UTC).timestamp()
+    by, now_s = f"{user_name(os.getuid())}@{platform.node()}"[:200], time.time()
     one = await find(objects, args.name)
     for each in (chosen := await published(objects, one.model) if args.all else [one]):
         await remove(
