@@ -253,7 +253,8 @@ def _age_s(now_s: float, complete_s: float) -> float | None:
 def _is_news(state: MirrorState, written: MirrorState) -> bool:
     """Whether more has changed than how old everything is, or that is much younger now: who was cut off has caught up."""
     fields = (
-        "identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs", "model_left_bytes",
+        "identity", "problem", "watermark", "is_sweeping", "pending", "failed", "lost", "copied_packs",
+        "copied_models", "model_left_bytes",
     )  # fmt: skip
     age_s, written_age_s = state.oldest_age_s or 0.0, written.oldest_age_s or 0.0
     is_younger = age_s < written_age_s - HEARTBEAT_S / 2

@@ -6,6 +6,7 @@ ROUNDS=50 kills it more often (`make soak`).
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -142,3 +143,56 @@ def test_what_is_removed_in_one_region_leaves_the_other(
     asyncio.run(take_away())
     mirror(regions)
     until(lambda: names(regions, "eu", MANIFESTS) == {two.name})
+
+
+def model_directory(path: Path) -> Path:
+    """Small files, and weights of some chunks."""
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "test"}')
+    (path / "model.bin").write_bytes(random.Random(1).randbytes(40 * MIB))
+    return path
+
+
+@pytest.mark.slow
+def test_a_model_published_in_one_region_serves_the_other_one_without_it(
+    mirror: StartMirror, regions: Path, tmp_path: Path
+) -> None:
+    """Published by the command, ordered by the command, mirrored; with the first region gone all of it is in the second one and true.
+    Removed there, it can be published there again under another revision only."""
+    directory = model_directory(tmp_path / "files")
+    here = ("--regions", regions)
+    done = kvstore(
+        "model", "publish", directory, "--name", "big", "--revision", "v1", "--region", "na", *here
+    )
+    assert done.returncode == 0, done.stderr
+    done = kvstore("region", "verify", "na", *here)
+    assert done.returncode == 0 and "1 model there, 1 announced and whole" in done.stdout, done.stdout
+    done = kvstore("warm", "eu", "--weights", "small", *here)
+    assert done.returncode == 3 and "no model small" in done.stderr
+    process = mirror(regions)
+    until(lambda: told(regions)[0] == 0, 60.0)
+    assert not names(regions, "eu", MANIFESTS)  # no rule names it
+    done = kvstore("warm", "eu", "--weights", "big", "--wait", "0", "-o", "json", *here)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert plan["copy_packs"] == 1 and plan["copy_bytes"] >= 40 * MIB
+    until(lambda: len(names(regions, "eu", MANIFESTS)) == 1, 90.0)
+    until(lambda: told(regions)[1]["copied_models"] == 1, 30.0)
+    process.kill()
+    process.wait(TIMEOUT_S)
+    text = regions.read_text().replace("/na", "/gone").replace("s3://na-", "s3://gone-")
+    regions.write_text(text)
+    done = kvstore("model", "verify", "big@v1", "--deep", "--region", "eu", *here)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert announced(regions, "eu") == names(regions, "eu", MANIFESTS) == {"models/manifests/big/v1"}
+    done = kvstore("model", "rm", "big@v1", "--region", "eu", *here)
+    assert done.returncode == 0 and not names(regions, "eu", MANIFESTS)
+    done = kvstore(
+        "model", "publish", directory, "--name", "big", "--revision", "v1", "--region", "eu", *here
+    )
+    assert done.returncode == 1 and "was removed by" in done.stderr and "--revision" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not names(regions, "eu", MANIFESTS)
+    done = kvstore(
+        "model", "publish", directory, "--name", "big", "--revision", "v2", "--region", "eu", *here
+    )
+    assert done.returncode == 0 and "put 0 chunks" in done.stdout, done.stdout
