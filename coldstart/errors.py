@@ -27,5 +27,9 @@ class NoRoom(ModelError):
     """It does not fit where it should go; nothing was started."""
 
 
+class InUse(ModelError):
+    """It is pinned, or a process uses it, and stays as it is."""
+
+
 class ChunkDamaged(ModelError):
     """The bytes of a chunk are not what its name says, in every place that has it."""

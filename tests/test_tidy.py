@@ -32,7 +32,7 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 1190,
+    "coldstart": 2680,
     "connectors": 60,
     "connectors/device": 710,
     "connectors/transfer": 1540,

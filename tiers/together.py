@@ -54,5 +54,14 @@ async def ended(work: asyncio.Future[Any]) -> None:
             pass  # cancelled again: it ends in milliseconds
 
 
+async def in_full(work: asyncio.Future[T]) -> T:
+    """Its result. Where who waits is cancelled it has ended all the same: a thread does not stop half-way."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await ended(work)
+        raise
+
+
 async def _awaited(one: Awaitable[T]) -> T:
     return await one

@@ -1,4 +1,4 @@
-"""Models in a region's bucket.
+"""Models in a region's bucket, and on this node.
 
   kvstore model publish DIR --name NAME
   kvstore model ls                     which there are
@@ -6,6 +6,13 @@
   kvstore model verify [NAME] [--deep] whether the bucket has all of it
   kvstore model rm NAME@REVISION       take one away
   kvstore model gc                     give back the room of what no revision has
+
+On a node's disk:
+
+  kvstore model preload NAME           have one there, verified
+  kvstore model ls --local             which are there
+  kvstore model path NAME              where: vllm serve "$(kvstore model path NAME)"
+  kvstore model pin, unpin, evict NAME who stays and who leaves
 
 `kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
 file of regions, or any store: --to URL. docs/models.md says what is done, and what happens where it fails.
@@ -29,6 +36,11 @@ VERBS = {
     "verify": "whether the bucket has what its manifests name, and --deep, whether it is true",
     "rm": "take a revision away",
     "gc": "delete the chunks that no revision names",
+    "preload": "have one on this node's disk",
+    "path": "where it lies on this node, for an engine",
+    "pin": "keep it on this node's disk",
+    "unpin": "let a pinned one leave again",
+    "evict": "take it off this node's disk",
 }
 
 

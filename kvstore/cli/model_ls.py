@@ -2,6 +2,7 @@
 
   kvstore model ls                     of all models
   kvstore model ls NAME                the revisions of one
+  kvstore model ls --local             what is on this node's disk, and under way there
   kvstore model ls -o json             the same for programs; docs/cli.md lists the fields
 
 Exit code 1 where a manifest cannot be read, 3 where there is no such model.
@@ -26,10 +27,15 @@ READ_AT_ONCE = 16
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="a model (default: all)")
+    parser.add_argument("--local", action="store_true", help="on this node's disk, instead of in a bucket")
     add_bucket_arguments(parser, "table", "json")
 
 
 def run_verb(args: argparse.Namespace) -> int:
+    if args.local:
+        from kvstore.cli.model_local import show_local
+
+        return show_local(args)
     document = asked_of_bucket(args, lambda objects: _listed(objects, args.name))
     present(args, document, _show)
     return FAILED if any(row["problem"] for row in document["revisions"]) else OK

@@ -71,7 +71,19 @@ def _print_head(report: answers.Status) -> None:
         _print_region(report["region"], counters)
     if report["events"] is not None:
         _print_events(report["events"])
+    for preload in report["preloads"]:
+        _print_preload(preload)
     print(flush=True)
+
+
+def _print_preload(preload: answers.Preload) -> None:
+    """A model that should be on this node's disk."""
+    far = ""
+    if preload["state"] == "running" and preload["bytes"]:
+        done = percent(1 - preload["left_bytes"] / preload["bytes"])
+        far = f": {done} of {format_bytes(preload['bytes'])}, {format_bytes(preload['bytes_per_s'])}/s"
+    why = f": {preload['problem']}" if preload["problem"] else ""
+    print(f"model       {preload['model']}: {preload['state']}{far}{why}")
 
 
 def _print_events(events: answers.Events) -> None:

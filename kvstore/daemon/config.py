@@ -45,6 +45,7 @@ from kvstore.constants import (
 from kvstore.daemon.listening import parse_listen
 from kvstore.protocol.places import default_data_dir, default_socket
 from kvstore.units import exact_bytes, parse_bytes
+from replication.manifests import is_model_name
 from tiers.constants import ROW_BYTES, SLAB_ALIGN_BYTES, SLOT_BYTES_MIN
 
 DRAM_CAPACITY_BYTES_MIN, DRAM_CAPACITY_BYTES_MAX = 4 * MIB, 64 * TIB
@@ -59,6 +60,7 @@ DOOR_LEASES_MAX = 1024  # per connection
 EVENTS_INTERVAL_S_MIN, EVENTS_INTERVAL_S_MAX = 0.001, 60.0
 EVENTS_REPLAY_BYTES_MIN = 64 * KIB
 EVENTS_TOPIC_CHARS_MAX = 256
+MODELS_PRELOAD_MAX = 64
 SEEN_TIMES_MAX, DEMAND_S_MAX = 1_000_000, 365 * DAY_S
 PERSIST_BYTES_PER_S_MIN, PACK_BYTES_MIN, PACK_BYTES_MAX = 64 * KIB, 64 * KIB, 512 * MIB
 require(
@@ -241,6 +243,27 @@ class Dram(Section):
     verify_share: Annotated[Number, between(0, 1)] = 0.01
 
 
+def _model(value: str) -> str:
+    model, at, revision = value.partition("@")
+    if not is_model_name(model) or (at and not is_model_name(revision)):
+        raise ValueError(
+            f"{value[:100]!r}: allowed are NAME and NAME@REVISION, each of a-z 0-9 . _ - and at most 96 of them"
+        )
+    return value
+
+
+class Models(Section):
+    """Weights of models on this node."""
+
+    dir: AbsolutePath | Literal["auto"] = "auto"
+    nvme_bytes: Annotated[Size, size_between(MIB, NVME_CAPACITY_BYTES_MAX, or_none=True)] = 0
+    preload: Annotated[
+        tuple[Annotated[str, AfterValidator(_model)], ...],
+        BeforeValidator(_listed),
+        Field(max_length=MODELS_PRELOAD_MAX),
+    ] = ()
+
+
 class Nvme(Section):
     """Slot files on local disks; without directories there is no such tier."""
 
@@ -338,6 +361,7 @@ class Config(Section):
     log: Log = Log()
     dram: Dram = Dram()
     nvme: Nvme = Nvme()
+    models: Models = Models()
     engine: Engine = Engine()
     door: Door = Door()
     report: Report = Report()
@@ -346,6 +370,11 @@ class Config(Section):
     events: Events = Events()
     web: Web = Web()
     traces: Traces = Traces()
+
+    @property
+    def models_dir(self) -> Path:
+        """Where models lie on this node."""
+        return self.data_dir / "models" if self.models.dir == "auto" else self.models.dir
 
 
 def sections() -> dict[str, type[Section]]:
@@ -408,6 +437,7 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.regions_file and not config.region:
         yield "region", "which of the regions in regions_file this node is in: it must be set"
+    yield from _preload_misfits(config)
     if config.durable.rule == "cost" and not config.report.gpu_hour_price:
         yield "durable.rule", 'with "cost", report.gpu_hour_price must be set'
     yield from _event_misfits(config.events)
@@ -418,6 +448,14 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
             "nvme.directories",
             f"data_dir ({config.data_dir}) has files of its own: use one below it or elsewhere",
         )
+
+
+def _preload_misfits(config: Config) -> Iterator[tuple[str, str]]:
+    names = config.models.preload
+    if names and not config.regions_file:
+        yield "models.preload", "they come from the bucket of a region: regions_file must be set"
+    if len(set(names)) < len(names):
+        yield "models.preload", "a model is listed twice"
 
 
 def _event_misfits(events: Events) -> Iterator[tuple[str, str]]:

@@ -44,7 +44,8 @@ log = logging.getLogger("kvstore.daemon.data_dir")
 
 MAGIC = "kvstore data dir"
 MARK, LOCK = "kvstore-data.json", "lock"
-_UNMARKED = frozenset({LOCK, MARK + ".tmp", "lost+found"})  # of a kill during the first start; a fresh ext4
+# Of a kill during the first start; a fresh ext4; models that were preloaded before it.
+_UNMARKED = frozenset({LOCK, MARK + ".tmp", "lost+found", "models"})
 
 
 class DataDir:

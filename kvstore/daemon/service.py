@@ -34,6 +34,7 @@ from kvstore.daemon.config import Config
 from kvstore.daemon.config_sources import Loaded
 from kvstore.daemon.eventing import publisher_of
 from kvstore.daemon.exporting import Exporter
+from kvstore.daemon.preloading import Preloads
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
@@ -119,7 +120,8 @@ class Service:
         self._publisher = publisher_of(config, self._journal, self._held, time.time)
         self._exporter: Exporter | None = None
         self._loop_delay = Histogram()
-        self._web = WebProcess(config)
+        self._preloads = Preloads(config)
+        self._children: tuple[WebProcess | Preloads, ...] = (WebProcess(config), self._preloads)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -160,13 +162,13 @@ class Service:
                         self._warm,
                         self._publish,
                         self._look_at_loop,
-                        self._web.run,
+                        *(child.run for child in self._children),
                     )
                 ]
                 await self._tick_until_stopped()
                 self._notifier.send("STOPPING=1")
                 log.info("stopping", extra={"sessions": len(self.engine.sessions)})
-                self._web.end()
+                self._end_children()
                 await self.door.stop()
             self._save_names()
             self._save_totals()
@@ -180,7 +182,7 @@ class Service:
             for task in background:
                 task.cancel()
         finally:
-            self._web.reap()
+            self._end_children(for_good=True)
             if self._publisher is not None:
                 self._publisher.close()
             if self._exporter is not None:
@@ -198,6 +200,11 @@ class Service:
                 self._tell_what_stays(keep)
             else:  # a thread may write into the arena as long as this process lives
                 log.error("a read or write of NVMe, or of the bucket, hangs; stopping as after a crash")
+
+    def _end_children(self, for_good: bool = False) -> None:
+        """for_good: wait for their end."""
+        for child in self._children:
+            child.reap() if for_good else child.end()
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something beside the door. If it fails, so does the daemon: half of one must not serve."""
@@ -232,6 +239,7 @@ class Service:
             **self.engine.status(),
             "region": self._region.status() if self._region is not None else None,
             "events": self._publisher.status() if self._publisher is not None else None,
+            "preloads": self._preloads.status(),
             "door": self.door.counters,
         }
 

@@ -80,7 +80,7 @@ class WebProcess:
     async def _until_it_ends(self) -> str | None:
         """Why it did; None where it was asked to."""
         try:
-            self._child = child = _start(self._command)
+            self._child = child = start_child(self._command)
         except OSError as error:
             return str(error)
         while child.poll() is None:
@@ -92,8 +92,11 @@ class WebProcess:
         return f"exit code {child.returncode}" if child.returncode >= 0 else f"signal {-child.returncode}"
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Without fork's copy of our page tables: subprocess uses vfork as long as nothing is to run in between."""
+def start_child(
+    command: list[str], stdout: int = subprocess.DEVNULL, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """A command of ours, without our settings. Without fork's copy of our page tables, too: subprocess uses vfork as long as
+    nothing is to run in between."""
     ours = str(Path(kvstore.__file__).parents[1])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     for name in _NOT_FOR_IT:
@@ -102,7 +105,8 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
         close_fds=True,
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), "KVSTORE_CONFIG": "", "MALLOC_ARENA_MAX": "2"},
     )

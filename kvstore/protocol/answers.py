@@ -150,12 +150,26 @@ class Door(TypedDict):
     frames: dict[str, int]
 
 
+class Preload(TypedDict):
+    """Of a model that models.preload names. state: waiting, running, there or failed."""
+
+    model: str
+    state: str
+    bytes: int
+    left_bytes: int
+    bytes_per_s: int
+    by_source: dict[str, int]
+    attempts: int
+    problem: str
+
+
 class Status(EngineStatus):
     daemon: Identity
     health: Health
     arena: Arena
     region: dict[str, Any] | None  # what `replication` says of it, which knows nothing of us
     events: Events | None
+    preloads: list[Preload]
     door: Door
 
 

@@ -1,0 +1,1 @@
+"""How fast models come to a node, and from there into an engine."""

@@ -1,0 +1,538 @@
+"""The models' directory of a node: what is whole there, what is under way, who uses it, what must leave.
+
+    <dir>/models--<model>/snapshots/<revision>/<path>              real files: a directory that any engine can open
+    <dir>/models--<model>/snapshots/<revision>/.kvstore-model      its manifest, sealed
+    <dir>/models--<model>/refs/main, refs/<revision>               which revision a name stands for
+    <dir>/.under-way/<model>@<revision>/...                        the same files, filled chunk by chunk
+    <dir>/.under-way/<model>@<revision>~progress                   how far it is, for whoever waits
+    <dir>/.under-way/<model>@<revision>~leaving                    evicted: removed by whoever comes next, if it is still there
+    <dir>/.pins/<model>@<revision>                                 never evicted
+
+        under way ──rename, when every chunk was verified and is on disk──▶ snapshots ──rename──▶ leaving
+
+A revision is in snapshots/ whole or not at all. One process fills it: an exclusive flock on its directory, which moves with it.
+Processes that use it hold a shared one, so that a use ends with its process, however that ends. Room is made, and given,
+under a lock on <dir>: two that begin at the same time see each other's sizes.
+
+When a revision was used last is the time of its manifest file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from coldstart.blocks import allocate
+from coldstart.errors import FilesWrong, InUse, ModelMissing, NoRoom
+from coldstart.models import check_name
+from replication.errors import Damaged
+from replication.manifests import MANIFEST_BYTES_MAX, Manifest, decode, encode, is_model_name
+from tiers.constants import NVME_HEADROOM_BYTES
+from tiers.direct import free_bytes
+from tiers.files import replace_file
+from tiers.reading import Unreadable, read_bytes
+from tiers.sizes import format_bytes
+
+MARK: Final = ".kvstore-model"
+MODELS: Final = "models--"
+MAIN: Final = "main"
+_UNDER_WAY, _PINS, _PROGRESS, _LEAVING = ".under-way", ".pins", "~progress", "~leaving"
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Revision(NamedTuple):
+    """A whole one. used_s: unix seconds, when it was used last."""
+
+    path: Path
+    manifest: Manifest
+    used_s: float
+    is_pinned: bool
+
+    @property
+    def name(self) -> str:
+        return name_of(self.manifest.model, self.manifest.revision)
+
+
+class Use:
+    """Of a revision: until it is closed, or the process has ended, it stays where it is."""
+
+    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._fd = fd
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class UnderWay:
+    """A revision that this process alone fills: files of their full length below `path`."""
+
+    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._fd = fd
+
+    @property
+    def progress_path(self) -> Path:
+        return self.path.with_name(self.path.name + _PROGRESS)
+
+    def close(self) -> None:
+        """What was filled stays for the next one. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Home:
+    """One models' directory, which is made where it is missing. Everything blocks on the file system.
+
+    capacity_bytes: of all revisions together; 0: as much as the disk has.
+    """
+
+    def __init__(self, path: Path, capacity_bytes: int = 0) -> None:
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self._under_way = path / _UNDER_WAY
+
+    # -- what is whole --
+
+    def place(self, model: str, revision: str) -> Path:
+        return self.path / f"{MODELS}{model}" / "snapshots" / revision
+
+    def find(self, model: str, revision: str = "") -> Revision:
+        """revision "": the one that the name stands for here. Raises ModelMissing, FilesWrong."""
+        chosen = revision or self._main(model)
+        path = self.place(model, chosen)
+        if not path.is_dir():
+            raise ModelMissing(
+                f"{name_of(model, revision)}: not on this disk, in {self.path}: kvstore model preload {name_of(model, revision)}"
+            )
+        return self._revision(path, model, chosen)
+
+    def use(self, model: str, revision: str = "") -> Use:
+        """Raises ModelMissing, FilesWrong."""
+        while True:
+            found = self.find(model, revision)
+            fd = _opened(found.path)
+            if fd is None:
+                continue
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if _lies_at(fd, found.path):
+                with suppress(OSError):  # another user's, or read-only
+                    os.utime(found.path / MARK)
+                return Use(found.path, found.manifest, fd)
+            os.close(fd)  # evicted in this moment
+
+    def revisions(self) -> list[Revision]:
+        """Those that are whole, the one used last first."""
+        found = []
+        for path in self.path.glob(f"{MODELS}*/snapshots/*"):
+            with suppress(ModelMissing, FilesWrong):
+                found.append(self._revision(path, path.parts[-3].removeprefix(MODELS), path.name))
+        return sorted(found, key=lambda one: -one.used_s)
+
+    def under_way(self) -> list[tuple[str, bytes]]:
+        """Names of those that were begun, and what is known of how far they are."""
+        return [(name, _content(self._under_way / (name + _PROGRESS))) for name in sorted(self._begun())]
+
+    def is_used(self, model: str, revision: str) -> bool:
+        return _is_held(self.place(model, revision))
+
+    def _main(self, model: str) -> str:
+        text = _content(self.path / f"{MODELS}{model}" / "refs" / MAIN).decode(errors="replace").strip()
+        return text if is_model_name(text) else "-"
+
+    def _revision(self, path: Path, model: str, revision: str) -> Revision:
+        mark = path / MARK
+        manifest = _manifest(mark)
+        if (manifest.model, manifest.revision) != (model, revision):
+            raise FilesWrong(f"{mark}: says it is {name_of(manifest.model, manifest.revision)}")
+        for file in manifest.files:
+            if not _has_size(path / file.path, file.size_bytes):
+                raise FilesWrong(
+                    f"{path / file.path}: not {file.size_bytes} bytes long any more: kvstore model preload {name_of(model, revision)} mends it"
+                )
+        return Revision(path, manifest, mark.stat().st_mtime, self._pin(model, revision).exists())
+
+    # -- pins --
+
+    def pin(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing, FilesWrong."""
+        found = self.find(model, revision).manifest
+        path = self._pin(model, found.revision)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return found.revision
+
+    def unpin(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing where it is not pinned."""
+        chosen = revision or self._main(model)
+        try:
+            self._pin(model, chosen).unlink()
+        except FileNotFoundError:
+            raise ModelMissing(f"{name_of(model, revision)}: not pinned in {self.path}") from None
+        return chosen
+
+    def _pin(self, model: str, revision: str) -> Path:
+        return self.path / _PINS / name_of(model, revision)
+
+    # -- what comes --
+
+    def begin(self, manifest: Manifest) -> UnderWay | None:
+        """Room for a revision, and files of their full length in it; what an earlier process filled is kept. None: another
+        process fills it, or it is whole.
+
+        What is used least lately leaves first; pinned and used ones never. Raises NoRoom, with nothing changed; InUse where
+        its place is taken by files that are not whole; Damaged.
+        """
+        if any(file.path.startswith(MARK) for file in manifest.files):  # and what it is made of
+            raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
+        path = self._under_way / name_of(manifest.model, manifest.revision)
+        with self._locked():
+            self._sweep()
+            if self._is_whole(manifest) or _is_held(path, or_missing=False):
+                return None
+            self._take_back(manifest, path)
+            is_new = not path.exists()
+            path.mkdir(exist_ok=True)
+            fd = _held(path)
+            if fd is None:
+                return None
+            try:
+                self._make_room(manifest, path)
+                self._allocate(manifest, path)
+            except BaseException as error:
+                os.close(fd)
+                if is_new:
+                    shutil.rmtree(path, ignore_errors=True)
+                if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                    raise NoRoom(f"{self._no_room(manifest)} ({error.strerror})") from error
+                raise
+            return UnderWay(path, manifest, fd)
+
+    def finish(self, filled: UnderWay, is_main: bool) -> Path:
+        """It is whole, and on disk. is_main: its name alone stands for it from now on. Returns where it lies."""
+        manifest = filled.manifest
+        for inner, _, _ in os.walk(filled.path):
+            _sync(Path(inner))
+        place = self.place(manifest.model, manifest.revision)
+        with self._locked():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.utime(filled.path / MARK)
+            os.rename(filled.path, place)
+            for folder in (place.parent, place.parent.parent, self.path, self._under_way):
+                _sync(folder)
+            self._refer(manifest.model, manifest.revision, is_main)
+        filled.progress_path.unlink(missing_ok=True)
+        filled.close()
+        return place
+
+    def refer(self, model: str, revision: str, is_main: bool) -> None:
+        """Have its name stand for it, and the model's name alone, if it should or stands for nothing yet."""
+        with self._locked():
+            if self.place(model, revision).is_dir():
+                self._refer(model, revision, is_main)
+
+    def _refer(self, model: str, revision: str, is_main: bool) -> None:
+        refs = self.path / f"{MODELS}{model}" / "refs"
+        refs.mkdir(exist_ok=True)
+        is_free = not self.place(model, self._main(model)).is_dir()
+        for name in (revision, *((MAIN,) if is_main or is_free else ())):
+            if _content(refs / name) != revision.encode():
+                replace_file(refs / name, revision.encode())
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        try:
+            return self.find(manifest.model, manifest.revision).manifest.content == manifest.content
+        except (ModelMissing, FilesWrong):
+            return False
+
+    def take_back(self, manifest: Manifest) -> None:
+        """It is under way again: somebody has found that its bytes are not true. Raises InUse."""
+        with self._locked():
+            self._take_back(manifest, self._under_way / name_of(manifest.model, manifest.revision))
+
+    def _take_back(self, manifest: Manifest, path: Path) -> None:
+        """What lies in its place and is not it, or not whole, is filled again; what is true of it stays. Raises InUse."""
+        place = self.place(manifest.model, manifest.revision)
+        if not place.exists():
+            return
+        with _holding(place) as is_free:
+            if not is_free:
+                raise InUse(f"{place}: damaged, and in use: end what uses it, and preload it again")
+            _remove(path)
+            os.rename(place, path)
+
+    def _allocate(self, manifest: Manifest, path: Path) -> None:
+        mark = path / MARK
+        if not _says(mark, manifest):  # of another one, or not there
+            for entry in path.iterdir():
+                _remove(entry)
+        for file in manifest.files:
+            target = path / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            allocate(target, file.size_bytes)
+        if not mark.exists():
+            replace_file(mark, encode(manifest))
+
+    # -- what leaves --
+
+    def evict(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing, InUse."""
+        with self._locked():
+            chosen = revision or self._main(model)
+            path, name = self.place(model, chosen), name_of(model, chosen)
+            if not path.is_dir():
+                raise ModelMissing(f"{name_of(model, revision)}: not on this disk, in {self.path}")
+            if self._pin(model, chosen).exists():
+                raise InUse(f"{name}: pinned: kvstore model unpin {name} first")
+            if not self._leave(path, name):
+                raise InUse(f"{name}: a process uses it: end that first")
+        return chosen
+
+    def _make_room(self, manifest: Manifest, path: Path) -> None:
+        """Raises NoRoom, with nothing changed."""
+        for _ in range(3):  # again, if one of them was used in this moment
+            if all(self._leave(*one) for one in self._leaving(manifest, path)):
+                return
+        raise NoRoom(self._no_room(manifest))
+
+    def _leaving(self, manifest: Manifest, path: Path) -> list[tuple[Path, str]]:
+        """Who must leave, so that a revision fits that is filled at this path. Raises NoRoom."""
+        begun = {name: self._begun_bytes(name) for name in self._begun() if name != path.name}
+        whole = self.revisions()
+        over_bytes = over_disk_bytes = 0
+        if self.capacity_bytes:
+            held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(
+                size for size, _ in begun.values()
+            )
+            over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
+        promised_bytes = sum(max(0, size - there) for size, there in begun.values())
+        missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
+        if missing_bytes:
+            over_disk_bytes = missing_bytes + promised_bytes + NVME_HEADROOM_BYTES - free_bytes(self.path)
+        leaving: list[tuple[Path, str]] = []
+        candidates = self._candidates(whole, begun)
+        while max(over_bytes, over_disk_bytes) > 0:
+            candidate = next(candidates, None)
+            if candidate is None:
+                raise NoRoom(self._no_room(manifest))
+            at, name, size_bytes = candidate
+            leaving.append((at, name))
+            over_bytes -= size_bytes
+            over_disk_bytes -= size_bytes
+        return leaving
+
+    def _candidates(
+        self, whole: Sequence[Revision], begun: Mapping[str, tuple[int, int]]
+    ) -> Iterator[tuple[Path, str, int]]:
+        """What may leave, in the order in which it does: what was begun and given up, then what was used longest ago."""
+        for name, (size_bytes, _) in begun.items():
+            if not _is_held(self._under_way / name):
+                yield self._under_way / name, name, size_bytes
+        for one in reversed(whole):
+            if not one.is_pinned and not _is_held(one.path):
+                yield one.path, one.name, one.manifest.size_bytes
+
+    def _no_room(self, manifest: Manifest) -> str:
+        limit = f"models.nvme_bytes is {format_bytes(self.capacity_bytes)}, " if self.capacity_bytes else ""
+        return (
+            f"{name_of(manifest.model, manifest.revision)}: {format_bytes(manifest.size_bytes)} do not fit in {self.path}: "
+            f"{limit}the disk has {format_bytes(free_bytes(self.path))} free, and what could leave is too small:"
+            " pinned models and those in use stay"
+        )
+
+    def _leave(self, path: Path, name: str) -> bool:
+        """False where it is in use."""
+        target = self._under_way / (name + _LEAVING)
+        with _holding(path) as is_free:
+            if not is_free:
+                return False
+            _remove(target)
+            os.rename(path, target)
+        self._forget(*name.split("@"))
+        _remove(target)
+        (self._under_way / (name + _PROGRESS)).unlink(missing_ok=True)
+        return True
+
+    def _forget(self, model: str, revision: str) -> None:
+        """Names that stand for a revision which is gone, and folders with nothing in them."""
+        folder = self.path / f"{MODELS}{model}"
+        if self.place(model, revision).exists():
+            return
+        for name in (revision, MAIN):
+            if _content(folder / "refs" / name) == revision.encode():
+                (folder / "refs" / name).unlink()
+        for empty in (folder / "refs", folder / "snapshots", folder):
+            with suppress(OSError):
+                empty.rmdir()
+
+    def _begun(self) -> set[str]:
+        found = os.listdir(self._under_way) if self._under_way.is_dir() else []
+        return {name for name in found if "~" not in name and (self._under_way / name).is_dir()}
+
+    def _begun_bytes(self, name: str) -> tuple[int, int]:
+        """How large it will be, and how much of the disk it has."""
+        path = self._under_way / name
+        there_bytes = _allocated_bytes(path)
+        with suppress(ModelMissing, FilesWrong):
+            return _manifest(path / MARK).size_bytes, there_bytes
+        return there_bytes, there_bytes
+
+    def _sweep(self) -> None:
+        """What killed processes were removing."""
+        for entry in self._under_way.iterdir():
+            if entry.name.endswith(_LEAVING):
+                _remove(entry)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._under_way.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._under_way, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def name_of(model: str, revision: str) -> str:
+    """For people, and of files."""
+    return f"{model}@{revision}" if revision else model
+
+
+def parse_name(text: str) -> tuple[str, str]:
+    """Model and revision ("" where none is named) of NAME or NAME@REVISION. Raises ModelError."""
+    model, at, revision = text.partition("@")
+    check_name("model", model)
+    if at:
+        check_name("revision", revision)
+    return model, revision
+
+
+def default_models_dir() -> Path:
+    """Where the daemon keeps them unless its configuration says otherwise; $KVSTORE_MODELS__DIR says it, too."""
+    if named := os.environ.get("KVSTORE_MODELS__DIR", ""):
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "") or os.path.expanduser("~/.local/state")
+    system = os.environ.get("KVSTORE_DATA_DIR", "") or "/var/lib/kvstore"
+    places = [Path(system, "models"), Path(state, "kvstore", "models")]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def _manifest(mark: Path) -> Manifest:
+    try:
+        return decode(read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), str(mark))
+    except (Unreadable, Damaged) as error:
+        raise FilesWrong(str(error)) from error
+
+
+def _says(mark: Path, manifest: Manifest) -> bool:
+    try:
+        found = _manifest(mark)
+    except FilesWrong:
+        return False
+    return (found.files, found.chunks) == (manifest.files, manifest.chunks)
+
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return os.lstat(path).st_size == size_bytes
+    except OSError:
+        return False
+
+
+def _content(path: Path) -> bytes:
+    """Of a small file of ours; b"" where it cannot be read."""
+    with suppress(Unreadable):
+        return read_bytes(path, 64 << 10, follow=False)
+    return b""
+
+
+def _opened(path: Path) -> int | None:
+    """A descriptor of a directory; None where it is gone."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _held(path: Path) -> int | None:
+    """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there."""
+    fd = _opened(path)
+    if fd is None:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _lies_at(fd, path):
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[bool]:
+    """Whether nobody else has a lock on this directory: then we have it meanwhile."""
+    fd = _held(path)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _is_held(path: Path, or_missing: bool = True) -> bool:
+    """By somebody else. or_missing: or gone."""
+    if not or_missing and not path.exists():
+        return False
+    with _holding(path) as is_free:
+        return not is_free
+
+
+def _lies_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _allocated_bytes(path: Path) -> int:
+    total_bytes = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total_bytes
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,112 @@
+"""Sources: places that chunks can be read from, for whoever fills files or memory with them.
+
+    Local (another revision on this disk)  ─┐
+    Bucket (the region's)                  ─┴─▶ read(chunk) ─▶ the caller's memory ─▶ verified by the caller
+
+They are asked in the order in which they are given: what is near first. No source is believed: whoever reads compares the
+checksum, and counts the bytes under the source's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from coldstart.blocks import read_all
+from replication.manifests import Chunk, Manifest
+from tiers.objects import Objects
+from tiers.together import in_full
+
+THIS_DISK: Final = "disk"
+
+
+class Source(ABC):
+    """One place with chunks. name: under which its bytes are counted."""
+
+    name: str
+
+    @abstractmethod
+    async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        """Which of these it has, as far as it knows without reading them."""
+
+    @abstractmethod
+    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+        """Fill the views, one after the other, with a chunk's bytes; together they are as long as it is.
+
+        False where it does not have it any more. The bytes may be wrong. Raises ObjectError. When this has returned or was
+        cancelled, nobody writes into the views.
+        """
+
+
+class Bucket(Source):
+    """The region's: it has whatever a manifest there names."""
+
+    name = "bucket"
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        return set(chunks)
+
+    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+        if await self._objects.read_into(chunk.name, 0, views):
+            return True
+        (content,) = await self._objects.get_ranges(chunk.name, [(0, chunk.size_bytes)])
+        at = 0
+        for view in views:
+            view[:] = content[at : at + len(view)]
+            at += len(view)
+        return True
+
+
+class Place(NamedTuple):
+    """at: of its first byte in the file."""
+
+    path: Path
+    at: int
+
+
+class Local(Source):
+    """Chunks that whole revisions on this disk have: those of an earlier one, of which most tensors are the same."""
+
+    name = THIS_DISK
+
+    def __init__(self, revisions: Mapping[Path, Manifest]) -> None:
+        """By the directories that they lie in."""
+        self._places = {
+            chunk: Place(path / file.path, at)
+            for path, manifest in revisions.items()
+            for file in manifest.files
+            for at, chunk in manifest.chunks_of(file)
+        }
+
+    async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        return self._places.keys() & set(chunks)
+
+    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+        reading = asyncio.get_running_loop().run_in_executor(None, _read, self._places[chunk], views)
+        return await in_full(reading)
+
+
+def _read(place: Place, views: Sequence[memoryview]) -> bool:
+    """Evicted meanwhile, cut off: it is not there any more."""
+    try:
+        fd = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        at = place.at
+        for view in views:
+            if not read_all(fd, view, at):
+                return False
+            at += len(view)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

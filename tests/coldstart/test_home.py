@@ -1,0 +1,178 @@
+"""The models' directory: who stays, who leaves, and that a use lasts as long as its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart import home as home_module
+from coldstart.errors import FilesWrong, InUse, ModelError, ModelMissing, NoRoom
+from coldstart.home import Home, name_of, parse_name
+from coldstart.preload import preload
+from replication.errors import Damaged
+from replication.manifests import MIB
+from tests.coldstart.models import cut_evenly, files_at, made, put
+from tests.objects import MemoryObjects
+from tests.running import environment
+
+MODEL_BYTES = MIB
+
+
+@pytest.fixture
+def bring(tmp_path: Path) -> Callable[..., Path]:
+    """Preload a model of MODEL_BYTES and this name; its capacity is that of three."""
+    objects = MemoryObjects()
+
+    def work(
+        model: str, revision: str = "r", size_bytes: int = MODEL_BYTES, capacity: int = 3 * MODEL_BYTES
+    ) -> Path:
+        files = {"config.json": b"{}", "w.bin": random.Random(model + revision).randbytes(size_bytes - 2)}
+        asyncio.run(put(objects, *made(files, cut_evenly(files, 300_000), model, revision)))
+        path = asyncio.run(preload(objects, Home(tmp_path, capacity), model, revision)).path
+        assert files_at(path) == files
+        os.utime(path / home_module.MARK, (work.clock, work.clock))  # type: ignore[attr-defined]
+        work.clock += 1  # type: ignore[attr-defined]
+        return path
+
+    work.clock = 1000.0  # type: ignore[attr-defined]
+    return work
+
+
+def there(path: Path) -> set[str]:
+    return {one.manifest.model for one in Home(path).revisions()}
+
+
+def test_the_one_used_longest_ago_leaves(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """A use counts, not when it came; with a model leaves what named it."""
+    for model in ("a", "b", "c"):
+        bring(model)
+    Home(tmp_path).use("a").close()
+    bring("d")
+    assert there(tmp_path) == {"a", "c", "d"}
+    assert not (tmp_path / "models--b").exists()
+    with pytest.raises(ModelMissing, match="kvstore model preload b"):
+        Home(tmp_path).find("b")
+
+
+def test_pinned_models_and_those_in_use_stay(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """And where nothing else is left, the new one is refused before anything is changed."""
+    for model in ("a", "b", "c"):
+        bring(model)
+    home = Home(tmp_path)
+    home.pin("a")
+    with home.use("b"):
+        bring("d")
+        assert there(tmp_path) == {"a", "b", "d"}
+        with (
+            home.use("d"),
+            pytest.raises(NoRoom, match=r"e@r: 1 MiB do not fit in .*models.nvme_bytes is 3 MiB"),
+        ):
+            bring("e")
+        assert there(tmp_path) == {"a", "b", "d"} and home.under_way() == []
+        with pytest.raises(InUse, match="b@r: a process uses it"):
+            home.evict("b")
+    with pytest.raises(InUse, match="pinned"):
+        home.evict("a")
+    home.unpin("a")
+    home.evict("a")
+    assert there(tmp_path) == {"b", "d"}
+    with pytest.raises(ModelMissing, match="not pinned"):
+        home.unpin("d")
+
+
+def test_a_use_ends_with_its_process(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """However that ends: killed, it holds nothing any more."""
+    bring("a")
+    script = (
+        "import sys, time; from pathlib import Path; from coldstart.home import Home;"
+        "use = Home(Path(sys.argv[1])).use('a'); print('has it', flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "has it\n"
+        assert Home(tmp_path).is_used("a", "r")
+        with pytest.raises(InUse):
+            Home(tmp_path).evict("a")
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+    assert not Home(tmp_path).is_used("a", "r")
+    Home(tmp_path).evict("a")
+
+
+def test_what_was_begun_and_given_up_leaves_first(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """Its room counts as long as it is there."""
+    home = Home(tmp_path, 3 * MODEL_BYTES)
+    bring("a")
+    bring("b")
+    files = {"w.bin": bytes(MODEL_BYTES)}
+    manifest, _ = made(files, cut_evenly(files, 100_000), "begun")
+    begun = home.begin(manifest)
+    assert begun is not None
+    with pytest.raises(NoRoom):  # it is filled by somebody, and a and b are used
+        with home.use("a"), home.use("b"):
+            bring("c")
+    begun.close()
+    bring("c")
+    assert there(tmp_path) == {"a", "b", "c"} and home.under_way() == []
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_starts(
+    tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the disk has free, which others may have taken; models that may leave make room for it."""
+    bring("a", capacity=0)
+    free = {"bytes": home_module.NVME_HEADROOM_BYTES + MODEL_BYTES // 2}
+    monkeypatch.setattr(home_module, "free_bytes", lambda path: free["bytes"])
+    with Home(tmp_path).use("a"), pytest.raises(NoRoom, match=r"the disk has 64\.5 MiB free"):
+        bring("b", capacity=0)
+    assert there(tmp_path) == {"a"} and Home(tmp_path).under_way() == []
+    bring("b", capacity=0)
+    assert there(tmp_path) == {"b"}
+
+
+def test_a_manifest_that_names_our_mark_is_refused(tmp_path: Path) -> None:
+    """Its file would say of itself that it is whole."""
+    files = {home_module.MARK: b"x"}
+    manifest, _ = made(files, cut_evenly(files, 10))
+    with pytest.raises(Damaged, match="which is ours"):
+        Home(tmp_path).begin(manifest)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """It is said, it may be evicted, and preloading fills the place anew."""
+    path = bring("a")
+    (path / home_module.MARK).write_bytes(b"KVMODEL1 nonsense")
+    with pytest.raises(FilesWrong, match=r"\.kvstore-model"):
+        Home(tmp_path).find("a")
+    assert Home(tmp_path).revisions() == []
+    bring("a")
+    (path / home_module.MARK).write_bytes(b"")
+    Home(tmp_path).evict("a")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "@", "a@", "../a", "a@../b", "A", "a/b", "a@b@c", "x" * 97])
+def test_names_stay_inside(text: str) -> None:
+    """What is no name of a model is no path either."""
+    with pytest.raises(ModelError, match="allowed are"):
+        parse_name(text)
+
+
+def test_names_are_read_as_they_are_written() -> None:
+    """With and without a revision."""
+    assert parse_name("qwen3-8b") == ("qwen3-8b", "") and parse_name("m@r1") == ("m", "r1")
+    assert name_of("m", "r1") == "m@r1" and name_of("m", "") == "m"
