@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from coldstart import open_model
 from coldstart.errors import FilesWrong, InUse
 from coldstart.home import Home
 from coldstart.preload import preload
-from coldstart.reading import open_model
 from tests.coldstart.models import cut_evenly, made, put
 from tests.objects import MemoryObjects, flip
 
