@@ -23,6 +23,7 @@ from connectors.vllm import allowed
 from connectors.vllm.canonical import Unknowable, attributes, canonical, text_of
 from connectors.vllm.model_files import directory_of
 from connectors.vllm.model_sources import ModelSources
+from connectors.vllm_plugin import LOAD_FORMAT
 
 LONG_ROPES = frozenset({"longrope", "su"})
 PATHS = frozenset({"mm_encoder_fp8_scale_path"})  # fields that name a file: its content counts
@@ -68,6 +69,9 @@ class _Walk:
             self._add(path, None, unusual=False)
         elif is_dataclass(value) and not isinstance(value, type) and _is_vllms(type(value)):
             self.object(f"{path}.", value)
+        elif _is_a(owner, "LoadConfig") and owner.load_format == LOAD_FORMAT and isinstance(value, dict):
+            others = _without_ours(value)
+            self._add(path, others, unusual=bool(others))
         elif path.rpartition(".")[2] in PATHS and value:
             self._add(path, _content(value), unusual=True)
         else:
@@ -153,6 +157,13 @@ def _is_vllms(kind: type) -> bool:
 
 def _is_a(value: Any, name: str) -> bool:
     return type(value).__name__ == name and _is_vllms(type(value))
+
+
+def _without_ours(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a loader, less those that say how our own one reads."""
+    from connectors.vllm.loader import OWN_KEYS
+
+    return {key: settings[key] for key in settings if key not in OWN_KEYS}
 
 
 def _is_memory(kind: type, name: str) -> bool:

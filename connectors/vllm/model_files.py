@@ -14,17 +14,26 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from coldstart.errors import ModelError
+from coldstart.start_dir import open_revision
 from connectors.transfer.weights import WeightsUnknown
+from connectors.vllm_plugin import LOAD_FORMAT
+
+WHOLE_LOOK_S = 0.5  # between looks whether a revision under way is whole
 
 
-def weight_files(model_config: Any, load_config: Any) -> list[Path]:
-    """In the order of their names. Raises WeightsUnknown. Never asks the network."""
+def weight_files(model_config: Any, load_config: Any, stop: threading.Event | None = None) -> list[Path]:
+    """In the order of their names; of a start directory, those of the revision that it stands for, once that is whole.
+    Raises WeightsUnknown, also when `stop` is set meanwhile. Never asks the network."""
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    from connectors.vllm.loader import KVStoreModelLoader
 
     load_format = load_config.load_format
     if load_format == "dummy":
@@ -33,9 +42,11 @@ def weight_files(model_config: Any, load_config: Any) -> list[Path]:
         loader = get_model_loader(load_config)
     except Exception as error:
         raise WeightsUnknown(f"load_format {load_format}: {error}") from error
-    if type(loader) is not DefaultModelLoader or load_format == "npcache":
+    if type(loader) not in (DefaultModelLoader, KVStoreModelLoader) or load_format == "npcache":
         raise WeightsUnknown(f"which files load_format {load_format} reads is not known")
     directory = directory_of(model_config.model, model_config.revision, load_config.download_dir)
+    if load_format == LOAD_FORMAT:
+        directory = _whole(directory, stop or threading.Event())
     try:
         _, found, _, _ = loader._prepare_weights(str(directory), None, model_config.revision, True, None)
     except Exception as error:
@@ -59,6 +70,18 @@ def directory_of(model: str, revision: str | None, download_dir: str | None = No
         )
     except Exception as error:
         raise WeightsUnknown(f"{model} is neither a directory nor in the local model cache") from error
+
+
+def _whole(directory: Path, stop: threading.Event) -> Path:
+    """Where the weights lie, or will lie, that a directory stands for. Raises WeightsUnknown."""
+    try:
+        revision = open_revision(directory)
+    except ModelError as error:
+        raise WeightsUnknown(str(error)) from error
+    while revision is not None and not revision.is_whole():
+        if stop.wait(WHOLE_LOOK_S):
+            raise WeightsUnknown(f"{revision.name} is not whole yet")
+    return directory if revision is None else revision.place
 
 
 def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:

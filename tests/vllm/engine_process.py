@@ -28,10 +28,10 @@ import time
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.update(
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
-    VLLM_LOGGING_LEVEL="WARNING",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
     TQDM_DISABLE="1",

@@ -1,0 +1,326 @@
+"""Start directories: what an engine needs of a model before its weights are there, so that it starts while they stream.
+
+    <dir>/.starts/<model>@<revision>/config.json, tokenizer.json ...     small files, whole
+    <dir>/.starts/<model>@<revision>/model-00001.safetensors             the header alone: eight bytes and JSON, no data
+    <dir>/.starts/<model>@<revision>/.kvstore-start                      what it stands for, and how it comes: `Start`
+
+Engines read headers before they load anything: without them one with tied embeddings, whose checkpoint has a head of its own,
+computes wrong tokens and says nothing. A file that ends behind its header is refused by whatever reads it as weights; a file
+with holes would be zeros that look like weights, so there is none.
+
+`open_revision` is how a loader looks at a directory, whichever it is; pieces come from the files under way, or from the whole
+ones once they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from coldstart.direct_runs import RunsFile
+from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
+from coldstart.loading import Chunks, WholeFiles, read_mark, weight_file
+from coldstart.weight_plan import Piece, Plan, WeightFile
+from replication.errors import Damaged
+from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
+from replication.sealed import seal, unseal
+from tiers.objects import Objects
+from tiers.reading import Unreadable, read_bytes
+
+START: Final = ".kvstore-start"
+SAFETENSORS: Final = ".safetensors"
+# Other files of weights: no part of a start directory.
+LEFT_OUT: Final = (
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".onnx",
+    ".onnx_data",
+    ".h5",
+    ".msgpack",
+    ".npz",
+    ".tflite",
+)
+_MAGIC: Final = b"KVSTART1"
+_LOOK_S: Final = 0.02  # between looks for a piece
+_AGAIN_S: Final = 0.2  # before one is read again whose bytes were there, and not yet true
+_JOIN_S: Final = 15.0  # after which a rank that waits begins a preload itself, or joins one: whoever should have may be gone
+_SAID_BYTES_MAX: Final = 64 << 10
+
+_used: dict[Path, int] = {}  # revisions that this process holds, until it ends
+
+
+class _Start(msgspec.Struct, frozen=True, array_like=True):
+    """manifest: encoded. home: the models' directory that the revision comes to. arguments: of `kvstore model preload`, behind
+    its name."""
+
+    manifest: bytes
+    home: Annotated[str, Meta(max_length=4096)]
+    arguments: Annotated[list[str], Meta(max_length=64)]
+
+
+class _Said(msgspec.Struct):
+    """As coldstart/preload.py writes it of a revision under way."""
+
+    by_source: dict[str, int] = {}
+
+
+class Revision:
+    """A whole one, in this directory. name: for people."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory, self.manifest = directory, manifest
+        self.place = directory
+        self.name = f"{manifest.model}@{manifest.revision}"
+        self._files = {file.path: file for file in manifest.files}
+
+    def weight_file(self, path: Path) -> WeightFile:
+        """What is in a file of the directory. Raises FilesWrong, ChunkDamaged, OSError."""
+        return weight_file(path, self._file(path), self.manifest)
+
+    def chunks(self, plan: Plan, begins: bool) -> Chunks:
+        """Where pieces are read from. begins: whether this rank has them preloaded where they are not there."""
+        return WholeFiles(plan.paths)
+
+    def is_whole(self) -> bool:
+        return True
+
+    def fetched(self) -> str:
+        """From where, in words."""
+        return "nothing: it was on this disk"
+
+    def at_home(self, source: Any) -> Any:
+        """The same source of a loader, of whole files."""
+        moved = copy.copy(source)
+        moved.model_or_path = str(self.place)
+        return moved
+
+    def close(self) -> None:
+        """The load is over. The revision is used until the process ends."""
+        with suppress(OSError):
+            use(self.place)
+
+    def _file(self, path: Path) -> File:
+        """Raises FilesWrong."""
+        name = os.path.relpath(path, self.directory)
+        if name not in self._files:
+            raise FilesWrong(f"{path}: not a file of {self.name}")
+        return self._files[name]
+
+
+class Starting(Revision):
+    """One that a start directory stands for: whole, under way, or not even begun."""
+
+    def __init__(self, directory: Path, start: _Start) -> None:
+        """Raises Damaged."""
+        super().__init__(directory, decode(start.manifest, str(directory / START)))
+        home, manifest = Path(start.home), self.manifest
+        self.place = home / f"models--{manifest.model}" / "snapshots" / manifest.revision
+        self.under_way = home / ".under-way" / self.name
+        self._order = [sys.executable, "-m", "kvstore", "model", "preload", self.name, *start.arguments]
+        self._preload: subprocess.Popen[bytes] | None = None
+        self._errors: Any = None
+        self._said = _Said()
+        self._guard = threading.Lock()
+
+    def weight_file(self, path: Path) -> WeightFile:
+        found = weight_file(path, self._file(path), self.manifest, is_header_alone=True)
+        return found._replace(path=self.place / os.path.relpath(path, self.directory))
+
+    def chunks(self, plan: Plan, begins: bool) -> Chunks:
+        if self.is_whole():
+            return WholeFiles(plan.paths)
+        if begins:
+            self.begin()
+        return Following(self, [path.relative_to(self.place) for path in plan.paths])
+
+    def fetched(self) -> str:
+        sources = ", ".join(
+            f"{source} {size:,} bytes" for source, size in sorted(self._said.by_source.items())
+        )
+        return sources or super().fetched()
+
+    def is_whole(self) -> bool:
+        return self.place.is_dir()
+
+    def begin(self) -> None:
+        """Have it preloaded by a process of its own, which joins one that does so already. Raises OSError."""
+        with self._guard:
+            if self._preload is None:
+                self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
+                self._preload = subprocess.Popen(
+                    self._order,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    start_new_session=True,  # it goes on when the engine is stopped: somebody will want the model again
+                )
+
+    def look(self) -> None:
+        """How far it is. Raises ModelError where it will not come."""
+        with suppress(Unreadable, msgspec.MsgspecError):
+            words = read_bytes(self.under_way.with_name(self.under_way.name + "~progress"), _SAID_BYTES_MAX)
+            self._said = msgspec.json.decode(words, type=_Said)
+        if self._preload is not None and self._preload.poll() not in (None, 0):
+            self._errors.seek(0)
+            lines = self._errors.read(_SAID_BYTES_MAX).decode(errors="replace").strip().splitlines()
+            raise ModelError(f"{self.name}: cannot be preloaded: {lines[-1] if lines else 'it was killed'}")
+
+    def close(self) -> None:
+        with suppress(ModelError):
+            self.look()
+        if self.is_whole():
+            super().close()
+
+
+class Following:
+    """Pieces of files that are being filled: each is there when its bytes are true."""
+
+    def __init__(self, revision: Starting, names: Sequence[Path]) -> None:
+        self._revision, self._names = revision, names
+        self._open: dict[int, RunsFile] = {}
+        self._guard = threading.Lock()
+
+    def read(self, piece: Piece, view: memoryview, stopped: Callable[[], bool]) -> bool:
+        begun_s = time.monotonic()
+        while not stopped():
+            is_whole = self._revision.is_whole()  # before the bytes are looked at: then they must be true
+            file = self._file(piece.file)
+            is_filled = file is not None and _is_filled(file.fd, piece.at, len(view))
+            if file is not None and is_filled:
+                if file.read(view, piece.at) and xxhash.xxh3_128_digest(view) == piece.chunk.checksum:
+                    return True
+                if is_whole:
+                    return False
+                self._forget(piece.file)  # it may lie elsewhere by now
+            self._revision.look()
+            if time.monotonic() - begun_s > _JOIN_S:
+                self._revision.begin()
+            time.sleep(_AGAIN_S if is_filled else _LOOK_S)
+        return False
+
+    def close(self) -> None:
+        with self._guard:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+    def _file(self, number: int) -> RunsFile | None:
+        with self._guard:
+            found = self._open.get(number)
+            for folder in (self._revision.place, self._revision.under_way):
+                if found is None:
+                    with suppress(FileNotFoundError):
+                        found = self._open[number] = RunsFile(folder / self._names[number])
+            return found
+
+    def _forget(self, number: int) -> None:
+        """Left open until nobody can be reading it."""
+        with self._guard:
+            old = self._open.pop(number, None)
+            if old is not None:
+                self._open[-1 - len(self._open)] = old
+
+
+def _is_filled(fd: int, at: int, size_bytes: int) -> bool:
+    """Whether all of a run may have been written. Raises OSError."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA) == at and os.lseek(fd, at, os.SEEK_HOLE) >= at + size_bytes
+    except OSError:
+        return False  # nothing from here on
+
+
+def use(directory: Path) -> None:
+    """Hold a revision until this process ends: nobody evicts it. Blocks while somebody is about to. Raises OSError."""
+    if directory not in _used:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        _used[directory] = fd
+
+
+def open_revision(directory: Path) -> Revision | None:
+    """What a directory is a revision of, whole or to come; None of any other directory, and of what is none. Raises FilesWrong."""
+    if not directory.is_dir():
+        return None
+    manifest = read_mark(directory)
+    if manifest is not None:
+        use(directory)
+        return Revision(directory, manifest)
+    try:
+        content = read_bytes(directory / START, MANIFEST_BYTES_MAX, follow=False)
+        return Starting(
+            directory, unseal(_MAGIC, content, _Start, str(directory / START), MANIFEST_BYTES_MAX)
+        )
+    except Unreadable as error:
+        if error.is_missing:
+            return None
+        raise FilesWrong(str(error)) from error
+    except Damaged as error:
+        raise FilesWrong(str(error)) from error
+
+
+# ---- making one -----------------------------------------------------------------------------
+
+
+async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments: Sequence[str]) -> Path:
+    """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket,
+    and this models' directory. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
+    if not any(file.path.endswith(SAFETENSORS) for file in manifest.files):
+        name = f"{manifest.model}@{manifest.revision}"
+        raise FilesWrong(
+            f"{name}: has no safetensors: an engine cannot start before it is here: kvstore model preload {name}"
+        )
+    target = home / ".starts" / f"{manifest.model}@{manifest.revision}"
+    target.mkdir(parents=True, exist_ok=True)
+    for file in manifest.files:
+        if file.path.endswith(LEFT_OUT):
+            continue
+        path = target / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _put(path, await _start_of(objects, manifest, file))
+    start = _Start(encode(manifest), str(home), list(arguments))
+    _put(target / START, seal(_MAGIC, start))
+    return target
+
+
+async def _start_of(objects: Objects, manifest: Manifest, file: File) -> bytes:
+    """All of a small file, and the header of one with weights."""
+    content, wanted = bytearray(), file.size_bytes
+    for _, chunk in manifest.chunks_of(file):
+        if len(content) >= wanted:
+            break
+        content += await _chunk(objects, chunk)
+        if file.path.endswith(SAFETENSORS) and len(content) >= 8:
+            wanted = min(file.size_bytes, 8 + int.from_bytes(content[:8], "little"))
+    return bytes(content[:wanted])
+
+
+async def _chunk(objects: Objects, chunk: Chunk) -> bytes:
+    content = bytes(await objects.get_within(chunk.name, chunk.size_bytes))
+    if hashlib.sha256(content).digest() != chunk.sha256:
+        raise ChunkDamaged(f"{chunk.name}: its bytes are not those of its name, in {objects.where}")
+    return content
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Whole or not at all: an engine may be starting from this directory."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_bytes(content)
+    os.replace(new, path)

@@ -1,0 +1,194 @@
+"""Load format `kvstore`: the weights of a revision on this node, verified while they stream, read once for all ranks.
+
+    vllm serve DIRECTORY --load-format kvstore
+
+    DIRECTORY is a whole revision (`kvstore model path`)   read by coldstart/loading.py
+              a start directory                            the same, of files that a preload is filling
+              any other                                    read as by vLLM's default loader, which one line says
+
+It is vLLM's default loader in all but reading: which files count, secondary weights, experts of other ranks, what a model
+does not use, the check of what was loaded, and `get_all_weights` for weights that are loaded again. Ranks of one tensor-parallel
+group on one node agree on what they read, and share a ring.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.model_executor.model_loader.weight_utils import filter_mm_encoder_only_safetensors_files
+
+from coldstart.errors import ModelError
+from coldstart.loading import BUFFER_BYTES, THREADS, Loading
+from coldstart.ring import Ring, SharedRing, make_shared
+from coldstart.start_dir import Revision, open_revision
+from coldstart.weight_plan import Plan, WeightFile
+
+_log = logging.getLogger("vllm.kvstore")
+OWN_KEYS = {
+    "buffer_bytes": (BUFFER_BYTES, 1 << 20, 1 << 40),
+    "threads": (THREADS, 1, 256),
+}  # of model_loader_extra_config: default, least, most
+
+
+class KVStoreModelLoader(DefaultModelLoader):
+    """One of vLLM's model loaders. Raises ModelError with one line where the files are not what was published."""
+
+    def __init__(self, load_config: Any) -> None:
+        """Raises ValueError for a key of model_loader_extra_config that nobody knows."""
+        usual = copy.copy(load_config)
+        given = load_config.model_loader_extra_config
+        own = {name: given[name] for name in OWN_KEYS if name in given} if isinstance(given, dict) else {}
+        if own:
+            usual.model_loader_extra_config = {name: given[name] for name in given if name not in own}
+        usual.load_format = "auto"  # which files count is as always
+        super().__init__(usual)
+        self._buffer_bytes = _number("buffer_bytes", own)
+        self._threads = _number("threads", own)
+
+    def _get_weights_iterator(self, source: Any) -> Any:
+        revision = open_revision(Path(source.model_or_path))
+        if revision is None:
+            _log.info(
+                "kvstore: %s is no revision of kvstore: read as vLLM's default loader does, nothing is verified",
+                source.model_or_path,
+            )
+            return super()._get_weights_iterator(source)
+        folder, paths, is_safetensors, index = self._prepare_weights(
+            source.model_or_path,
+            source.subfolder,
+            source.revision,
+            source.fall_back_to_pt,
+            source.allow_patterns_overrides,
+        )
+        if self._encoder_only_lm_prefixes is not None and is_safetensors:
+            paths = filter_mm_encoder_only_safetensors_files(
+                paths,
+                folder,
+                index,
+                self._encoder_only_lm_prefixes,
+                weights_mapper=self._encoder_only_weights_mapper,
+            )
+        files = [revision.weight_file(Path(path)) for path in in_order(paths)]
+        self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()
+        if self._is_given_whole(files):
+            for _ in self._load(revision, files, lambda name: True):
+                pass  # verified
+            return super()._get_weights_iterator(revision.at_home(source))
+        weights = self._load(revision, files, self._wanted(source, files))
+        return ((source.prefix + name, tensor) for name, tensor in weights)
+
+    def _is_given_whole(self, files: list[WeightFile]) -> bool:
+        """Whether the default loader has to read these files itself: they are no safetensors, or not cut at tensors, or
+        tensors are made of several ones."""
+        return self.load_config.safetensors_load_strategy == "torchao" or any(
+            not file.tensors for file in files
+        )
+
+    def _wanted(self, source: Any, files: list[WeightFile]) -> Callable[[str], bool]:
+        """Which tensors are read: not the weights of experts that other ranks have, and none that the model has no use for."""
+        unused = source.is_unused_weight or (lambda name: False)
+        if all(unused(tensor.name) for file in files for tensor in file.tensors):
+            unused = lambda name: False  # noqa: E731 - as vLLM does it: then all are read
+
+        return lambda name: not should_skip_weight(name, self.local_expert_ids) and not unused(name)
+
+    def _load(
+        self, revision: Revision, files: list[WeightFile], wanted: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Any]]:
+        plan = Plan(files, wanted, self._buffer_bytes)
+        ring = shared_ring(plan) if self.local_expert_ids is None else None
+        loading = Loading(plan, revision.chunks(plan, ring is None or ring.index == 0), ring, self._threads)
+        begun_s = time.monotonic()
+        try:
+            yield from loading.tensors()
+        except ModelError as error:
+            _log.error("kvstore: %s: not loaded: %s", revision.name, error)
+            raise
+        finally:
+            revision.close()
+        _log.info(
+            "kvstore: %s: fetched %s · verified %s, %s of them read by this rank · loaded %.1f s, %.1f s of them waiting for bytes",
+            revision.name,
+            revision.fetched(),
+            f"{plan.size_bytes:,} bytes",
+            f"{loading.read_bytes:,} bytes",
+            time.monotonic() - begun_s,
+            loading.waited_s,
+        )
+
+
+def _number(name: str, given: dict[str, Any]) -> int:
+    default, least, most = OWN_KEYS[name]
+    value = given.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(
+            f"model_loader_extra_config: {name} = {value!r}: allowed is a number from {least} to {most}"
+        )
+    return value
+
+
+def in_order(paths: list[str]) -> list[str]:
+    """As vLLM reads files: shard 10 behind shard 9."""
+    from vllm.model_executor.model_loader.weight_utils import _natural_sort_key
+
+    return sorted(paths, key=_natural_sort_key)
+
+
+# ---- ranks ----------------------------------------------------------------------------------
+
+
+def shared_ring(plan: Plan) -> Ring | None:
+    """A ring with the other ranks of this tensor-parallel group that lie on this node and read the same; None where there
+    are none. All ranks of the group call it at the same place of their loads."""
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return None
+    group = parallel_state.get_tp_group()
+    if group.world_size == 1:
+        return None
+    mine = group.rank_in_group
+    facts = _gathered(group, [_node(), plan.digest()])
+    peers = [rank for rank, fact in enumerate(facts) if fact == facts[mine]]
+    is_first, path = mine == peers[0], ""
+    if is_first and len(peers) > 1:
+        try:
+            path = str(make_shared(plan.ring_bytes, len(plan.pieces), len(peers)))
+        except OSError as error:
+            _log.warning("kvstore: no memory that ranks could share (%s): each reads all files", error)
+    ring: SharedRing | None = None
+    try:
+        where = _gathered(group, path)[peers[0]]
+        if where:
+            ring = SharedRing(Path(where), plan.ring_bytes, len(plan.pieces), peers.index(mine), len(peers))
+    except OSError as error:
+        _log.warning("kvstore: ranks do not share what they read: %s", error)
+    have_it = _gathered(group, ring is not None)
+    if path:
+        Path(path).unlink(missing_ok=True)
+    if ring is not None and not all(have_it[rank] for rank in peers):
+        ring.close()
+        ring = None
+    return ring
+
+
+def _gathered(group: Any, mine: Any) -> list[Any]:
+    import torch
+
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, mine, group=group.cpu_group)
+    return found
+
+
+def _node() -> str:
+    """Equal where two processes see the same shared memory."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    shared = Path("/dev/shm").stat()
+    return f"{boot} {shared.st_dev} {shared.st_ino}"

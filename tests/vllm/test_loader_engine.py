@@ -1,0 +1,146 @@
+"""Models loaded by `--load-format kvstore` in real engines: the same tokens as from the directory, every byte read once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.coldstart.revisions import mark
+from tests.running import Daemon
+from tests.vllm import models
+from tests.vllm.conftest import prompt
+from tests.vllm.engines import EngineHost
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+PROMPTS = [prompt(90, 120), prompt(91, 64)]
+
+
+def published(directory: Path, target: Path) -> Path:
+    """A copy of a model as a whole revision."""
+    shutil.copytree(directory, target)
+    mark(target)
+    return target
+
+
+def tokens(
+    engine: EngineHost, directory: Path, load_format: str = "kvstore", **options: Any
+) -> list[list[int]]:
+    engine.start(None, model=str(directory), load_format=load_format, **options)
+    return engine.generate(PROMPTS).tokens
+
+
+def assert_same_tokens(engine: EngineHost, directory: Path, target: Path, **options: Any) -> Path:
+    """From the directory by vLLM's own loader, and from a revision by ours."""
+    expected = tokens(engine, directory, "auto", **options)
+    revision = published(directory, target)
+    assert tokens(engine, revision, **options) == expected
+    return revision
+
+
+def in_shards(directory: Path, target: Path) -> Path:
+    """The same model in three files."""
+    shutil.copytree(directory, target)
+    (target / "model.safetensors").unlink()
+    held = load_file(directory / "model.safetensors")
+    weight_map = {}
+    for number in range(3):
+        name = f"model-0000{number + 1}-of-00003.safetensors"
+        part = {key: held[key] for key in sorted(held)[number::3]}
+        save_file(part, target / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, name)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return target
+
+
+def test_one_file_and_loading_again(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """Tokens are those of the directory, before and after weights are loaded again in place."""
+    revision = assert_same_tokens(host, model, tmp_path / "m")
+    before = host.generate(PROMPTS).tokens
+    host.call_workers("reload_weights")
+    host.reset_prefix()
+    assert host.generate(PROMPTS).tokens == before
+    assert revision.is_dir()
+
+
+def test_shards_and_a_buffer_smaller_than_a_tensor(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """Several files, read through as small a ring as there is."""
+    sharded = in_shards(model, tmp_path / "shards")
+    assert_same_tokens(
+        host, sharded, tmp_path / "m", model_loader_extra_config={"enable_weights_track": True}
+    )
+    small = {"buffer_bytes": 1 << 20, "threads": 2}
+    assert tokens(host, tmp_path / "m", model_loader_extra_config=small) == tokens(host, sharded, "auto")
+
+
+def test_experts(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """A model whose layers are made of many tensors each."""
+    assert_same_tokens(host, models.expert_model(model, tmp_path), tmp_path / "m")
+
+
+def test_a_draft_model(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """It is loaded by the same format, from its own directory."""
+    draft = models.draft_model(model, tmp_path)
+    speculation = {
+        "method": "draft_model",
+        "model": str(published(draft, tmp_path / "d")),
+        "num_speculative_tokens": 3,
+    }
+    assert_same_tokens(host, model, tmp_path / "m", speculative_config=speculation)
+
+
+def test_weights_quantised_while_they_come(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """Layer by layer to FP8, as vLLM does it on the way."""
+    assert_same_tokens(host, model, tmp_path / "m", quantization="fp8_per_block", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut off"])
+def test_damaged_files_refuse_the_start(host: EngineHost, model: Path, tmp_path: Path, harm: str) -> None:
+    """The engine does not start, and one line of its log says which bytes of which file are wrong."""
+    revision = published(model, tmp_path / "m")
+    path = revision / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content if harm == "flipped" else content[: len(content) // 2])
+    before = len(host.log())
+    with pytest.raises(AssertionError, match=r"model\.safetensors: "):
+        host.start(None, model=str(revision), load_format="kvstore")
+    assert re.search(
+        r"kvstore: .*model\.safetensors: (bytes \d+ to \d+ are not|\d+ bytes, published)", host.log()[before:]
+    )
+
+
+def test_two_ranks_read_each_byte_once(hosts: Callable[..., EngineHost], model: Path, tmp_path: Path) -> None:
+    """What they read adds up to the weights, and tokens are those of the directory."""
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    engine = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_LOGGING_LEVEL="INFO")
+    revision = assert_same_tokens(engine, model, tmp_path / "m", **options)
+    read = re.findall(r"verified ([\d,]+) bytes, ([\d,]+) of them read by this rank", engine.log())
+    assert len(read) == 2
+    total, shares = int(read[0][0].replace(",", "")), [int(share.replace(",", "")) for _, share in read]
+    assert sum(shares) == total and min(shares) > 0
+    size_bytes = (revision / "model.safetensors").stat().st_size
+    assert 0.99 * size_bytes < total <= size_bytes
+
+
+def test_kv_is_shared_with_engines_that_load_otherwise(
+    host: EngineHost, daemon: Daemon, model: Path, tmp_path: Path
+) -> None:
+    """What an engine stored whose weights came by `auto` is found by one that loads them by `kvstore`, and the other way."""
+    revision = published(model, tmp_path / "m")
+    asked = [prompt(92, 200)]
+    host.start(daemon.socket)
+    expected = host.generate(asked).tokens
+    host.finish_saves()
+    host.start(
+        daemon.socket, model=str(revision), load_format="kvstore", model_loader_extra_config={"threads": 2}
+    )
+    found = host.generate(asked)
+    assert (found.tokens, found.cached) == (expected, [192])
