@@ -178,7 +178,10 @@ class Starting(Revision):
         with suppress(Unreadable, msgspec.MsgspecError):
             words = read_bytes(self.under_way.with_name(self.under_way.name + "~progress"), _SAID_BYTES_MAX)
             self._said = msgspec.json.decode(words, type=_Said)
-        if self._preload is not None and self._preload.poll() not in (None, 0):
+        ended = None if self._preload is None else self._preload.poll()
+        if ended == 0 and not self.is_whole():
+            raise ModelError(f"{self.name}: has left {self.place.parent} again")
+        if ended:
             self._errors.seek(0)
             lines = self._errors.read(_SAID_BYTES_MAX).decode(errors="replace").strip().splitlines()
             raise ModelError(f"{self.name}: cannot be preloaded: {lines[-1] if lines else 'it was killed'}")

@@ -60,7 +60,7 @@ def plan_of(
     manifest = read_mark(directory)
     assert manifest is not None
     files = [
-        weight_file(directory, file, manifest)
+        weight_file(directory / file.path, file, manifest)
         for file in manifest.files
         if file.path.endswith(".safetensors")
     ]

@@ -1,0 +1,174 @@
+"""Start directories: enough for an engine to start, nothing that looks like weights, and tensors while they come."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from coldstart.errors import FilesWrong, ModelError
+from coldstart.loading import Loading
+from coldstart.start_dir import Revision, Starting, open_revision
+from coldstart.weight_plan import Plan
+from replication.manifests import Manifest, encode
+from tests.coldstart.revisions import manifest_of
+from tests.running import kvstore
+from tiers.object_store import open_objects
+
+MIB = 1 << 20
+
+
+class Bucket:
+    """A directory as a bucket, with one revision of a small model, and an empty node."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = path / "model"
+        self.url = f"file://{path / 'bucket'}"
+        self.words = ["--to", self.url, f"--set=models.dir={path / 'models'}"]
+        self.models = path / "models"
+        (path / "bucket").mkdir()
+        make_model(self.model)
+        self.manifest = manifest_of(self.model)
+        asyncio.run(self.put(self.manifest))
+
+    async def put(self, manifest: Manifest) -> None:
+        objects = open_objects(self.url)
+        for file in manifest.files:
+            content = (self.model / file.path).read_bytes()
+            for at, chunk in manifest.chunks_of(file):
+                await objects.put(chunk.name, content[at : at + chunk.size_bytes])
+        await objects.put(manifest.name, encode(manifest))
+
+    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return kvstore("model", "start", "tiny", *self.words, *words)
+
+
+def make_model(directory: Path) -> None:
+    """Two files of some megabytes, and what lies beside them."""
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    for number in range(2):
+        chance = torch.Generator().manual_seed(number)
+        named = {f"{number}.{name}": torch.randn(1000, 700, generator=chance) for name in "abc"}
+        save_file(named | {f"{number}.small": torch.tensor([1.5])}, directory / f"model-{number}.safetensors")
+    (directory / "config.json").write_text('{"model_type": "tiny"}')
+    (directory / "training.bin").write_bytes(random.Random(1).randbytes(MIB))
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Bucket:
+    return Bucket(tmp_path)
+
+
+def started(bucket: Bucket, *words: str) -> Path:
+    done = bucket.start(*words)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def load(directory: Path) -> tuple[Revision, dict[str, Any]]:
+    """All tensors that a directory stands for, as a loader takes them."""
+    revision = open_revision(directory)
+    assert revision is not None
+    files = [revision.weight_file(path) for path in sorted(directory.glob("*.safetensors"))]
+    plan = Plan(files, lambda _: True, 4 * MIB)
+    found = {name: tensor.clone() for name, tensor in Loading(plan, revision.chunks(plan, True)).tensors()}
+    revision.close()
+    return revision, found
+
+
+def assert_right(bucket: Bucket, found: dict[str, Any]) -> None:
+    expected: dict[str, Any] = {}
+    for path in bucket.model.glob("*.safetensors"):
+        expected |= load_file(path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_headers_alone_and_small_files_whole(bucket: Bucket) -> None:
+    """No data and no holes: whoever opens such a file as weights is refused; other weights are left out."""
+    directory = started(bucket)
+    assert (directory / "config.json").read_bytes() == (bucket.model / "config.json").read_bytes()
+    assert not (directory / "training.bin").exists()
+    for path in bucket.model.glob("*.safetensors"):
+        header_bytes = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        assert (directory / path.name).read_bytes() == path.read_bytes()[:header_bytes]
+        with pytest.raises(SafetensorError):
+            safe_open(directory / path.name, "pt").__enter__()
+
+
+def test_tensors_come_while_the_weights_do(bucket: Bucket) -> None:
+    """A preload is begun, each byte fetched once; afterwards the model is whole, and nothing is fetched any more."""
+    directory = started(bucket)
+    revision, found = load(directory)
+    assert isinstance(revision, Starting)
+    assert_right(bucket, found)
+    assert revision._preload is not None and revision._preload.wait(60) == 0
+    assert revision.is_whole() and started(bucket) == revision.place
+    again, found = load(directory)
+    assert_right(bucket, found)
+    assert again.fetched() == "nothing: it was on this disk"
+
+
+def test_a_preload_that_is_killed_in_the_middle(bucket: Bucket) -> None:
+    """Whoever loads says that it was killed; the next one goes on, and all is right."""
+    directory = started(bucket)
+    revision = open_revision(directory)
+    assert isinstance(revision, Starting)
+    files = [revision.weight_file(path) for path in sorted(directory.glob("*.safetensors"))]
+    revision.begin()
+    assert revision._preload is not None
+    revision._preload.kill()
+    revision._preload.wait()
+    plan = Plan(files, lambda _: True, 4 * MIB)
+    with pytest.raises(ModelError, match="cannot be preloaded: it was killed"):
+        list(Loading(plan, revision.chunks(plan, True)).tensors())
+    assert_right(bucket, load(directory)[1])
+
+
+def test_a_bucket_that_is_gone(bucket: Bucket) -> None:
+    """The load ends with what the preload said, in one line."""
+    directory = started(bucket)
+    shutil.rmtree(bucket.url.removeprefix("file://"))
+    with pytest.raises(ModelError, match=r"tiny@r1: cannot be preloaded: .+") as raised:
+        load(directory)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_flipped_chunk_in_the_bucket(bucket: Bucket) -> None:
+    """No tensor of it is given back, and the line says which chunk it is."""
+    directory = started(bucket)
+    file = next(file for file in bucket.manifest.files if file.path == "model-1.safetensors")
+    path = Path(bucket.url.removeprefix("file://")) / bucket.manifest.chunks[file.chunks[2]].name
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=path.name):
+        load(directory)
+
+
+def test_what_is_no_start_directory(bucket: Bucket, tmp_path: Path) -> None:
+    """Another directory is none of ours; one whose mark is damaged is refused, and a model without safetensors as well."""
+    assert open_revision(tmp_path) is None and open_revision(tmp_path / "missing") is None
+    directory = started(bucket)
+    os.truncate(directory / ".kvstore-start", 100)
+    with pytest.raises(FilesWrong, match=r"\.kvstore-start"):
+        open_revision(directory)
+    for path in bucket.model.glob("*.safetensors"):
+        path.unlink()
+    other = manifest_of(bucket.model, revision="r2")
+    asyncio.run(bucket.put(other))
+    done = kvstore("model", "start", "tiny@r2", *bucket.words)
+    assert done.returncode == 1 and "has no safetensors" in done.stderr and done.stderr.count("\n") == 1
