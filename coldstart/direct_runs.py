@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-BLOCK_BYTES: Final = 4096
+from coldstart.blocks import BLOCK_BYTES, read_all
+
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 _thread = threading.local()
 
@@ -51,16 +52,6 @@ class RunsFile:
                 if error.errno not in _NO_DIRECT:
                     raise
         return read_all(self.fd, view[count:], at + count)
-
-
-def read_all(fd: int, view: memoryview, at: int) -> bool:
-    """Through the page cache. False where the file ends before. Raises OSError."""
-    while len(view):
-        count = os.preadv(fd, [view], at)
-        if not count:
-            return False
-        view, at = view[count:], at + count
-    return True
 
 
 def _read_direct(fd: int, view: memoryview, at: int) -> int:

@@ -42,7 +42,8 @@ from tiers.sizes import format_bytes
 MARK: Final = ".kvstore-model"
 MODELS: Final = "models--"
 MAIN: Final = "main"
-_UNDER_WAY, _PINS, _PROGRESS, _LEAVING = ".under-way", ".pins", "~progress", "~leaving"
+PROGRESS: Final = "~progress"
+_UNDER_WAY, _PINS, _LEAVING = ".under-way", ".pins", "~leaving"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -90,7 +91,7 @@ class UnderWay:
 
     @property
     def progress_path(self) -> Path:
-        return self.path.with_name(self.path.name + _PROGRESS)
+        return self.path.with_name(self.path.name + PROGRESS)
 
     def close(self) -> None:
         """What was filled stays for the next one. Idempotent."""
@@ -114,6 +115,10 @@ class Home:
 
     def place(self, model: str, revision: str) -> Path:
         return self.path / f"{MODELS}{model}" / "snapshots" / revision
+
+    def place_under_way(self, model: str, revision: str) -> Path:
+        """Of its files while they are filled; how far they are stands beside it."""
+        return self._under_way / name_of(model, revision)
 
     def find(self, model: str, revision: str = "") -> Revision:
         """revision "": the one that the name stands for here. Raises ModelMissing, FilesWrong."""
@@ -149,7 +154,7 @@ class Home:
 
     def under_way(self) -> list[tuple[str, bytes]]:
         """Names of those that were begun, and what is known of how far they are."""
-        return [(name, _content(self._under_way / (name + _PROGRESS))) for name in sorted(self._begun())]
+        return [(name, _content(self._under_way / (name + PROGRESS))) for name in sorted(self._begun())]
 
     def is_used(self, model: str, revision: str) -> bool:
         return _is_held(self.place(model, revision))
@@ -368,7 +373,7 @@ class Home:
             os.rename(path, target)
         self._forget(*name.split("@"))
         _remove(target)
-        (self._under_way / (name + _PROGRESS)).unlink(missing_ok=True)
+        (self._under_way / (name + PROGRESS)).unlink(missing_ok=True)
         return True
 
     def _forget(self, model: str, revision: str) -> None:

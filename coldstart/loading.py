@@ -28,9 +28,12 @@ from typing import Any, Final, Protocol
 
 import xxhash
 
+from coldstart.blocks import read_all
 from coldstart.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
-from coldstart.direct_runs import RunsFile, read_all
+from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
+from coldstart.home import MARK
+from coldstart.reading import Tensor
 from coldstart.ring import DAMAGED, FAILED, HUGE_PAGE_BYTES, NEVER_OFFSET, READY, Ring
 from coldstart.weight_plan import Piece, Plan, Span, WeightFile, is_cut_at_tensors
 from replication.errors import Damaged
@@ -44,14 +47,6 @@ THREADS: Final = 8  # that read, of all ranks of a node together
 _POLL_S: Final = 0.0005  # between looks at what other threads and ranks have done: a piece takes some ms
 _ROOM_POLL_S: Final = 0.002  # the same for room, by every thread that reads: no more is read ahead meanwhile
 _ALIVE_S: Final = 0.2  # between looks at whether other ranks are there
-MARK: Final = ".kvstore-model"
-
-_DTYPES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu", "F4": "float4_e2m1fn_x2",
-}  # fmt: skip
 
 
 class Chunks(Protocol):
@@ -228,7 +223,9 @@ class Loading:
         if isinstance(self._failure, ModelError):
             return type(self._failure)(*self._failure.args)
         why = self._failure or "by another rank"
-        return FilesWrong(f"{path}: bytes {piece.at} to {piece.at + piece.chunk.size_bytes} cannot be read ({why})")
+        return FilesWrong(
+            f"{path}: bytes {piece.at} to {piece.at + piece.chunk.size_bytes} cannot be read ({why})"
+        )
 
     def _alone(self, first: int) -> Iterator[tuple[str, Any]]:
         """The rest, with a ring of its own."""
@@ -364,27 +361,12 @@ def damaged(path: Path, at: int, chunk: Chunk) -> ChunkDamaged:
 def as_tensor(place: TensorPlace, view: memoryview, path: Path) -> Any:
     """A tensor over these bytes, which stay as they are as long as it, or a view of it, is there; of bytes that lie askew,
     over a copy. Raises FilesWrong."""
-    import torch
-
-    dtype = getattr(torch, _DTYPES.get(place.dtype, ""), None)
-    if dtype is None:
-        raise FilesWrong(
-            f"{path}: {place.name} has type {place.dtype}, which torch {torch.__version__} does not have"
-        )
-    shape = list(place.shape)
-    if place.dtype == "F4" and shape:
-        shape[-1] //= 2  # two in a byte
-    if prod(shape) * dtype.itemsize != len(view):
-        raise FilesWrong(
-            f"{path}: {place.name}: {len(view)} bytes for {place.dtype} of shape {list(place.shape)}"
-        )
-    if not len(view):
-        return torch.empty(shape, dtype=dtype, device="cpu")
     if view.readonly:
         _hush_about_read_only()
-    if _address(view) % dtype.itemsize:
+    item_bytes = len(view) // (prod(place.shape) or 1)
+    if item_bytes > 1 and _address(view) % item_bytes:
         view = memoryview(bytearray(view))
-    return torch.frombuffer(view, dtype=torch.uint8).view(dtype).view(shape)
+    return Tensor(place, view, f"{path}: {place.name}").torch()
 
 
 @cache

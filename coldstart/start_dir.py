@@ -34,7 +34,9 @@ from msgspec import Meta
 
 from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
+from coldstart.home import PROGRESS, Home, name_of
 from coldstart.loading import Chunks, WholeFiles, read_mark, weight_file
+from coldstart.preload import said_in
 from coldstart.weight_plan import Piece, Plan, WeightFile
 from replication.errors import Damaged
 from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
@@ -76,19 +78,13 @@ class _Start(msgspec.Struct, frozen=True, array_like=True):
     arguments: Annotated[list[str], Meta(max_length=64)]
 
 
-class _Said(msgspec.Struct):
-    """As coldstart/preload.py writes it of a revision under way."""
-
-    by_source: dict[str, int] = {}
-
-
 class Revision:
     """A whole one, in this directory. name: for people."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self.manifest = directory, manifest
         self.place = directory
-        self.name = f"{manifest.model}@{manifest.revision}"
+        self.name = name_of(manifest.model, manifest.revision)
         self._files = {file.path: file for file in manifest.files}
 
     def weight_file(self, path: Path) -> WeightFile:
@@ -131,13 +127,12 @@ class Starting(Revision):
     def __init__(self, directory: Path, start: _Start) -> None:
         """Raises Damaged."""
         super().__init__(directory, decode(start.manifest, str(directory / START)))
-        home, manifest = Path(start.home), self.manifest
-        self.place = home / f"models--{manifest.model}" / "snapshots" / manifest.revision
-        self.under_way = home / ".under-way" / self.name
+        home, names = Home(Path(start.home)), (self.manifest.model, self.manifest.revision)
+        self.place, self.under_way = home.place(*names), home.place_under_way(*names)
         self._order = [sys.executable, "-m", "kvstore", "model", "preload", self.name, *start.arguments]
         self._preload: subprocess.Popen[bytes] | None = None
         self._errors: Any = None
-        self._said = _Said()
+        self._by_source: dict[str, int] = {}
         self._guard = threading.Lock()
 
     def weight_file(self, path: Path) -> WeightFile:
@@ -152,9 +147,7 @@ class Starting(Revision):
         return Following(self, [path.relative_to(self.place) for path in plan.paths])
 
     def fetched(self) -> str:
-        sources = ", ".join(
-            f"{source} {size:,} bytes" for source, size in sorted(self._said.by_source.items())
-        )
+        sources = ", ".join(f"{source} {size:,} bytes" for source, size in sorted(self._by_source.items()))
         return sources or super().fetched()
 
     def is_whole(self) -> bool:
@@ -175,9 +168,10 @@ class Starting(Revision):
 
     def look(self) -> None:
         """How far it is. Raises ModelError where it will not come."""
-        with suppress(Unreadable, msgspec.MsgspecError):
-            words = read_bytes(self.under_way.with_name(self.under_way.name + "~progress"), _SAID_BYTES_MAX)
-            self._said = msgspec.json.decode(words, type=_Said)
+        with suppress(Unreadable):
+            words = read_bytes(self.under_way.with_name(self.under_way.name + PROGRESS), _SAID_BYTES_MAX)
+            said = said_in(words)
+            self._by_source = said.by_source if said is not None else self._by_source
         ended = None if self._preload is None else self._preload.poll()
         if ended == 0 and not self.is_whole():
             raise ModelError(f"{self.name}: has left {self.place.parent} again")
@@ -286,11 +280,11 @@ async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments
     """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket,
     and this models' directory. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
     if not any(file.path.endswith(SAFETENSORS) for file in manifest.files):
-        name = f"{manifest.model}@{manifest.revision}"
+        name = name_of(manifest.model, manifest.revision)
         raise FilesWrong(
             f"{name}: has no safetensors: an engine cannot start before it is here: kvstore model preload {name}"
         )
-    target = home / ".starts" / f"{manifest.model}@{manifest.revision}"
+    target = home / ".starts" / name_of(manifest.model, manifest.revision)
     target.mkdir(parents=True, exist_ok=True)
     for file in manifest.files:
         if file.path.endswith(LEFT_OUT):

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from coldstart.blocks import BLOCK_BYTES
 from coldstart.cutting import TensorPlace
-from coldstart.direct_runs import BLOCK_BYTES
 from coldstart.ring import whole_pages
 from replication.manifests import Chunk
 

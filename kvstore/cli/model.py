@@ -12,6 +12,7 @@ On a node's disk:
   kvstore model preload NAME           have one there, verified
   kvstore model ls --local             which are there
   kvstore model path NAME              where: vllm serve "$(kvstore model path NAME)"
+  kvstore model start NAME             the same at once, for an engine that begins before the weights are here
   kvstore model pin, unpin, evict NAME who stays and who leaves
 
 `kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
@@ -38,6 +39,7 @@ VERBS = {
     "gc": "delete the chunks that no revision names",
     "preload": "have one on this node's disk",
     "path": "where it lies on this node, for an engine",
+    "start": "have an engine start while it is on its way",
     "pin": "keep it on this node's disk",
     "unpin": "let a pinned one leave again",
     "evict": "take it off this node's disk",

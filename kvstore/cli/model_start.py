@@ -20,11 +20,21 @@ from kvstore.cli.model_local import asked_of_home, home_of
 if TYPE_CHECKING:
     from tiers.objects import Objects
 
-OPTIONS = ("region", "to", "endpoint", "regions", "config", "data_dir", "socket")  # that the preload needs, too
+OPTIONS = (
+    "region",
+    "to",
+    "endpoint",
+    "regions",
+    "config",
+    "data_dir",
+    "socket",
+)  # that the preload needs, too
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME[@REVISION]", help="which; NAME alone: the revision published last")
+    parser.add_argument(
+        "name", metavar="NAME[@REVISION]", help="which; NAME alone: the revision published last"
+    )
     add_bucket_arguments(parser)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 from coldstart.cutting import cut, read_header
-from coldstart.loading import MARK
+from coldstart.home import MARK
 from replication.manifests import Chunk, File, Manifest, content_of, encode
 
 
