@@ -45,20 +45,14 @@ def run_verb(args: argparse.Namespace) -> int:
 
 async def _start(args: argparse.Namespace, objects: Objects) -> Path:
     from coldstart.errors import FilesWrong, ModelMissing
-    from coldstart.home import parse_name
-    from coldstart.preload import newest_revision
+    from coldstart.models import read
     from coldstart.start_dir import make_start
-    from replication.manifests import read_manifest
 
-    home = home_of(args)
-    model, revision = parse_name(args.name)
-    chosen = revision or await newest_revision(objects, model)
+    home, manifest = home_of(args), await read(objects, args.name)
     try:
-        return home.find(model, chosen).path
+        return home.find(manifest.model, manifest.revision).path
     except (ModelMissing, FilesWrong):
-        pass
-    manifest = await read_manifest(objects, model, chosen)
-    return await make_start(objects, manifest, home.path.absolute(), _words(args))
+        return await make_start(objects, manifest, home.path.absolute(), _words(args))
 
 
 def _words(args: argparse.Namespace) -> list[str]:
