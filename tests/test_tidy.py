@@ -32,8 +32,8 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 2680,
-    "connectors": 60,
+    "coldstart": 3850,
+    "connectors": 90,
     "connectors/device": 710,
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,

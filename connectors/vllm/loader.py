@@ -17,6 +17,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,18 @@ class KVStoreModelLoader(DefaultModelLoader):
         self._threads = _number("threads", own)
 
     def _get_weights_iterator(self, source: Any) -> Any:
-        revision = open_revision(Path(source.model_or_path))
-        if revision is None:
-            _log.info(
-                "kvstore: %s is no revision of kvstore: read as vLLM's default loader does, nothing is verified",
-                source.model_or_path,
-            )
-            return super()._get_weights_iterator(source)
+        with _refusing(source.model_or_path):
+            revision = open_revision(Path(source.model_or_path))
+            if revision is not None:
+                return self._verified(revision, source)
+        _log.info(
+            "kvstore: %s is no revision of kvstore: read as vLLM's default loader does, nothing is verified",
+            source.model_or_path,
+        )
+        return super()._get_weights_iterator(source)
+
+    def _verified(self, revision: Revision, source: Any) -> Any:
+        """Names, with the prefix of the source, and tensors."""
         folder, paths, is_safetensors, index = self._prepare_weights(
             source.model_or_path,
             source.subfolder,
@@ -107,10 +113,8 @@ class KVStoreModelLoader(DefaultModelLoader):
         loading = Loading(plan, revision.chunks(plan, ring is None or ring.index == 0), ring, self._threads)
         begun_s = time.monotonic()
         try:
-            yield from loading.tensors()
-        except ModelError as error:
-            _log.error("kvstore: %s: not loaded: %s", revision.name, error)
-            raise
+            with _refusing(revision.name):
+                yield from loading.tensors()
         finally:
             revision.close()
         _log.info(
@@ -122,6 +126,16 @@ class KVStoreModelLoader(DefaultModelLoader):
             time.monotonic() - begun_s,
             loading.waited_s,
         )
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """One line says why a model is not loaded."""
+    try:
+        yield
+    except ModelError as error:
+        _log.error("kvstore: %s: not loaded: %s", name, error)
+        raise
 
 
 def _number(name: str, given: dict[str, Any]) -> int:
