@@ -54,7 +54,7 @@ test: venv vllm-source lint
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
 test-033: venv-033 vllm-source-033
-	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/test_identity.py tests/vllm/theirs/test_theirs.py
+	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/test_identity.py tests/vllm/test_loader.py tests/vllm/theirs/test_theirs.py
 
 test-nixl: venv vllm-source
 	$(VENV)/pip install -q --no-deps -r requirements/nixl.lock

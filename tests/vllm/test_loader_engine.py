@@ -122,7 +122,7 @@ def test_two_ranks_read_each_byte_once(hosts: Callable[..., EngineHost], model: 
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     engine = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_LOGGING_LEVEL="INFO")
     revision = assert_same_tokens(engine, model, tmp_path / "m", **options)
-    read = re.findall(r"verified ([\d,]+) bytes, ([\d,]+) of them read by this rank", engine.log())
+    read = re.findall(r"verified ([\d,]+) bytes, ([\d,]+) bytes of them read by this rank", engine.log())
     assert len(read) == 2
     total, shares = int(read[0][0].replace(",", "")), [int(share.replace(",", "")) for _, share in read]
     assert sum(shares) == total and min(shares) > 0
