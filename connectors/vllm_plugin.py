@@ -36,7 +36,7 @@ def _register_loader() -> None:
     if LOAD_FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
         return  # by an earlier call in this process
 
-    class Loader(model_loader.BaseModelLoader):  # type: ignore[misc]  # vLLM's classes are Any
+    class Loader(model_loader.BaseModelLoader):
         def __new__(cls, load_config: Any) -> Any:
             from connectors.vllm.loader import KVStoreModelLoader
 

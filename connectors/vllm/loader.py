@@ -82,7 +82,8 @@ class KVStoreModelLoader(DefaultModelLoader):
                 weights_mapper=self._encoder_only_weights_mapper,
             )
         files = [revision.weight_file(Path(path)) for path in in_order(paths)]
-        self.counter_before_loading_weights = self.counter_before_loading_weights or time.perf_counter()
+        if not self.counter_before_loading_weights:
+            self.counter_before_loading_weights: float = time.perf_counter()
         if self._is_given_whole(files):
             for _ in self._load(revision, files, lambda name: True):
                 pass  # verified
