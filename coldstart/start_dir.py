@@ -150,6 +150,13 @@ class Starting(Revision):
         sources = ", ".join(f"{source} {size:,} bytes" for source, size in sorted(self._by_source.items()))
         return sources or super().fetched()
 
+    def at_home(self, source: Any) -> Any:
+        """When it is whole. Raises ModelError."""
+        while not self.is_whole():
+            self.look()
+            time.sleep(_LOOK_S)
+        return super().at_home(source)
+
     def is_whole(self) -> bool:
         return self.place.is_dir()
 

@@ -1,8 +1,10 @@
-"""Whole revisions of models in a directory, as a preload leaves them there, without a bucket."""
+"""Revisions of models: whole in a directory, as a preload leaves them there, and in a bucket that is a directory."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import xxhash
 from coldstart.cutting import cut, read_header
 from coldstart.home import MARK
 from replication.manifests import Chunk, File, Manifest, content_of, encode
+from tests.running import kvstore
+from tiers.object_store import open_objects
 
 
 def manifest_of(directory: Path, model: str = "tiny", revision: str = "r1") -> Manifest:
@@ -37,3 +41,26 @@ def mark(directory: Path, model: str = "tiny", revision: str = "r1") -> Manifest
     manifest = manifest_of(directory, model, revision)
     (directory / MARK).write_bytes(encode(manifest))
     return manifest
+
+
+class Bucket:
+    """A directory as a bucket, with one revision of a model, and an empty node beside it."""
+
+    def __init__(self, model: Path, path: Path) -> None:
+        self.model, self.models = model, path / "models"
+        self.url = f"file://{path / 'bucket'}"
+        self.words = ["--to", self.url, f"--set=models.dir={self.models}"]
+        (path / "bucket").mkdir()
+        self.manifest = manifest_of(model)
+        asyncio.run(self.put(self.manifest))
+
+    async def put(self, manifest: Manifest) -> None:
+        objects = open_objects(self.url)
+        for file in manifest.files:
+            content = (self.model / file.path).read_bytes()
+            for at, chunk in manifest.chunks_of(file):
+                await objects.put(chunk.name, content[at : at + chunk.size_bytes])
+        await objects.put(manifest.name, encode(manifest))
+
+    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return kvstore("model", "start", "tiny", *self.words, *words)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +20,10 @@ from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading import Loading
 from coldstart.start_dir import Revision, Starting, open_revision
 from coldstart.weight_plan import Plan
-from replication.manifests import Manifest, encode
-from tests.coldstart.revisions import manifest_of
+from tests.coldstart.revisions import Bucket, manifest_of
 from tests.running import kvstore
-from tiers.object_store import open_objects
 
 MIB = 1 << 20
-
-
-class Bucket:
-    """A directory as a bucket, with one revision of a small model, and an empty node."""
-
-    def __init__(self, path: Path) -> None:
-        self.model = path / "model"
-        self.url = f"file://{path / 'bucket'}"
-        self.words = ["--to", self.url, f"--set=models.dir={path / 'models'}"]
-        self.models = path / "models"
-        (path / "bucket").mkdir()
-        make_model(self.model)
-        self.manifest = manifest_of(self.model)
-        asyncio.run(self.put(self.manifest))
-
-    async def put(self, manifest: Manifest) -> None:
-        objects = open_objects(self.url)
-        for file in manifest.files:
-            content = (self.model / file.path).read_bytes()
-            for at, chunk in manifest.chunks_of(file):
-                await objects.put(chunk.name, content[at : at + chunk.size_bytes])
-        await objects.put(manifest.name, encode(manifest))
-
-    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return kvstore("model", "start", "tiny", *self.words, *words)
 
 
 def make_model(directory: Path) -> None:
@@ -69,7 +41,8 @@ def make_model(directory: Path) -> None:
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Bucket:
-    return Bucket(tmp_path)
+    make_model(tmp_path / "model")
+    return Bucket(tmp_path / "model", tmp_path)
 
 
 def started(bucket: Bucket, *words: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.coldstart.revisions import mark
+from tests.coldstart.revisions import Bucket, mark
 from tests.running import Daemon
 from tests.vllm import models
 from tests.vllm.conftest import prompt
@@ -142,5 +142,39 @@ def test_kv_is_shared_with_engines_that_load_otherwise(
     host.start(
         daemon.socket, model=str(revision), load_format="kvstore", model_loader_extra_config={"threads": 2}
     )
+    found = host.generate(asked)
+    assert (found.tokens, found.cached) == (expected, [192])
+
+
+def started(model: Path, path: Path) -> str:
+    """A start directory of a model in a bucket; nothing of its weights is on this node."""
+    done = Bucket(model, path).start()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_start_directory_of_tied_embeddings_with_a_head_of_their_own(
+    host: EngineHost, model: Path, tmp_path: Path
+) -> None:
+    """vLLM sees by the headers that the checkpoint has a head: tokens are right though the weights come later."""
+    tied = shutil.copytree(model, tmp_path / "tied")
+    config = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    expected = tokens(host, tied, "auto")
+    assert expected == tokens(host, model, "auto")  # those of the head, not those of the embeddings
+    directory = Path(started(tied, tmp_path))
+    assert tokens(host, directory) == expected
+    assert host.call_workers("reload_weights") is None and host.generate(PROMPTS).tokens == expected
+
+
+def test_kv_is_known_of_a_model_that_was_still_coming(
+    host: EngineHost, daemon: Daemon, model: Path, tmp_path: Path
+) -> None:
+    """An engine from a start directory finds what one stored that loaded the same weights from a directory."""
+    asked = [prompt(93, 200)]
+    host.start(daemon.socket)
+    expected = host.generate(asked).tokens
+    host.finish_saves()
+    host.start(daemon.socket, model=started(model, tmp_path), load_format="kvstore")
     found = host.generate(asked)
     assert (found.tokens, found.cached) == (expected, [192])
