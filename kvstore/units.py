@@ -2,8 +2,9 @@
 
     parse_bytes("64GiB") -> 68719476736     exact_bytes -> "64GiB" (parses back)     format_bytes -> "64 GiB"
     parse_duration("36h") -> 129600.0       exact_duration -> "36 h"                 format_duration -> "36 h"
+    parse_rate("100Gbps") -> 1.25e10        bytes a second                           format_rate -> "12.5 GB/s"
 
-Sizes have binary units only (KiB = 1024 bytes). "GB" is refused, not read as GiB: the two differ by 7 %, and a
+Rates have the units of data sheets, decimal ones: b is a bit, B a byte. Sizes have binary units only (KiB = 1024 bytes). "GB" is refused, not read as GiB: the two differ by 7 %, and a
 capacity that is off by that much is found out late. What `format_…` returns is rounded, for people; programs
 take the JSON. Beside them: text of others, without what could steer a terminal (`printable`, `harmless`).
 """
@@ -24,11 +25,13 @@ __all__ = [
     "exact_duration",
     "format_bytes",
     "format_duration",
+    "format_rate",
     "format_time",
     "harmless",
     "money",
     "parse_bytes",
     "parse_duration",
+    "parse_rate",
     "percent",
     "plural",
     "printable",
@@ -40,6 +43,9 @@ _NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _BYTE_UNITS = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _BYTES_OF = {"": 1, "B": 1, **{name.upper(): factor for name, factor in _BYTE_UNITS}}
 _SECONDS_OF = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)([bB])(?:ps|/s)\s*")
+_FACTORS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(text: object) -> int:
@@ -67,6 +73,26 @@ def parse_duration(text: str) -> float:
     if match is None or match.group(2) not in _SECONDS_OF:
         raise ValueError('not a time: allowed are seconds, or a number with s, min, h, d or w, like "36h"')
     return float(match.group(1)) * _SECONDS_OF[match.group(2)]
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second of "100Gbps" (bits), "7GBps", "7 GB/s" or "6.5GiB/s". Raises ValueError saying what is allowed."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            'not a rate: allowed are a number and a unit like "100Gbps" (bits), "7GBps" or "6.5GiB/s"'
+        )
+    number, factor, binary, unit = match.groups()
+    rate = float(number) * float((1024 if binary else 1000) ** _FACTORS[factor])
+    return rate / 8 if unit == "b" else rate
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Three digits, decimal: 1.25e10 -> "12.5 GB/s"."""
+    for unit, factor in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= 0.9995 * factor:
+            return f"{bytes_per_s / factor:.3g} {unit}"
+    return f"{bytes_per_s:.3g} B/s"
 
 
 def exact_duration(seconds: float) -> str:

@@ -32,14 +32,14 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 3850,
+    "coldstart": 5220,
     "connectors": 90,
     "connectors/device": 710,
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,
     "kvstore": 1040,
     "kvstore/bench": 2550,
-    "kvstore/cli": 6940,
+    "kvstore/cli": 7590,
     "kvstore/client": 2190,
     "kvstore/daemon": 3910,
     "kvstore/doctor": 1800,
@@ -133,10 +133,12 @@ NEVER_SLEEPS = (
 
 # Distribution names where they differ from import names.
 DISTRIBUTIONS = {
+    "botocore": "boto3",
     "google": "protobuf",
     "grpc": "grpcio",
     "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
     "prometheus_client": "prometheus-client",
+    "pynvml": "nvidia-ml-py",
     "zmq": "pyzmq",
 }
 # What an import may need without a line in pyproject: it comes with the engine, whose process it runs in.

@@ -6,6 +6,9 @@
   kvstore model verify [NAME] [--deep] whether the bucket has all of it
   kvstore model rm NAME@REVISION       take one away
   kvstore model gc                     give back the room of what no revision has
+  kvstore model env NAME               the compile caches of an engine, restored before it starts
+  kvstore model plan                   how long until one serves on new nodes, and what holds it back
+  kvstore model volume                 JuiceFS volumes, for those who want files
 
 On a node's disk:
 
@@ -32,6 +35,7 @@ from kvstore.cli import Parser
 #     add_verb_arguments(parser)      run_verb(args), which returns the exit code
 VERBS = {
     "publish": "put a model into the bucket: a directory, or one in a cache of Hugging Face",
+    "env": "restore the compile caches of an engine, and print what it needs in its environment",
     "ls": "which models and revisions there are",
     "show": "one revision: who published it, and its files",
     "verify": "whether the bucket has what its manifests name, and --deep, whether it is true",
@@ -43,6 +47,8 @@ VERBS = {
     "pin": "keep it on this node's disk",
     "unpin": "let a pinned one leave again",
     "evict": "take it off this node's disk",
+    "plan": "how long until a model serves on new nodes, stage by stage, on paper",
+    "volume": "JuiceFS volumes: format, mount, warmup, status, sync",
 }
 
 

@@ -6,6 +6,9 @@
 Only what the bucket lacks is put: of a revision that changes a few tensors, those. Where it was killed, run it again. A revision
 that is there with the same files is done (exit code 0), and what is missing of it is put; one with other files is left as it is.
 
+With --with-cache DIR the compile caches that an engine made of it (`kvstore model env` names the directory) are published beside
+the revision, signed: engines of an equal environment need not compile. --tp, --pp and --path are those of that engine.
+
 Names that begin with a dot are left out. Files that are cut off, or change meanwhile, stop it: exit code 1, and nothing is published.
 """
 
@@ -20,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import NOT_FOUND, CliError
 from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.cli.model_env import add_environment_arguments, environment_of, signing_key
 from kvstore.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
+    from replication.manifests import Manifest
     from tiers.objects import Objects
 
 
@@ -37,12 +42,16 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="put every chunk anew: after verify --deep found damage"
     )
+    parser.add_argument("--with-cache", type=Path, metavar="DIR", help="compile caches, too")
+    add_environment_arguments(parser)
     add_bucket_arguments(parser, "text", "json")
 
 
 def run_verb(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         raise CliError(f"model publish: {args.directory}: no such directory", exit_code=NOT_FOUND)
+    if args.with_cache:
+        signing_key(args)  # asked before the work
     with progress_bars(of_bytes=True) as bars:
         document = asked_of_bucket(args, lambda objects: _published(objects, args, later(bars)))
     return present(args, document, _show)
@@ -72,6 +81,8 @@ async def _published(objects: Objects, args: argparse.Namespace, progress: Progr
         {},
     )
     stored = await publish(objects, tree, manifest, args.again, progress)
+    if args.with_cache:
+        await _publish_caches(objects, args, manifest, stored.manifest.revision, progress)
     return {
         "bucket": objects.where,
         "model": stored.manifest.model,
@@ -83,8 +94,24 @@ async def _published(objects: Objects, args: argparse.Namespace, progress: Progr
         "put_chunks": stored.put,
         "put_bytes": stored.put_bytes,
         "left_out": tree.left_out,
+        "with_cache": bool(args.with_cache),
         "took_s": round(time.monotonic() - begun_s, 3),
     }
+
+
+async def _publish_caches(
+    objects: Objects, args: argparse.Namespace, of: Manifest, revision: str, progress: Progress
+) -> None:
+    """Beside the revision, which is there."""
+    from coldstart.caches import signed
+    from coldstart.publish import digested, manifest_of, publish
+    from coldstart.tree import find_files
+
+    tree = find_files(args.with_cache)
+    source, about = str(tree.directory)[:1000], environment_of(args, of.model, revision)
+    files = await digested(tree, progress)
+    made = manifest_of(files, of.model, revision, of.published_by, source, of.published_s, about)
+    await publish(objects, tree, signed(made, signing_key(args)), args.again, progress)
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -97,5 +124,7 @@ def _show(document: dict[str, Any]) -> None:
         f"put {plural(document['put_chunks'], 'chunk')} of {count(document['chunks'])}"
         f" ({format_bytes(document['put_bytes'])}) in {format_duration(document['took_s'])}"
     )
+    if document["with_cache"]:
+        print("its compile caches are published, too")
     if document["left_out"]:
         print(f"left out {plural(document['left_out'], 'name')} that begin with a dot")

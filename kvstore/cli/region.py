@@ -1,7 +1,8 @@
 """The regions of a deployment and their buckets.
 
   kvstore region ls                    all regions of the file, and whether each bucket is ready
-  kvstore region init NAME             make the bucket of a region ready, once; says so again if it is
+  kvstore region init NAME             make the bucket of a region ready, once; says so again if it is; --create makes the
+                                       bucket itself, too (S3, with boto3), and has the store abort what uploads left
   kvstore region status [NAME]         what the mirrors of a region, or of all, have copied, and what is left
   kvstore region lag [NAME]            how far they are behind, by the feeds of their sources as they are now
   kvstore region verify NAME           whether its bucket has what was announced, and nothing else; --deep reads every byte,
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("action", choices=("ls", "init", "status", "lag", "verify"))
     parser.add_argument("region", nargs="?", default="", metavar="NAME", help="a region of the file")
+    parser.add_argument("--create", action="store_true", help="init: make the bucket, too (S3)")
     region_verify.add_verify_arguments(parser)
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
@@ -52,6 +54,8 @@ def add_regions_argument(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from kvstore.cli import region_verify
 
+    if args.create and args.action != "init":
+        raise CliError(f"region {args.action}: --create is for init", exit_code=USAGE)
     if args.action == "verify":
         return region_verify.verify(args, load_deployment(args))
     if option := region_verify.is_given(args):
@@ -103,13 +107,28 @@ def _init(args: argparse.Namespace) -> int:
     from replication.region import init_region
 
     deployment, place = load_deployment(args), region_place(args, args.region, "region init")
+    did = _created(place) if args.create else {}
     made = asked(lambda: init_region(place.open(), deployment.deployment, args.region, time.time))
     facts = {"deployment": made.deployment, "region": made.region, "url": place.url, "made_s": made.made_s}
+    facts |= did
     if args.output == "json":
         print_json(facts)
     else:
         print(f"{place.url} is region {made.region} of deployment {made.deployment}")
+        if did:
+            print("its bucket was made" if did["bucket_made"] else "its bucket was there")
     return OK
+
+
+def _created(place: Place) -> dict[str, object]:
+    """The bucket is there, and what uploads leave goes by itself. Raises CliError."""
+    from coldstart.bucket_admin import Bucket, BucketError
+
+    try:
+        bucket = Bucket(place.url, place.options())
+        return {"bucket_made": bucket.create(), "rule_made": bucket.abort_leftovers()}
+    except BucketError as error:
+        raise CliError(f"region init: --create: {error}", exit_code=FAILED) from error
 
 
 def _ls(args: argparse.Namespace) -> int:

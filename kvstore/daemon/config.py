@@ -262,6 +262,7 @@ class Models(Section):
         BeforeValidator(_listed),
         Field(max_length=MODELS_PRELOAD_MAX),
     ] = ()
+    cache_key_file: AbsolutePath | Literal[""] = ""
 
 
 class Nvme(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvstore.doctor import disks, memory, places, regions, service, software
+from kvstore.doctor import accelerators, disks, memory, places, regions, service, software
 from kvstore.doctor.findings import Case, Finding
 
 Check = Callable[[Case], Iterator[Finding]]
@@ -13,7 +13,7 @@ CHECKS: tuple[Check, ...] = (
     software.versions, software.settings, software.clock,
     memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
     places.data_directory, places.socket, places.descriptors, places.web,
-    disks.disks,
+    disks.disks, accelerators.accelerators,
     service.health, service.breakers, service.queues, service.refusals, service.engines,
     regions.region,
 )  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from importlib.util import find_spec
 
-from kvstore.daemon.regions_file import Deployment, RegionsFileError, load_regions
+from coldstart.bucket_admin import Bucket, BucketError
+from kvstore.daemon.regions_file import Deployment, Place, RegionsFileError, load_regions
 from kvstore.doctor.findings import Case, Finding, Status
 from kvstore.units import format_duration, plural
 from replication.errors import ReplicationError
@@ -61,7 +63,26 @@ async def _bucket(deployment: Deployment, name: str, now_s: float) -> list[Findi
     except (ReplicationError, TierError) as error:
         return [Finding("bucket", "problem", str(error), action)]
     found = [Finding("bucket", "ok", f"{deployment.regions[name].url} is region {name}")]
+    found += await asyncio.to_thread(lambda: list(_upkeep(deployment.regions[name])))
     return found + [_mirror(state, now_s) for state in states if state.source in sources]
+
+
+def _upkeep(place: Place) -> Iterator[Finding]:
+    """What boto3 can say of a bucket of S3; without it, or without the right to ask, nothing."""
+    if not place.url.startswith("s3://") or find_spec("boto3") is None:
+        return
+    try:
+        state = Bucket(place.url, place.options()).state()
+    except BucketError:
+        return
+    if state.aborts_leftovers is False:
+        action = "kvstore region init NAME --create adds the rule"
+        yield Finding("bucket leftovers", "note", "uploads that were cut off stay, and are paid for", action)
+    if state.versions == "Enabled":
+        found = "it keeps old versions: what is deleted or erased stays in it"
+        yield Finding(
+            "bucket versions", "warning", found, "a lifecycle rule that expires noncurrent versions"
+        )
 
 
 def _mirror(state: MirrorState, now_s: float) -> Finding:

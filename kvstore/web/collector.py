@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from coldstart.devices import Watch
 from kvstore.protocol import outcomes
 from kvstore.web.asking import Answer
 from kvstore.web.names import COUNTERS_LEFT_OUT, METRICS, counter_name
@@ -32,6 +33,13 @@ _HISTOGRAMS = {
     "load": "kvstore_load_seconds",
     "store": "kvstore_store_seconds",
 }
+_OF_DEVICES = {
+    "kvstore_device_total_bytes": "total_bytes",
+    "kvstore_device_free_bytes": "free_bytes",
+    "kvstore_device_link_bytes_per_second": "link_bytes_per_s",
+    "kvstore_device_numa_node": "numa_node",
+}
+_WATCH = Watch()
 
 
 def exposition(answer: Answer, accept: str) -> tuple[bytes, str]:
@@ -73,6 +81,7 @@ def families(answer: Answer) -> Iterator[Metric]:
     yield from _levels(live)
     yield from _limits(live)
     yield from _optional(live)
+    yield from _devices()
     for name, count in live["counters"].items():
         if counter_name(name) in METRICS and name not in COUNTERS_LEFT_OUT:
             yield _one(counter_name(name), count)
@@ -171,6 +180,14 @@ def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
     if events is not None:
         yield _one("kvstore_events_waiting_blocks", events["waiting_blocks"])
         yield _one("kvstore_events_lost_blocks_total", events["lost_blocks"])
+
+
+def _devices() -> Iterator[Metric]:
+    """What their driver says; without one nothing."""
+    found = _WATCH.newest()
+    for name, field in _OF_DEVICES.items() if found else ():
+        said = [(device, getattr(device, field)) for device in found]
+        yield _family(name, [((str(one.number), one.name), float(n)) for one, n in said if n is not None])
 
 
 def _one(name: str, value: float) -> Metric:

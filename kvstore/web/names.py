@@ -114,6 +114,14 @@ _EVENTS: Final = (
            "forgotten because too many waited; subscribers see a gap"),
 )  # fmt: skip
 
+_DEVICES: Final = (
+    Metric("kvstore_device_total_bytes", "gauge", "bytes", ("device", "name"), "memory of an accelerator"),
+    Metric("kvstore_device_free_bytes", "gauge", "bytes", ("device", "name"), "of it, free"),
+    Metric("kvstore_device_link_bytes_per_second", "gauge", "bytes per second", ("device", "name"),
+           "its PCIe link, by generation and lanes"),
+    Metric("kvstore_device_numa_node", "gauge", "", ("device", "name"), "the node of the processor that it is attached to"),
+)  # fmt: skip
+
 # Of kvstore/ledger/counters.py, each as kvstore_<name>_total. Blocks unless it says otherwise.
 COUNTER_MEANINGS: Final = {
     "lookup_blocks": "blocks of lookups",
@@ -190,6 +198,7 @@ GROUPS: Final = (
     Group("The write budget", "with `nvme.write_bytes_per_day`", _BUDGET),
     Group("The region", "with `regions_file`", _REGION),
     Group("KV events", "with `events.endpoint`", _EVENTS),
+    Group("Accelerators", "with nvidia-ml-py and a driver", _DEVICES),
     Group("What the engine counts", "", _counters()),
 )
 METRICS: Final = {metric.name: metric for group in GROUPS for metric in group.metrics}

@@ -58,7 +58,7 @@ def test_from_a_directory_to_nothing_left(tmp_path: Path, bucket: Path) -> None:
     size_bytes = sum(map(len, contents(directory).values()))
     made = answer("publish", directory, "--name", "tiny", "--by", "me", to=bucket)
     assert set(made) == {
-        "bucket", "model", "revision", "was_there", "bytes", "files", "chunks", "put_chunks", "put_bytes", "left_out", "took_s",
+        "bucket", "model", "revision", "was_there", "bytes", "files", "chunks", "put_chunks", "put_bytes", "left_out", "with_cache", "took_s",
     }  # fmt: skip
     assert (made["model"], made["was_there"], made["bytes"], made["files"]) == ("tiny", False, size_bytes, 5)
     [row] = answer("ls", to=bucket)["revisions"]
