@@ -262,6 +262,7 @@ class Models(Section):
         BeforeValidator(_listed),
         Field(max_length=MODELS_PRELOAD_MAX),
     ] = ()
+    orders: Literal["off", "on"] = "off"
     cache_key_file: AbsolutePath | Literal[""] = ""
 
 
@@ -455,6 +456,8 @@ def _preload_misfits(config: Config) -> Iterator[tuple[str, str]]:
     names = config.models.preload
     if names and not config.regions_file:
         yield "models.preload", "they come from the bucket of a region: regions_file must be set"
+    if config.models.orders == "on" and not config.regions_file:
+        yield "models.orders", "they lie in the bucket of a region: regions_file must be set"
     if len(set(names)) < len(names):
         yield "models.preload", "a model is listed twice"
 

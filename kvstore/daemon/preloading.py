@@ -1,6 +1,7 @@
 """Models that this node should have: the daemon starts `kvstore model preload` for each, one after the other.
 
-    models.preload ─▶ kvstore model preload NAME --child ── JSON, a line a moment ──▶ how far it is: status
+    models.preload, and what is ordered for the region where models.orders is on
+                   ─▶ kvstore model preload NAME --child ── JSON, a line a moment ──▶ how far it is: status
                           │ ends: 0 done; else why is logged, and it is started again after a pause that doubles
     daemon ── stdin (a pipe, never written) ──▶ ends with the daemon, however that ends; what was filled stays
 
@@ -21,6 +22,7 @@ from kvstore.daemon.config import Config
 from kvstore.daemon.webbing import start_child
 from kvstore.protocol import answers
 from kvstore.units import format_bytes
+from replication.waits import within
 
 PRELOAD_LOOK_S: Final = 0.25  # between two looks at what it says
 PRELOAD_PAUSE_S_MIN, PRELOAD_PAUSE_S_MAX = 1.0, 300.0  # before those that failed are started again; doubles
@@ -32,7 +34,7 @@ log = logging.getLogger("kvstore.daemon.preloading")
 
 
 class Preloads:
-    """Of one daemon. Without models.preload there are none."""
+    """Of one daemon: those of models.preload, and those that are ordered."""
 
     def __init__(self, config: Config) -> None:
         self._options = [
@@ -43,19 +45,8 @@ class Preloads:
             f"--set=models.dir={config.models_dir}",
             f"--set=models.nvme_bytes={config.models.nvme_bytes}",
         ]
-        self._states: dict[str, answers.Preload] = {
-            name: {
-                "model": name,
-                "state": "waiting",
-                "bytes": 0,
-                "left_bytes": 0,
-                "bytes_per_s": 0,
-                "by_source": {},
-                "attempts": 0,
-                "problem": "",
-            }
-            for name in config.models.preload
-        }
+        self._states: dict[str, answers.Preload] = {name: _waiting(name) for name in config.models.preload}
+        self._woken = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_wanted = True
 
@@ -63,20 +54,28 @@ class Preloads:
         """The fields are documented in docs/cli.md."""
         return list(self._states.values())
 
+    def order(self, name: str) -> answers.Preload:
+        """Have this model here, too, whatever revision its name stands for now; its state, which changes as it comes."""
+        state = self._states.setdefault(name, _waiting(name))
+        if state["state"] in ("there", "failed"):
+            state["state"] = "waiting"
+        self._woken.set()
+        return state
+
     async def run(self) -> None:
-        """Until all are there, or `end`."""
-        waiting, pause_s = list(self._states), PRELOAD_PAUSE_S_MIN
-        while waiting:
-            waiting = [name for name in waiting if not await self._preloaded(self._states[name])]
-            if self._has_ended():
-                return
-            if waiting:
-                await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PRELOAD_PAUSE_S_MAX)
+        """Until `end`."""
+        pause_s = PRELOAD_PAUSE_S_MIN
+        while not self._has_ended():
+            self._woken.clear()
+            due = [state for state in self._states.values() if state["state"] != "there"]
+            failed = [state for state in due if not await self._preloaded(state)]
+            await within(pause_s if failed else None, self._woken)
+            pause_s = min(2 * pause_s, PRELOAD_PAUSE_S_MAX) if failed else PRELOAD_PAUSE_S_MIN
 
     def end(self) -> None:
         """Ask the one that runs to end; there is no other one from now on. Idempotent, returns at once."""
         self._is_wanted = False
+        self._woken.set()
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.close()
 
@@ -147,6 +146,19 @@ class Preloads:
         return why or (
             f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
         )
+
+
+def _waiting(name: str) -> answers.Preload:
+    return {
+        "model": name,
+        "state": "waiting",
+        "bytes": 0,
+        "left_bytes": 0,
+        "bytes_per_s": 0,
+        "by_source": {},
+        "attempts": 0,
+        "problem": "",
+    }
 
 
 class _Lines:

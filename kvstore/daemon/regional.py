@@ -17,7 +17,7 @@ from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Persisting
 from kvstore.durable.region_level import RegionLevel
 from kvstore.durable.warmer import Warmer
-from kvstore.durable.warming import Warming
+from kvstore.durable.warming import OrderModel, Warming
 from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
@@ -88,10 +88,16 @@ def region_levels(config: Config, reply: Reply) -> Levels | None:
 
 
 def join_regions(
-    levels: Levels, config: Config, data_dir: DataDir, engine: Engine, reply: Reply, is_new: bool
+    levels: Levels,
+    config: Config,
+    data_dir: DataDir,
+    engine: Engine,
+    reply: Reply,
+    is_new: bool,
+    order: OrderModel,
 ) -> Warmer:
     """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
-    nothing of an earlier daemon."""
+    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on."""
     deployment, tombstones = levels.deployment, Erased(time.time)
     source = next(source for source in engine.loader.shared if source.level is levels.home)
     traffic = engine.persister.asks.traffic if engine.persister is not None else None
@@ -128,7 +134,8 @@ def join_regions(
             deployment.clock_skew_s,
         )
 
-    levels.home.start(join, lambda node: Warming(node, warmer, reply, time.time, is_new).run())
+    ordered = order if config.models.orders == "on" else None
+    levels.home.start(join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered).run())
     for name, level in levels.far.items():
         level.start(partial(follow, name))
     return warmer

@@ -329,7 +329,9 @@ class Service:
             self._publisher.open(asyncio.get_running_loop().call_soon_threadsafe)
         if region is not None:
             reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
-            self._warmer = join_regions(region, self.config, storage.data_dir, self.engine, reply, is_new)
+            self._warmer = join_regions(
+                region, self.config, storage.data_dir, self.engine, reply, is_new, self._preloads.order
+            )
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
 from kvstore.durable.warmer import Brought, Warmer
+from kvstore.protocol import answers
 from replication.announced import Announced
 from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S
 from replication.mirror_state import NOT_REACHED, read_mirrors
@@ -29,11 +30,13 @@ from replication.selection import Chosen, choose
 from replication.tasks import kept_going
 from tiers.errors import ObjectError
 
+MODEL_LOOK_S: Final = 1.0  # between two looks how far the preload of a model is
+
 log = logging.getLogger("kvstore.durable.warming")
 T = TypeVar("T")
 
-# Has a model, NAME or NAME@REVISION, on this node's disk, and tells the report how far it is; returns why not, "" if it is there.
-Preload = Callable[[str, Report], Awaitable[str]]
+# Has a model, NAME or NAME@REVISION, preloaded onto this node's disk; its state, which changes as it comes. On the engine's thread.
+OrderModel = Callable[[str], answers.Preload]
 
 
 class Warming:
@@ -46,14 +49,14 @@ class Warming:
         reply: Callable[[Callable[[], None]], object],
         clock: Callable[[], float],
         is_new: bool,
-        preload: Preload | None = None,
+        order: OrderModel | None = None,
     ) -> None:
-        """preload: of models; None where this daemon preloads none. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
+        """order: None where models are not ordered here. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
         self._node = node
         self._warmer = warmer
         self._reply = reply
         self._clock = clock
-        self._preload = preload
+        self._order_model = order
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
         self._watch = OrderWatch(
             node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
@@ -145,8 +148,8 @@ class Warming:
 
     async def _bring_weights(self, order: Order, report: Report) -> None:
         """When mirrors have copied what they do not have here yet. Raises ObjectError."""
-        if self._preload is None:
-            report.problem = "this daemon preloads no models"
+        if self._order_model is None:
+            report.problem = 'models.orders is "off" here'
             return
         uncopied = ""
         while True:
@@ -156,12 +159,29 @@ class Warming:
             await asyncio.sleep(WARM_ROUND_S)
         report.packs = len(order.weights)
         for name in order.weights:
-            if problem := await self._preload(name, report):
+            if problem := await self._preloaded(name, self._order_model, report):
                 report.failed += 1
                 report.problem = f"{name}: {problem}"
             else:
                 report.done_packs += 1
         report.problem = report.problem or uncopied
+
+    async def _preloaded(self, name: str, order: OrderModel, report: Report) -> str:
+        """Why a model is not on this node's disk; "" if it is."""
+        total_bytes, done_bytes = report.total_bytes, report.done_bytes
+        state = await self._ask(lambda: order(name))
+        begun = state["attempts"]
+        while True:
+            now = await self._ask(state.copy)
+            here = done_bytes + now["bytes"] - now["left_bytes"]
+            report.total_bytes = total_bytes + now["bytes"]
+            report.moved(max(0, here - report.done_bytes))
+            report.done_bytes = here
+            if now["state"] == "there":
+                return ""
+            if now["state"] == "failed" and now["attempts"] - begun >= WARM_TRIES_MAX:
+                return now["problem"]
+            await asyncio.sleep(MODEL_LOOK_S)
 
     def _is_wanted(self, order: Order, announced: Announced) -> bool:
         is_over = 0 < announced.kept_until_s <= self._clock()

@@ -151,7 +151,7 @@ class Door(TypedDict):
 
 
 class Preload(TypedDict):
-    """Of a model that models.preload names. state: waiting, running, there or failed."""
+    """Of a model that models.preload names, or that was ordered. state: waiting, running, there or failed."""
 
     model: str
     state: str

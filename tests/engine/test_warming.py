@@ -28,7 +28,7 @@ from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from replication.mirror_state import MIRRORS, MirrorState, encode_state
 from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
-from replication.order_watch import ORDER_HEARTBEAT_S, Report
+from replication.order_watch import ORDER_HEARTBEAT_S
 from replication.orders import Order, Progress, To, put_order, put_progress, read_all_progress
 from replication.region import init_region
 from replication.region_node import RegionNode
@@ -481,11 +481,17 @@ def test_an_order_of_weights_is_preloaded(tmp_path: Path) -> None:
             node = await region.join()
             asked: list[str] = []
 
-            async def preload(model: str, report: Report, asked: list[str] = asked) -> str:
+            def order(model: str, asked: list[str] = asked) -> Any:
+                """It is there a moment later, or it never is."""
                 asked.append(model)
-                report.total_bytes += 100
-                report.done_bytes += 100
-                return "the disk is too small" if model == "large" else ""
+                state = {
+                    "state": "running", "bytes": 100, "left_bytes": 100, "attempts": 0, "problem": "the disk is too small",
+                }  # fmt: skip
+                done: dict[str, Any] = {"state": "there", "left_bytes": 0}
+                if model == "large":
+                    done = {"state": "failed", "attempts": 9}
+                asyncio.get_running_loop().call_later(5.0, state.update, done)
+                return state
 
             warming = Warming(
                 node,
@@ -493,7 +499,7 @@ def test_an_order_of_weights_is_preloaded(tmp_path: Path) -> None:
                 region.loop.call_soon,
                 region.clock,
                 False,
-                preload if can else None,  # type: ignore[arg-type]  # what it needs of one
+                order if can else None,  # type: ignore[arg-type]  # what it needs of one
             )
             region.tasks = [asyncio.ensure_future(node.run()), asyncio.ensure_future(warming.run())]
             await region.persist(node, 1)
@@ -509,7 +515,7 @@ def test_an_order_of_weights_is_preloaded(tmp_path: Path) -> None:
                 assert asked == ["a", "b@1", "large"]
                 assert (told.failed, told.problem) == (1, "large: the disk is too small")
             else:
-                assert told.problem == "this daemon preloads no models"
+                assert told.problem == 'models.orders is "off" here'
             await region.stop(node)
 
     run(main())

@@ -131,7 +131,7 @@ class World:
         self.has_kills = chance.random() < 0.5
         self.has_damage = chance.random() < 0.3
         self.has_erasure = chance.random() < 0.6
-        self.around.has_models = chance.random() < 0.3
+        self.around.has_models = chance.random() < 0.5
         homes = [name for name in names if sources_for(rules, name, names)]
         self.mirrors = [MirrorProcess(self.around, name) for name in homes]
         self.nodes = [
