@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,10 @@ from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
 from replication.removed_models import Removal, remove
 from tests.objects import S3Server, flip
 from tests.region.mirrors import StartMirror, mirrors
-from tests.region.regions import S3_KEYS, init, regions_file, until
+from tests.region.regions import S3_KEYS, arguments, init, regions_file, until
 from tests.region.test_mirror_process import bucket, told
 from tests.replication.models import MadeModel, make_model, publish
-from tests.running import TIMEOUT_S, kvstore
+from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 from tiers.objects import Objects
 
 ROUNDS = int(os.environ.get("ROUNDS", "4"))
@@ -155,10 +155,10 @@ def model_directory(path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_model_published_in_one_region_serves_the_other_one_without_it(
-    mirror: StartMirror, regions: Path, tmp_path: Path
+    serve: Callable[..., Daemon], mirror: StartMirror, regions: Path, tmp_path: Path
 ) -> None:
-    """Published by the command, ordered by the command, mirrored; with the first region gone all of it is in the second one and true.
-    Removed there, it can be published there again under another revision only."""
+    """Published by the command, ordered by the command: mirrored, and preloaded by a daemon that takes orders. With the first region gone
+    all of it is in the second one and true, and another node preloads it. Removed there, its name is free for other revisions only."""
     directory = model_directory(tmp_path / "files")
     here = ("--regions", regions)
     done = kvstore(
@@ -172,16 +172,32 @@ def test_a_model_published_in_one_region_serves_the_other_one_without_it(
     process = mirror(regions)
     until(lambda: told(regions)[0] == 0, 60.0)
     assert not names(regions, "eu", MANIFESTS)  # no rule names it
+    place = Place(tmp_path / "node")
+    place.path.mkdir()
+    daemon = serve(place, *arguments(place, regions, "eu", "--set=models.orders=on"))
     done = kvstore("warm", "eu", "--weights", "big", "--wait", "0", "-o", "json", *here)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["plan"]
     assert plan["copy_packs"] == 1 and plan["copy_bytes"] >= 40 * MIB
-    until(lambda: len(names(regions, "eu", MANIFESTS)) == 1, 90.0)
+    files = place.data_dir / "models/models--big/snapshots/v1"
+    until(lambda: (files / "model.bin").exists(), 120.0)
+    assert (files / "model.bin").read_bytes() == (directory / "model.bin").read_bytes()
+    done = kvstore("warm", "eu", "--weights", "big", "-o", "json", *here)
+    told_of = json.loads(done.stdout)
+    assert (done.returncode, told_of["state"]) == (0, "done"), done.stdout
+    assert [one["done_packs"] for one in (*told_of["mirrors"], *told_of["daemons"])] == [1, 1]
+    assert daemon.stop() == 0
+    assert announced(regions, "eu") == {"models/manifests/big/v1"}
     until(lambda: told(regions)[1]["copied_models"] == 1, 30.0)
     process.kill()
     process.wait(TIMEOUT_S)
     text = regions.read_text().replace("/na", "/gone").replace("s3://na-", "s3://gone-")
     regions.write_text(text)
+    elsewhere = tmp_path / "elsewhere"
+    done = kvstore("model", "preload", "big", "--region", "eu", f"--set=models.dir={elsewhere}", *here)
+    assert done.returncode == 0, done.stderr
+    files = elsewhere / "models--big/snapshots/v1"
+    assert (files / "model.bin").read_bytes() == (directory / "model.bin").read_bytes()
     done = kvstore("model", "verify", "big@v1", "--deep", "--region", "eu", *here)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert announced(regions, "eu") == names(regions, "eu", MANIFESTS) == {"models/manifests/big/v1"}
