@@ -180,7 +180,7 @@ def test_a_model_published_in_one_region_serves_the_other_one_without_it(
     plan = json.loads(done.stdout)["plan"]
     assert plan["copy_packs"] == 1 and plan["copy_bytes"] >= 40 * MIB
     files = place.data_dir / "models/models--big/snapshots/v1"
-    until(lambda: (files / "model.bin").exists(), 120.0)
+    until((files / "model.bin").exists, 120.0)
     assert (files / "model.bin").read_bytes() == (directory / "model.bin").read_bytes()
     done = kvstore("warm", "eu", "--weights", "big", "-o", "json", *here)
     told_of = json.loads(done.stdout)
