@@ -102,8 +102,8 @@ def watching() -> Requests:
 
 
 def audit_lists(packs: float) -> int:
-    """Of one audit: all packs, once; tombstones before each page of orphans apart."""
-    return math.ceil(packs / LIST_NAMES)
+    """Of one audit: all packs, once, and whether there are models, which are few; tombstones before each page of orphans apart."""
+    return math.ceil(packs / LIST_NAMES) + 1
 
 
 def auditing(nodes: int, load: Load) -> Requests:

@@ -26,7 +26,7 @@ from replication.errors import Damaged
 from replication.manifests import CACHES, MANIFESTS, Manifest, named, read_manifest
 from replication.orphans import Finding, Kind, Terms
 from replication.problems import Problems
-from replication.removed_models import read_removals
+from replication.removed_models import REMOVED, read_removals
 from tiers.errors import ObjectMissing, ObjectRefused
 from tiers.objects import ObjectInfo, Objects
 
@@ -87,8 +87,9 @@ class ModelAudit:
     async def run(self, terms: Terms, told: Told) -> ModelReport:
         """One audit. Raises RegionError, ObjectError, CatalogueDamaged."""
         announced = dict(self._catalogue.models)
-        listed = await self._listed(told)
-        removed = await self._take_removed(listed, told)
+        there = {f"models/{folder}/" for folder in await self._objects.folders("models/")}
+        listed = await self._listed(there, told)
+        removed = await self._take_removed(listed, told) if REMOVED in there else 0
         missing = await self._forget_missing([name for name in announced if name not in listed], told)
         damaged, bad = 0, dict[str, ObjectInfo]()
         restored = left = 0
@@ -106,9 +107,9 @@ class ModelAudit:
             damaged = await self._judge_damaged(bad, terms, told)
         return ModelReport(len(listed), missing, damaged, restored, removed, left)
 
-    async def _listed(self, told: Told) -> dict[str, ObjectInfo]:
+    async def _listed(self, folders: set[str], told: Told) -> dict[str, ObjectInfo]:
         found: dict[str, ObjectInfo] = {}
-        for folder in (MANIFESTS, CACHES):
+        for folder in sorted({MANIFESTS, CACHES} & folders):
             async for page in self._objects.list(folder):
                 for info in page:
                     if named(info.name) is None:
