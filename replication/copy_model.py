@@ -21,7 +21,7 @@ from replication.announced_models import AnnouncedModel
 from replication.chunks import lacking, wrong_bytes
 from replication.collecting import Intent, publishing
 from replication.errors import Damaged, ModelDiffers, ModelRemoved
-from replication.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode
+from replication.manifests import MANIFEST_BYTES_MAX, Chunk, Manifest, decode, is_of_other_version
 from replication.removed_models import read_removal
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.objects import Objects
@@ -97,6 +97,10 @@ class ModelCopy:
             content = await self._read(self._home)
             if content is None:
                 return None, True
+            if is_of_other_version(content):
+                raise ModelDiffers(
+                    f"{self._home.where}: {self._announced.name}: a manifest of another version is here; it stays"
+                )
             there = self._decoded(content, self._home)
         except Damaged:
             return None, False

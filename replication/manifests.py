@@ -165,6 +165,11 @@ def decode(content: bytes | memoryview, where: str) -> Manifest:
     return _checked(unseal(_MAGIC, content, Manifest, where, MANIFEST_BYTES_MAX), where)
 
 
+def is_of_other_version(content: bytes | memoryview) -> bool:
+    """Whether it is a manifest of a version that is not known here: nobody here may replace or delete it."""
+    return bytes(content[:7]) == _MAGIC[:7] and bytes(content[:8]) != _MAGIC
+
+
 async def read_manifest(objects: Objects, model: str, revision: str, key: str = "") -> Manifest:
     """Raises Damaged, ObjectError."""
     name = manifest_name(model, revision, key)

@@ -23,11 +23,19 @@ from replication.announced_models import AnnouncedModel, announced_model
 from replication.catalogue import Catalogue
 from replication.chunks import lacking
 from replication.errors import Damaged
-from replication.manifests import CACHES, MANIFESTS, Manifest, named, read_manifest
+from replication.manifests import (
+    CACHES,
+    MANIFEST_BYTES_MAX,
+    MANIFESTS,
+    Manifest,
+    is_of_other_version,
+    named,
+    read_manifest,
+)
 from replication.orphans import Finding, Kind, Terms
 from replication.problems import Problems
 from replication.removed_models import REMOVED, read_removals
-from tiers.errors import ObjectMissing, ObjectRefused
+from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.objects import ObjectInfo, Objects
 
 AUDIT_CHUNKS_MAX: Final = 1 << 18  # of manifests that are compared with what is there together
@@ -224,11 +232,15 @@ class ModelAudit:
         damaged = 0
         for name, info in bad.items():
             try:
+                content = await self._objects.get_within(name, MANIFEST_BYTES_MAX)
+                if is_of_other_version(content):
+                    told(Finding(Kind.STRANGE, name, "a manifest of another version"))
+                    continue
                 await read_manifest(self._objects, *(named(name) or ("", "", "")))
                 continue
             except (ObjectMissing, ObjectRefused):
                 continue
-            except Damaged as error:
+            except (Damaged, ObjectDamaged) as error:
                 reason = str(error)
             if info.modified_s >= terms.settled_s:
                 continue

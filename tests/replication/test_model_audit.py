@@ -12,7 +12,8 @@ import pytest
 
 from replication.audit import Report
 from replication.catalogue import Catalogue
-from replication.errors import RegionError
+from replication.copy_model import ModelCopy
+from replication.errors import ModelDiffers, RegionError
 from replication.manifests import encode
 from replication.mirror import Joined, Mirror, elsewhere
 from replication.orphans import Finding, Kind, Terms
@@ -129,6 +130,30 @@ def test_what_was_announced_and_is_gone_is_found() -> None:
         await asyncio.sleep(OLD_S)
         await audited(node, region)
         assert set(node.catalogue.models) == {good.name, lacks.name}
+
+    simulate(main)
+
+
+def test_a_manifest_from_the_future_stays() -> None:
+    """Nobody who does not know its version deletes it, or puts another one in its place."""
+
+    async def main(region: Region) -> None:
+        made = make_model()
+        await put_model(region.inner, made)
+        future = b"KVMODEL9" + made.objects[made.name][8:]
+        region.inner.stored[made.name] = future
+        await asyncio.sleep(OLD_S)
+        node = await region.node("a")
+        report, found = await audited(node, region)
+        assert [(one.kind, one.repaired) for one in found] == [
+            (Kind.STRANGE, "")
+        ] and not report.models.damaged
+        source = Region(name="eu")
+        await put_model(source.inner, made)
+        copy = ModelCopy(source.inner, region.inner, made.announced, "a test", region.clock)
+        with pytest.raises(ModelDiffers, match="another version"):
+            await copy.run()
+        assert region.inner.stored[made.name] == future
 
     simulate(main)
 
