@@ -30,7 +30,6 @@ from typing import Final, NamedTuple
 
 from coldstart.blocks import allocate
 from coldstart.errors import FilesWrong, InUse, ModelMissing, NoRoom
-from coldstart.models import check_name
 from replication.errors import Damaged
 from replication.manifests import MANIFEST_BYTES_MAX, Manifest, decode, encode, is_model_name
 from tiers.constants import NVME_HEADROOM_BYTES
@@ -424,6 +423,10 @@ def name_of(model: str, revision: str) -> str:
 
 def parse_name(text: str) -> tuple[str, str]:
     """Model and revision ("" where none is named) of NAME or NAME@REVISION. Raises ModelError."""
+    from coldstart.models import (
+        check_name,  # an engine's process imports this module, and no catalogue with it
+    )
+
     model, at, revision = text.partition("@")
     check_name("model", model)
     if at:

@@ -36,7 +36,6 @@ from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
 from coldstart.home import PROGRESS, Home, name_of
 from coldstart.loading import Chunks, WholeFiles, read_mark, weight_file
-from coldstart.preload import said_in
 from coldstart.weight_plan import Piece, Plan, WeightFile
 from replication.errors import Damaged
 from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
@@ -76,6 +75,12 @@ class _Start(msgspec.Struct, frozen=True, array_like=True):
     manifest: bytes
     home: Annotated[str, Meta(max_length=4096)]
     arguments: Annotated[list[str], Meta(max_length=64)]
+
+
+class _Said(msgspec.Struct):
+    """Of what a preload writes of how far it is (coldstart/preload.py, which imports more than an engine should)."""
+
+    by_source: dict[str, int]
 
 
 class Revision:
@@ -175,10 +180,9 @@ class Starting(Revision):
 
     def look(self) -> None:
         """How far it is. Raises ModelError where it will not come."""
-        with suppress(Unreadable):
+        with suppress(Unreadable, msgspec.MsgspecError):
             words = read_bytes(self.under_way.with_name(self.under_way.name + PROGRESS), _SAID_BYTES_MAX)
-            said = said_in(words)
-            self._by_source = said.by_source if said is not None else self._by_source
+            self._by_source = msgspec.json.decode(words, type=_Said).by_source
         ended = None if self._preload is None else self._preload.poll()
         if ended == 0 and not self.is_whole():
             raise ModelError(f"{self.name}: has left {self.place.parent} again")

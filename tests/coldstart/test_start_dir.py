@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from coldstart.loading import Loading
 from coldstart.start_dir import Revision, Starting, open_revision
 from coldstart.weight_plan import Plan
 from tests.coldstart.revisions import Bucket, manifest_of
-from tests.running import kvstore
+from tests.running import ROOT, kvstore
 
 MIB = 1 << 20
 
@@ -145,3 +147,11 @@ def test_what_is_no_start_directory(bucket: Bucket, tmp_path: Path) -> None:
     asyncio.run(bucket.put(other))
     done = kvstore("model", "start", "tiny@r2", *bucket.words)
     assert done.returncode == 1 and "has no safetensors" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_what_an_engine_imports_of_it() -> None:
+    """Nothing of buckets and databases: a loader is imported in every rank."""
+    heavy = ("obstore", "boto3", "rocksdict", "pydantic", "grpc", "torch", "aiohttp", "zstandard")
+    code = f"import coldstart.start_dir, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
