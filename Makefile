@@ -93,11 +93,12 @@ bench: venv
 	@$(VENV)/python -m benchmarks
 
 soak: venv
-	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py tests/coldstart/test_collecting.py
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
-		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py) tests/coldstart/test_preload_command.py
+		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py) \
+		$(addprefix tests/coldstart/test_,preload_command.py model_command.py)
 	PAIRS=$(PAIRS) $(VENV)/python -m pytest -q --timeout=0 tests/vllm/test_identity_engines.py
 	$(VENV)/python -m benchmarks.envelope
 

@@ -27,6 +27,7 @@ from coldstart.errors import FilesWrong
 from replication.manifests import MANIFEST_FILES_MAX, MIB, wrong_of_path
 from tiers.reading import Unreadable, read_json, read_text
 
+CACHED: Final = "models--"  # how Hugging Face calls the directory of a model in its cache
 SNAPSHOTS: Final = "snapshots"
 REF_BYTES_MAX: Final = 1024
 INDEX_BYTES_MAX: Final = 256 * MIB
@@ -104,10 +105,11 @@ def header_of(file: TreeFile, fd: int) -> Header | None:
 
 def _places(directory: Path) -> tuple[Path, Path]:
     """The directory whose files are meant, and the one that no link may leave. Raises FilesWrong, OSError."""
-    if directory.parent.name == SNAPSHOTS:
-        return directory, directory.parent.parent
+    above = directory.parent
+    if above.name == SNAPSHOTS and above.parent.name.startswith(CACHED):
+        return directory, above.parent
     snapshots = directory / SNAPSHOTS
-    if not snapshots.is_dir():
+    if not directory.name.startswith(CACHED) or not snapshots.is_dir():
         return directory, directory
     there = sorted(one.name for one in snapshots.iterdir() if one.is_dir())
     try:

@@ -67,6 +67,8 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
     assert completed(script, "status", "-o", "") == ["table", "json"]
     assert completed(script, "config", "i") == ["init"]
     assert set(completed(script, "help", "p")) == {"ping", "pin"}
+    assert "publish" in completed(script, "model", "")
+    assert completed(script, "model", "verify", "--de") == ["--deep"]
 
 
 def test_zsh_and_fish_have_a_script_and_others_are_refused() -> None:

@@ -7,6 +7,7 @@ MemoryObjects, which looks after each change whether a manifest lacks a chunk
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,8 +22,8 @@ from coldstart.errors import ModelError, ModelExists
 from coldstart.models import Published, published, remove
 from coldstart.publish import Stored, store
 from replication import collecting as signs
-from replication.collecting import publishing
-from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Chunk, Manifest, manifest_name
+from replication.collecting import Intent, publishing
+from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Chunk, Manifest, encode, manifest_name
 from tests.coldstart.model_files import chunk_names, lacking, manifests, names_in, silent
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.test_manifests import chunk_of, manifest_of
@@ -32,6 +33,7 @@ from tiers.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.together import first_failure
 
 T = TypeVar("T")
+SEEDS = int(os.environ.get("SEEDS", "40"))  # no fewer: what happens must have happened often enough
 LATE_S = 25.0  # less than a lock stays behind the last delete
 ACTORS, ACTS = 4, 12
 POOL = [random.Random(number).randbytes(20 + number) for number in range(24)]
@@ -112,6 +114,7 @@ class World:
         self.bucket = Watched()
         faults = Faults(failed=0.01, lost=0.01, late=0.02, twice=0.05, delay_s=4.0, late_s=LATE_S)
         self.store = FaultyObjects(self.bucket, random.Random(seed + 1), faults)
+        self.pause_s = self.chance.choice([30, 300])  # at most, between two acts of one
         self.ends: Counter[str] = Counter()
 
     def mortal(self) -> Mortal:
@@ -149,7 +152,7 @@ class World:
 
     async def act(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         for _ in range(ACTS):
-            await asyncio.sleep(self.chance.random() * 300)
+            await asyncio.sleep(self.chance.random() * self.pause_s)
             try:
                 await work()
                 self.ends[name] += 1
@@ -181,12 +184,11 @@ def _clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "boot_s", lambda: asyncio.get_running_loop().time())
 
 
-@pytest.mark.timeout(1800)
 def test_no_manifest_ever_lacks_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they do at once, wherever they are killed, however late the store is; and in the end nothing is left that nobody names."""
     _clock_of_the_loop(monkeypatch)
     ends: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(max(40, SEEDS)):
         ends += run(_lived(seed))
     for often in (
         "publish",
@@ -292,5 +294,36 @@ def test_a_manifest_that_cannot_be_read_stops_a_collection(monkeypatch: pytest.M
         assert len(chunk_names(objects)) == 1 and not await names_in(objects, COLLECTING)
         await remove(objects, Published("m", "v1", "", name, 0.0))
         assert (await collect(objects, 0, silent)).deleted == 1
+
+    run(main())
+
+
+def test_who_ends_while_a_collection_looks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its two looks a publisher puts its manifest and takes its intent back: one of both looks has seen it."""
+    _clock_of_the_loop(monkeypatch)
+
+    class Racing(Watched):
+        ends: Callable[[], Awaitable[object]] | None = None
+
+        async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+            async for page in super().list(prefix, after):
+                yield page
+            if prefix in (PUBLISHING, MANIFESTS) and (ends := self.ends) is not None:
+                self.ends = None
+                await ends()
+
+    async def main() -> None:
+        objects, manifest = Racing(), manifest_of({"f": [b"a"]}, revision="v1")
+        intent = Intent(objects, manifest)
+        await intent.put()
+        await objects.put(chunk_of(b"a").name, b"a")
+
+        async def end() -> None:
+            await objects.put(manifest.name, encode(manifest))
+            await objects.delete([intent.name])
+
+        objects.ends = end
+        assert (await collect(objects, 0, silent)).deleted == 0
+        assert objects.ends is None and not await names_in(objects, PUBLISHING) and not lacking(objects)
 
     run(main())

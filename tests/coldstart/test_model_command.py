@@ -226,6 +226,7 @@ def _bucket_size(regions: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_publisher_that_is_killed(tmp_path: Path, s3_server: S3Server) -> None:
     """Killed with -9 at any instant of a publication into a region on S3: what is named is whole and true; the rerun puts the rest, once."""
