@@ -314,7 +314,7 @@ def test_who_ends_while_a_collection_looks_is_seen(monkeypatch: pytest.MonkeyPat
 
     async def main() -> None:
         objects, manifest = Racing(), manifest_of({"f": [b"a"]}, revision="v1")
-        intent = Intent(objects, manifest)
+        intent = Intent(objects, manifest, "me")
         await intent.put()
         await objects.put(chunk_of(b"a").name, b"a")
 
