@@ -1,7 +1,7 @@
 """Collecting garbage: chunks that no manifest names are deleted, and none that somebody is about to name.
 
-How those who collect and those who put chunks see each other says replication/collecting.py. Intents are listed before
-manifests: one that is gone by then has left its manifest.
+How those who collect and those who put chunks see each other says replication/collecting.py. Intents are listed and read before
+manifests are listed: one that is gone by then has left its manifest.
 
 A collector deletes nothing in the second half of its lock's life, and leaves it for a while behind its last delete: a delete that
 the network kept back is done before anybody looks for that chunk. What a kill leaves, intent or lock, runs out.
@@ -12,6 +12,7 @@ A manifest or a living intent that cannot be read stops a collection before it d
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from coldstart.errors import ModelError
@@ -109,10 +110,17 @@ class _Collection:
         over += [info.name for info in locks if info.modified_s + LOCK_S < self._now_s]
         if not self._dry_run:
             await self._objects.delete(over)  # before any chunk: who has missed its time sees that
-        for found in (living, await _all(self._objects, MANIFESTS), await _all(self._objects, CACHES)):
-            for start in range(0, len(found), AT_ONCE):
-                self._progress("reading manifests", start, len(found))
-                await together(map(self._take, found[start : start + AT_ONCE]))
+        await self._take_all(living)
+        for folder in (
+            MANIFESTS,
+            CACHES,
+        ):  # listed when intents have been read: one that was gone by then is here
+            await self._take_all(await _all(self._objects, folder))
+
+    async def _take_all(self, found: Sequence[ObjectInfo]) -> None:
+        for start in range(0, len(found), AT_ONCE):
+            self._progress("reading manifests", start, len(found))
+            await together(map(self._take, found[start : start + AT_ONCE]))
 
     async def _take(self, info: ObjectInfo) -> None:
         try:

@@ -5,7 +5,7 @@
 
     who publishes, or mirrors                                    who collects (coldstart/collecting.py)
       put the intent                                               put the lock
-      is there a lock? wait until it is over                       list intents, then manifests: what is named
+      is there a lock? wait until it is over                       read intents, then manifests: what is named
       put the chunks that are not there                            list chunks: delete those nobody names
       put the manifest, if the intent is there still               let the lock run out
       delete the intent

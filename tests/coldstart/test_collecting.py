@@ -28,7 +28,7 @@ from tests.coldstart.model_files import chunk_names, lacking, manifests, names_i
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.test_manifests import chunk_of, manifest_of
 from tests.replication.virtual_loop import run
-from tiers.errors import ObjectError
+from tiers.errors import ObjectError, ObjectUnavailable
 from tiers.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.together import first_failure
 
@@ -112,7 +112,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.bucket = Watched()
-        faults = Faults(failed=0.01, lost=0.01, late=0.02, twice=0.05, delay_s=4.0, late_s=LATE_S)
+        faults = Faults(failed=0.004, lost=0.004, late=0.01, twice=0.1, delay_s=4.0, late_s=LATE_S)
         self.store = FaultyObjects(self.bucket, random.Random(seed + 1), faults)
         self.pause_s = self.chance.choice([30, 300])  # at most, between two acts of one
         self.ends: Counter[str] = Counter()
@@ -298,8 +298,9 @@ def test_a_manifest_that_cannot_be_read_stops_a_collection(monkeypatch: pytest.M
     run(main())
 
 
-def test_who_ends_while_a_collection_looks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its two looks a publisher puts its manifest and takes its intent back: one of both looks has seen it."""
+@pytest.mark.parametrize("behind", [PUBLISHING, MANIFESTS])
+def test_who_ends_while_a_collection_looks_is_seen(behind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right behind one of its lists a publisher puts its manifest and takes its intent back: one of both has been read."""
     _clock_of_the_loop(monkeypatch)
 
     class Racing(Watched):
@@ -308,7 +309,7 @@ def test_who_ends_while_a_collection_looks_is_seen(monkeypatch: pytest.MonkeyPat
         async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
             async for page in super().list(prefix, after):
                 yield page
-            if prefix in (PUBLISHING, MANIFESTS) and (ends := self.ends) is not None:
+            if prefix == behind and (ends := self.ends) is not None:
                 self.ends = None
                 await ends()
 
@@ -325,5 +326,42 @@ def test_who_ends_while_a_collection_looks_is_seen(monkeypatch: pytest.MonkeyPat
         objects.ends = end
         assert (await collect(objects, 0, silent)).deleted == 0
         assert objects.ends is None and not await names_in(objects, PUBLISHING) and not lacking(objects)
+
+    run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_delete_that_comes_late_finds_nothing_that_is_named(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is done once more a moment later, or only then, after it was said to have failed: the lock is there for so long, and who
+    publishes waits for its end before it looks which chunks are there."""
+    _clock_of_the_loop(monkeypatch)
+
+    async def main() -> None:
+        late: list[asyncio.Task[None]] = []
+
+        class Late(Watched):
+            async def delete(self, names: Sequence[str]) -> None:
+                if late or not any(name.startswith(CHUNKS) for name in names):
+                    return await super().delete(names)
+                late.append(asyncio.create_task(self.delete_later(names)))
+                if fails:
+                    raise ObjectUnavailable("no answer")
+                return await super().delete(names)
+
+            async def delete_later(self, names: Sequence[str]) -> None:
+                await asyncio.sleep(LATE_S)
+                await Watched.delete(self, names)
+
+        objects = Late()
+        await objects.put(chunk_of(b"a").name, b"a")
+        try:
+            await collect(objects, 0, silent)
+        except ObjectUnavailable:
+            assert fails
+        await _revision(objects, b"a")
+        await asyncio.gather(*late)
+        assert len(late) == 1 and not lacking(objects)
 
     run(main())
