@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ MAIN: Final = "main"
 PROGRESS: Final = "~progress"
 _UNDER_WAY, _PINS, _LEAVING = ".under-way", ".pins", "~leaving"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+log = logging.getLogger("coldstart.home")
 
 
 class Revision(NamedTuple):
@@ -264,7 +267,10 @@ class Home:
     def _is_whole(self, manifest: Manifest) -> bool:
         try:
             return self.find(manifest.model, manifest.revision).manifest.content == manifest.content
-        except (ModelMissing, FilesWrong):
+        except ModelMissing:
+            return False
+        except FilesWrong as error:
+            log.warning("filled again: %s", error)
             return False
 
     def take_back(self, manifest: Manifest) -> None:

@@ -28,7 +28,7 @@ from coldstart.sources import Bucket, Local
 from replication.manifests import Manifest
 from tiers.objects import Objects
 from tiers.parsing import ParserErrors
-from tiers.together import meanwhile
+from tiers.together import in_full, meanwhile
 
 LOOK_S: Final = 0.2  # between two looks how far another process is
 SAY_S: Final = 0.5  # between two words about how far this one is
@@ -81,7 +81,7 @@ async def preload(
     manifest: Manifest | None = None
     while (found := await asyncio.to_thread(_whole, home, model, chosen)) is None:
         manifest = manifest or await read(objects, name_of(model, chosen))
-        filling = await asyncio.to_thread(home.begin, manifest)
+        filling = await _begun(home, manifest)
         if filling is None:
             words = dict(home.under_way()).get(name_of(model, chosen), b"")
             if (said := said_in(words)) is not None:
@@ -112,6 +112,17 @@ def _whole(home: Home, model: str, revision: str) -> Revision | None:
         return home.find(model, revision)
     except (ModelMissing, FilesWrong):
         return None
+
+
+async def _begun(home: Home, manifest: Manifest) -> UnderWay | None:
+    """As `Home.begin`; where who waits is cancelled, what it has begun is given up."""
+    work = asyncio.get_running_loop().run_in_executor(None, home.begin, manifest)
+    try:
+        return await in_full(work)
+    except asyncio.CancelledError:
+        if work.exception() is None and (begun := work.result()) is not None:
+            begun.close()
+        raise
 
 
 def _take_back(home: Home, model: str, revision: str) -> None:

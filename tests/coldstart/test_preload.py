@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -280,6 +281,37 @@ def test_cancelled_it_keeps_what_came(tmp_path: Path) -> None:
     asyncio.run(preload(objects, home, "m", "r1", again))
     assert again.kept_bytes >= progress.came_bytes - 4 * 30_000
     assert sum(objects.reads.values()) <= len(objects.reads) + 4
+
+
+def test_cancelled_while_it_waits_for_room_it_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one can begin at once."""
+    objects, home = Counted(), Home(tmp_path)
+    files = random_files(random.Random(5), MIB)
+    manifest = asyncio.run(filled(objects, files, cut_evenly(files, 30_000)))
+    is_asked, begin = threading.Event(), home.begin
+
+    def asked(wanted: Manifest) -> object:
+        is_asked.set()
+        return begin(wanted)
+
+    monkeypatch.setattr(home, "begin", asked)
+
+    async def cancelled() -> None:
+        with home._locked():  # somebody else makes room
+            work = asyncio.ensure_future(preload(objects, home, "m", "r1"))
+            while not is_asked.is_set():
+                await asyncio.sleep(0.01)
+            work.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(cancelled())
+    begun = begin(manifest)
+    assert begun is not None
+    begun.close()
 
 
 def test_the_newest_revision_is_what_a_name_stands_for(tmp_path: Path) -> None:
