@@ -19,7 +19,7 @@ from tests.running import ROOT, environment
 
 BUILD_S_MAX = 120
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORTED = {"kvstore", "tiers", "replication", "connectors"}  # docs/install.md names them
+IMPORTED = {"kvstore", "coldstart", "tiers", "replication", "connectors"}  # docs/install.md names them
 
 
 def build(source: Path, into: Path) -> tuple[Path, Path]:
