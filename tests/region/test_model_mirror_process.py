@@ -99,6 +99,7 @@ def test_a_mirror_that_is_killed_while_it_copies_models_goes_on(mirror: StartMir
     assert announced(regions, "eu") == {one.name for one in made} == names(regions, "eu", MANIFESTS)
     assert names(regions, "eu", CHUNKS) == names(regions, "na", CHUNKS)
     until(lambda: not names(regions, "eu", PUBLISHING))
+    until(lambda: not told(regions)[1]["models"])  # a state is written down some seconds later
     _, pair = told(regions)
     assert pair["copied_model_bytes"] <= ROUNDS * 24 * MIB and pair["model_left_bytes"] == 0
     assert (pair["models"], pair["failed"], pair["segments_behind"]) == (0, 0, 0)
@@ -112,6 +113,7 @@ def test_a_flipped_chunk_is_said_and_never_announced(mirror: StartMirror, region
     asyncio.run(_put(regions, name, flip(bad.chunks[name], 5)))
     mirror(regions)
     until(lambda: told(regions)[1]["failed"] == 1 and announced(regions, "eu") == {good.name}, 60.0)
+    until(lambda: told(regions)[1]["models"] == 1)  # the good one is told some seconds later
     code, pair = told(regions)
     assert code == 1 and (pair["models"], pair["model_left_bytes"]) == (1, 100)
     assert pair["failures"][0]["pack"] == "m-bad@r" and name in pair["failures"][0]["reason"]
