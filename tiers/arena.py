@@ -19,7 +19,10 @@ What must hold:
   background (`back`), and are absent until then;
 * nothing that a client can write or cut off is touched by the owning thread.
 
-Threads: `reserve_run`, `commit_run`, `free_run`, `abandon_run`, `extents`, the owner calls and `sweep` belong
+Models may have whole slabs of it (model_slabs.py): a slot each, as large as the slab, with a row like any other. They are
+lent and given back by calls of their own, and are no records: not counted as such, and never named for another size class.
+
+Threads: `reserve_run`, `commit_run`, `free_run`, `abandon_run`, `extents`, those of models, the owner calls and `sweep` belong
 to one thread (the daemon's event loop). `view`, `record` and `verify` may be called from any
 thread for a slot that the caller keeps from being freed: they read that slot's row and how
 its slab is cut, which cannot change meanwhile. `back` runs in a thread of its own.
@@ -36,20 +39,21 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
-from tiers import pages
+from tiers import locks, pages
 from tiers.arena_files import ArenaFiles, open_files
-from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record, TierStats
+from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, Record, SizeClass, TierStats
 from tiers.checksum import column_sizes, joined
 from tiers.constants import MEMORY_HEADROOM_BYTES, MIB, SLAB_BYTES, SLOT_BYTES_MIN
 from tiers.errors import OpenError
 from tiers.memory_limits import memory_left
-from tiers.owners import Owners
+from tiers.model_slabs import ModelSlab, is_models, model_slab
+from tiers.owners import USERS_BASE, Owners
 from tiers.sizes import format_bytes
 from tiers.slot_table import READY, WRITING, Extents, Layout, SlotTable
 from tiers.slots import CHECK_SLICE_SLOTS, SLAB_SLOTS_MAX, SlotPool, slot_bytes_for
@@ -104,7 +108,9 @@ class Arena:
         self._unbacked: set[int] = set()  # slabs without memory; used by `back` from the first one on
         self._arrived: deque[int] = deque()  # slabs that `back` has backed, not yet in the pool
         self.owners = Owners(files.data_fd)  # who may be writing; of the owning thread
-        self._ready = 0
+        self._ready = 0  # slots of models included
+        self._lent: set[int] = set()  # slots that models have, also those that are written, or in quarantine
+        self._lent_ready: set[int] = set()
         self._closed = False
         self._closing = threading.Event()
         self._backing = threading.Lock()
@@ -116,6 +122,11 @@ class Arena:
     def capacity_bytes(self) -> int:
         """The slabs: what records can use once all of them have their memory."""
         return self.layout.capacity_bytes
+
+    @property
+    def slabs(self) -> Arena:
+        """Of models: those calls are below."""
+        return self
 
     @property
     def backed_bytes(self) -> int:
@@ -189,10 +200,65 @@ class Arena:
     def _give(self, slots: Sequence[int]) -> None:
         self._pool.give_run(slots)
         self._table.clear(slots)
+        if self._lent:
+            self._lent.difference_update(slots)
 
     def extents(self, slots: Sequence[int]) -> Extents:
         """What a client needs to copy: where the slots lie, and their generations, to be compared."""
         return self._table.extents(slots, self._pool.slot_bytes)
+
+    # -- slabs of models -----------------------------------------------------------------
+
+    def lend(self, slabs: Sequence[ModelSlab], owner: int) -> list[int]:
+        """Slots for these slabs, to be written by this owner, in any order; fewer where room ends."""
+        names = [slab.names() for slab in slabs]
+        keys, parents = [key for key, _ in names], [parent for _, parent in names]
+        slots = self.reserve_run(keys, parents, self.layout.slab_bytes, owner)
+        self._lent.update(slots)
+        return slots
+
+    def commit_slabs(self, slots: Sequence[int], checksums: bytes, stored_s: int = 0) -> None:
+        """As `commit_run`: each has this checksum, over all of its bytes."""
+        self.commit_run(slots, checksums, stored_s)
+        self._lent_ready.update(slots)
+
+    def free_slabs(self, slots: Sequence[int]) -> None:
+        """As `free_run`."""
+        self._lent_ready.difference_update(slots)
+        self.free_run(slots)
+
+    def adopted_slabs(self) -> list[tuple[int, ModelSlab]]:
+        """Slots of models found READY at open, bytes not yet verified."""
+        found = [(slot, model_slab(self._table.record(slot))) for slot in sorted(self._lent_ready)]
+        return [(slot, slab) for slot, slab in found if slab is not None]
+
+    def slabs_by_use(self) -> list[int]:
+        """Of records: the slots of each by `slots_in`. Those with the fewest bytes come first, and those that are being
+        written into, or drained, not at all."""
+        self._take_in_arrived()
+        return self._pool.by_use(self._busy())
+
+    def slots_in(self, slab: int) -> list[int]:
+        """Those in use of a slab of records; [] where it is empty, written into or drained."""
+        is_busy = slab in self.owners.slabs() or slab * SLAB_SLOTS_MAX in self._lent
+        return [] if is_busy or not self._pool.slot_bytes[slab] else self._pool.undrained(slab)
+
+    def is_locked(self, slot: int) -> bool:
+        """Whether a process says by its lock that it uses the slab of a model, whatever daemon let it."""
+        return locks.is_locked(self._files.data_fd, USERS_BASE + (slot >> 16))
+
+    def wrong_of_slabs(self, known: Set[int]) -> str:
+        """What is not true if models have these slots, in words; "" if nothing is: others they may have had, and their
+        writers are waited for."""
+        lost = self._lent - known
+        if known <= self._lent and lost <= self.owners.slots():
+            return ""
+        return f"arena: {len(lost)} slabs that no model has, {len(known - self._lent)} that no model may have"
+
+    def _busy(self) -> Set[int]:
+        """Slabs that no records are to be driven out of."""
+        busy = self.owners.slabs()
+        return busy | {slot >> 16 for slot in self._lent} if self._lent else busy
 
     # -- one slot ------------------------------------------------------------------------
 
@@ -240,7 +306,7 @@ class Arena:
     def reclaim(self, size_bytes: int) -> list[int]:
         """As of SlotPool: a proposal, valid until the next change. Never names a slot that is being written."""
         self._take_in_arrived()
-        return self._pool.reclaim(max(size_bytes, self._slot_bytes_min), self.owners.slabs())
+        return self._pool.reclaim(max(size_bytes, self._slot_bytes_min), self._busy())
 
     def drain(self, slot: int, size_bytes: int) -> None:
         """The slab of this slot hands out no more; when nothing is in it, it is for records of that size."""
@@ -381,9 +447,18 @@ class Arena:
 
     def stats(self) -> TierStats:
         """Counts and bytes, now. A slot that is being written counts as used but not as a record."""
-        return TierStats(
-            "dram", self.capacity_bytes, self._pool.used_bytes(), self._ready, self._pool.classes()
-        )
+        lent, records, classes = len(self._lent), self._ready - len(self._lent_ready), self._pool.classes()
+        if lent:
+            whole = self.layout.slab_bytes
+            others = [c for c in classes if c.slot_bytes != whole]
+            of_records = [
+                SizeClass(whole, c.total - lent, c.used - lent)
+                for c in classes
+                if c.slot_bytes == whole and c.total > lent
+            ]
+            classes = (*others, *of_records)
+        used_bytes, model_bytes = self._pool.used_bytes(), lent * self.layout.slab_bytes
+        return TierStats("dram", self.capacity_bytes, used_bytes, records, classes, model_bytes)
 
     def check(self) -> list[str]:
         """One line per violated invariant. Reads every row; call it from the owning thread."""
@@ -395,7 +470,7 @@ class Arena:
         problems: list[str] = []
         if not self.is_whole():
             problems.append("arena: somebody has changed the length of its file")
-        writing, ready = set(), 0
+        writing, ready, lent = set(), 0, set()
         for looks, slot in enumerate(self._table.used_slots(self._files.table_fd), 1):
             if looks % CHECK_SLICE_SLOTS == 0:
                 yield problems
@@ -409,6 +484,8 @@ class Arena:
                 ready += 1
             if not self._is_used(slot, size):
                 problems.append(f"arena: slot {slot}: in the table but not in use")
+            if size == self.layout.slab_bytes and is_models(self._table.record(slot).key):
+                lent.add(slot)
         used = sum(size_class.used for size_class in self._pool.classes())
         if used != ready + len(writing):
             problems.append(f"arena: {used} slots in use, {ready + len(writing)} in the table")
@@ -416,6 +493,8 @@ class Arena:
             problems.append(f"arena: {self._ready} records counted, {ready} in the table")
         if writing != self.owners.slots():
             problems.append("arena: the owners' slots are not the ones being written")
+        if lent != self._lent or lent - writing != self._lent_ready:
+            problems.append("arena: the slabs that models have are not those in the table")
         yield problems
 
     def _is_used(self, slot: int, size_bytes: int) -> bool:
@@ -450,20 +529,28 @@ class Arena:
         """Take over what the table says; returns the READY slots."""
         table, pool = self._table, self._pool
         ready = array("Q")
-        dropped, writing = [], []
+        dropped, writing, whole = [], [], self.layout.slab_bytes
         for slot in table.used_slots(self._files.table_fd):
             state = table.state(slot)
             believed = state in (WRITING, READY) and table.is_sound(slot)
+            is_lent = believed and table.size_bytes(slot) == whole and is_models(table.record(slot).key)
+            if is_lent:
+                believed = model_slab(table.record(slot)) is not None
             if not believed or not pool.mark(slot, max(table.size_bytes(slot), self._slot_bytes_min)):
                 dropped.append(slot)
-            elif state == READY:
-                ready.append(slot)
-            else:
+                continue
+            if is_lent:
+                self._lent.add(slot)
+            if state != READY:
                 writing.append(slot)
+            elif is_lent:
+                self._lent_ready.add(slot)
+            else:
+                ready.append(slot)
         table.clear(dropped)
         pool.settle()
         self.torn_rows = len(dropped)
-        self._ready = len(ready)
+        self._ready = len(ready) + len(self._lent_ready)
         table.raise_generations(writing)
         self._give(self.owners.adopt(writing))
         return ready

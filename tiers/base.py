@@ -61,13 +61,15 @@ class SizeClass:
 
 @dataclass(slots=True, frozen=True)
 class TierStats:
-    """capacity_bytes = used_bytes + free_bytes; used counts whole slots, not record sizes."""
+    """capacity_bytes = used_bytes + free_bytes; used counts whole slots, not record sizes. model_bytes: what models have
+    of the used bytes; they are no records, and of no class."""
 
     name: str
     capacity_bytes: int
     used_bytes: int
     records: int
     classes: tuple[SizeClass, ...] = field(default=())
+    model_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:

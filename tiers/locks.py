@@ -26,8 +26,17 @@ def _flock(kind: int, owner: int) -> bytes:
 
 def try_lock(fd: int, owner: int) -> bool:
     """Take an owner's byte for this open file; False if another open file holds it. Never blocks."""
+    return _try(fd, fcntl.F_WRLCK, owner)
+
+
+def try_share(fd: int, owner: int) -> bool:
+    """The same, together with others who share it; the file need not be open for writing."""
+    return _try(fd, fcntl.F_RDLCK, owner)
+
+
+def _try(fd: int, kind: int, owner: int) -> bool:
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, owner))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(kind, owner))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False

@@ -46,10 +46,14 @@ from tiers.slots import SLAB_SLOTS_MAX
 OWNER_MAX: Final = 1023  # the largest number of a client that may write into the arena
 # Lock bytes behind those of owners: writers share one, and each life of a daemon has another.
 LIVES_MAX: Final = 64
+USERS_BASE: Final = (
+    1 << 20
+)  # and behind those a byte for each slab: who uses a model locks (shared) that of its first one
 assert OWNER_MAX < 1 << 16
 assert LOCK_BASE + OWNER_MAX < (1 << 63) - 1
 
 _LIVES = range(OWNER_MAX + 1, OWNER_MAX + 1 + LIVES_MAX)
+assert _LIVES.stop < USERS_BASE
 _EVERYBODY_BEFORE = frozenset(range(1, _LIVES.stop))
 
 

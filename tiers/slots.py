@@ -167,7 +167,8 @@ class SlotPool:
     def drain(self, number: int, size_bytes: int) -> None:
         """Hand out no more slots of this slab; when nothing in it is used it is cut for records of that size."""
         slab = self._slabs[number]
-        assert slab.slot_bytes != slot_bytes_for(size_bytes), f"slab {number} is of that class"
+        is_other = slab.slot_bytes != slot_bytes_for(size_bytes)
+        assert is_other or len(slab.flags) == 1, f"slab {number} is of that class"
         self._draining[number] = slot_bytes_for(size_bytes)
         self._open[slab.slot_bytes].pop(number, None)
         if not slab.used:
@@ -263,9 +264,21 @@ class SlotPool:
         )
         return min(others, default=(0, None))[1]
 
+    def by_use(self, busy: Set[int] = frozenset()) -> list[int]:
+        """Slabs of all classes, those with the fewest used bytes first; none of `busy`, and none that is drained."""
+        slabs, draining = self._slabs, self._draining
+        return sorted(
+            (number for number in slabs if number not in busy and number not in draining),
+            key=lambda number: slabs[number].used * slabs[number].slot_bytes,
+        )
+
     def slots_in(self, slab: int) -> Iterator[int]:
         flags, first = self._slabs[slab].flags, slab * SLAB_SLOTS_MAX
         return compress(range(first, first + len(flags)), flags)
+
+    def undrained(self, slab: int) -> list[int]:
+        """Used slots of a slab; [] where it is being drained."""
+        return [] if slab in self._draining else list(self.slots_in(slab))
 
     def used_bytes(self) -> int:
         return sum(slot_bytes * used for slot_bytes, used in self._used.items())

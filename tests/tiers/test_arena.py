@@ -204,7 +204,7 @@ def test_a_run_costs_few_calls(arena: Arena) -> None:
 def test_kill_9_at_any_instant(path: Path) -> None:
     """After kill -9 every READY record verifies, nothing stays WRITING, and no generation goes back."""
     generations: dict[int, int] = {}
-    adopted = 0
+    adopted = lent = 0
     for seed in range(10):
         with process("fill", str(path), str(seed)) as child:
             time.sleep(0.03 + 0.017 * seed)
@@ -218,13 +218,15 @@ def test_kill_9_at_any_instant(path: Path) -> None:
         arena = make(path)
         assert arena.adopted and arena.owners.quarantined() == 0 and arena.check() == []
         slots = arena.adopted_slots()
-        assert all(arena.verify(slot) for slot, _ in slots)
+        slabs = arena.adopted_slabs()
+        assert all(arena.verify(slot) for slot, _ in [*slots, *slabs])
         assert arena.torn_rows <= 1 and arena.stats().records == len(slots)
         for number, known in generations.items():
             assert arena.generation(number) >= known
         adopted += len(slots)
+        lent += len(slabs)
         arena.close()
-    assert adopted > 100 and len(generations) > 10
+    assert adopted > 100 and len(generations) > 10 and lent > 0
 
 
 @pytest.mark.timeout(120)
@@ -238,8 +240,9 @@ def test_kill_9_beside_a_living_client(path: Path) -> None:
             arena = make(path)
             waiting = arena.owners.quarantined()
             assert waiting <= 1 and arena.sweep() == 0 and arena.check() == []
-            used = sum(entry.used for entry in arena.stats().classes)
-            assert used == len(arena.adopted_slots()) + waiting
+            stats = arena.stats()
+            used = sum(entry.used for entry in stats.classes) + stats.model_bytes // SLAB_BYTES
+            assert used == len(arena.adopted_slots()) + len(arena.adopted_slabs()) + waiting
         assert arena.sweep() == waiting and arena.owners.quarantined() == 0
         assert arena.check() == []
         arena.close()

@@ -204,3 +204,13 @@ def test_a_slab_that_is_drained_goes_to_who_wanted_it(steps: list[tuple[str, int
                 del draining[slab]
         assert pool.check() == []
         assert pool.used_bytes() == sum(taken.values())
+
+
+def test_slabs_come_with_the_fewest_bytes_first() -> None:
+    """What is used counts in bytes, whatever the class; slabs that are busy or drained are not named."""
+    pool = SlotPool(SLABS, SLAB_BYTES)
+    small, large = pool.take_run(SLOT_ALIGN_BYTES, 3), pool.take_run(2 * SLOT_ALIGN_BYTES, 1)
+    assert pool.by_use() == [large[0] >> 16, small[0] >> 16]
+    assert pool.by_use({large[0] >> 16}) == [small[0] >> 16]
+    pool.drain(large[0] >> 16, 4 * SLOT_ALIGN_BYTES)
+    assert pool.by_use() == [small[0] >> 16]
