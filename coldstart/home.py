@@ -196,6 +196,13 @@ class Home:
             raise ModelMissing(f"{name_of(model, revision)}: not pinned in {self.path}") from None
         return chosen
 
+    def pins(self) -> set[str]:
+        """Names of those that are pinned."""
+        try:
+            return set(os.listdir(self.path / _PINS))
+        except OSError:  # there is none yet
+            return set()
+
     def _pin(self, model: str, revision: str) -> Path:
         return self.path / _PINS / name_of(model, revision)
 

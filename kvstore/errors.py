@@ -126,6 +126,10 @@ class NotFound(RequestError):
     """What the request names is not known here."""
 
 
+class InUse(RequestError):
+    """A process uses what should change; nothing was changed."""
+
+
 class NotReady(RequestError):
     """The daemon cannot do this yet, so soon after its start; nothing was changed."""
 

@@ -82,6 +82,9 @@ def _end(args: argparse.Namespace, mode: str, problems: list[str], stores: list[
 def _print(finding: Finding, is_verified: bool) -> None:
     verified = f", {finding.verified} verified, {finding.corrupt} corrupt" if is_verified else ""
     print(f"{finding.store} {finding.path}: {finding.records} records{verified}")
+    if finding.slabs:
+        wrong = f", {finding.corrupt_slabs} corrupt" if is_verified else ""
+        print(f"{finding.store} {finding.path}: {finding.slabs} slabs of models{wrong}")
     for repair in finding.repairs:
         print(f"  repaired: {repair}")
     for problem in finding.problems:

@@ -18,6 +18,10 @@ On a node's disk:
   kvstore model start NAME             the same at once, for an engine that begins before the weights are here
   kvstore model pin, unpin, evict NAME who stays and who leaves
 
+In a node's DRAM:
+
+  kvstore model load, unload NAME      bring it there, give its memory back to KV
+
 `kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
 file of regions, or any store: --to URL. docs/models.md says what is done, and what happens where it fails.
 """
@@ -47,6 +51,8 @@ VERBS = {
     "pin": "keep it on this node's disk",
     "unpin": "let a pinned one leave again",
     "evict": "take it off this node's disk",
+    "load": "bring it into this node's DRAM",
+    "unload": "give back the DRAM that it has",
     "plan": "how long until a model serves on new nodes, stage by stage, on paper",
     "volume": "JuiceFS volumes: format, mount, warmup, status, sync",
 }

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, socket_path
@@ -18,6 +18,8 @@ from kvstore.units import printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
+
+T = TypeVar("T")
 
 WHOLE_DIGITS = 64  # of a block hash, as vLLM has it …
 SHORT_DIGITS = (16, 32)  # … and as others may
@@ -29,12 +31,23 @@ def ask(
     args: argparse.Namespace, command: str, question: Callable[[Any], Any], timeout_s: float | None = None
 ) -> Any:
     """The daemon's answer to one question. Raises CliError with the exit code that fits the refusal."""
-    from kvstore.client import Client, Refused, Unavailable
+    from kvstore.client import Client
 
     path: Path = socket_path(args)
-    try:
+
+    def asked() -> Any:
         with Client(path, timeout_s or STATUS_TIMEOUT_S, label="kvstore cli", attach=False) as client:
             return question(client)
+
+    return asked_of_daemon(command, asked)
+
+
+def asked_of_daemon(command: str, work: Callable[[], T]) -> T:
+    """Run something with the daemon. Raises CliError with the exit code that fits the refusal."""
+    from kvstore.errors import Refused, Unavailable
+
+    try:
+        return work()
     except Unavailable as error:
         raise CliError(f"{error}{_hint(error)}", exit_code=UNREACHABLE) from error
     except Refused as error:

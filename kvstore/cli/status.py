@@ -144,7 +144,24 @@ def _print_tiers(report: answers.Status) -> None:
     ]
     columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
     print_table("tiers", columns, rows, drop=("corrupt", "evicted", "handed out", "records"))
+    _print_models(report)
     _print_health(report)
+
+
+def _print_models(report: answers.Status) -> None:
+    if models := report["models"]:
+        rows = [
+            [
+                m["name"],
+                m["revision"],
+                m["state"],
+                format_bytes(m["bytes"]),
+                m["users"],
+                format_duration(m["idle_s"]),
+            ]
+            for m in models
+        ]
+        print_table("models in DRAM", ["name", "revision", "state", "size", "users", "idle"], rows)
 
 
 def _print_health(report: answers.Status) -> None:

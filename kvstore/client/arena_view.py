@@ -55,7 +55,7 @@ def reopen(fd: int) -> int:
 class ArenaView:
     """The arena's slabs mapped into this process, and the generations of its slots, read-only. Made by `mapped`.
 
-    address: where the mapping starts (for cudaHostRegister and the like). size_bytes: its
+    fd: of the slabs, to map parts of them elsewhere. address: where the mapping starts (for cudaHostRegister and the like). size_bytes: its
     length, a multiple of the page size of its file system. mapping: the mmap; the memory
     stays mapped while anything made from it (memoryview, tensor) is alive.
     """
@@ -66,6 +66,7 @@ class ArenaView:
         "_generations",
         "_touched",
         "address",
+        "fd",
         "mapping",
         "size_bytes",
         "writable",
@@ -78,6 +79,8 @@ class ArenaView:
         self.writable = writable
         self.mapping = mmap.mmap(fd, size_bytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         self.size_bytes = size_bytes
+        self.fd = os.dup(fd)
+        weakref.finalize(self, os.close, self.fd)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 self.mapping.madvise(mmap.MADV_HUGEPAGE)

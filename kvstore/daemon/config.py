@@ -264,6 +264,7 @@ class Models(Section):
     ] = ()
     orders: Literal["off", "on"] = "off"
     cache_key_file: AbsolutePath | Literal[""] = ""
+    dram_bytes: Annotated[Size, size_between(0, DRAM_CAPACITY_BYTES_MAX)] = 0
 
 
 class Nvme(Section):
@@ -432,6 +433,9 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     if nvme.slab_bytes <= nvme.capacity_bytes < nvme.slab_bytes + row_bytes:
         least = exact_bytes(nvme.slab_bytes + row_bytes)
         yield "nvme.capacity_bytes", f"allowed are at least {least}: one nvme.slab_bytes and its rows"
+    if isinstance(dram.capacity_bytes, int) and config.models.dram_bytes > dram.capacity_bytes:
+        most = exact_bytes(dram.capacity_bytes)
+        yield "models.dram_bytes", f"a part of dram.capacity_bytes: allowed are 0 to {most}"
     if dram.slot_bytes_min % SLOT_BYTES_MIN_MIN or dram.slot_bytes_min > dram.slab_bytes:
         yield (
             "dram.slot_bytes_min",

@@ -21,7 +21,7 @@ from kvstore.daemon.sizing import preferred_directory
 from kvstore.daemon.storage import nvme_devices
 from tiers.arena import Arena, open_arena
 from tiers.arena_files import existing_layout
-from tiers.base import Get, Record
+from tiers.base import Get
 from tiers.device import Device
 from tiers.device_home import read_marker
 from tiers.errors import OpenError
@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class Finding:
-    """What was seen of one store. corrupt and unreadable are counts of records."""
+    """What was seen of one store. corrupt and unreadable are counts of records; slabs, corrupt_slabs: of models."""
 
     store: str  # "dram" or "nvme"
     path: str
@@ -44,6 +44,8 @@ class Finding:
     verified: int = 0
     corrupt: int = 0
     unreadable: int = 0
+    slabs: int = 0
+    corrupt_slabs: int = 0
     repairs: list[str] = field(default_factory=list)  # what was done about it
     problems: list[str] = field(default_factory=list)  # what is still wrong
 
@@ -85,9 +87,11 @@ def _examine_arena(path: Path, verify: bool, mend: bool, progress: Progress) -> 
     try:
         if arena.torn_rows:
             finding.repairs.append(f"dropped {arena.torn_rows} rows that a crash left half written")
-        slots = arena.adopted_slots()
+        slots, slabs = arena.adopted_slots(), arena.adopted_slabs()
+        finding.slabs = len(slabs)
         if verify:
-            _verify_arena(arena, slots, mend, finding, progress)
+            _verify_arena(arena, [slot for slot, _ in slots], mend, finding, progress)
+            _verify_models(arena, [slot for slot, _ in slabs], mend, finding)
         finding.problems += arena.check()
         finding.records = arena.stats().records
     finally:
@@ -96,10 +100,10 @@ def _examine_arena(path: Path, verify: bool, mend: bool, progress: Progress) -> 
 
 
 def _verify_arena(
-    arena: Arena, slots: Sequence[tuple[int, Record]], mend: bool, finding: Finding, progress: Progress
+    arena: Arena, slots: Sequence[int], mend: bool, finding: Finding, progress: Progress
 ) -> None:
     corrupt = []
-    for done, (slot, _) in enumerate(slots, 1):
+    for done, slot in enumerate(slots, 1):
         if not arena.verify(slot):
             corrupt.append(slot)
         progress("dram", done, len(slots))
@@ -109,6 +113,14 @@ def _verify_arena(
         for slot in corrupt:
             arena.free_run([slot])
     finding.dropped(len(corrupt), "corrupt records", mend, "--repair drops them")
+
+
+def _verify_models(arena: Arena, slots: Sequence[int], mend: bool, finding: Finding) -> None:
+    corrupt = [slot for slot in slots if not arena.verify(slot)]
+    finding.corrupt_slabs = len(corrupt)
+    if mend:
+        arena.free_slabs(corrupt)
+    finding.dropped(len(corrupt), "corrupt slabs of models", mend, "--repair drops them")
 
 
 def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) -> Finding:

@@ -49,6 +49,7 @@ CHANGEABLE: Final = (
         "nvme.write_bytes_per_day",
         "engine.prefill_tokens_per_s",
         "dram.verify_share",
+        "models.dram_bytes",
         "report.gpu_hour_price",
         "report.currency",
         "retention.pinned_share_max",
@@ -69,6 +70,7 @@ class InForce(NamedTuple):
 def tune(engine: Engine, config: Config) -> None:
     """What an engine works with of settings that may change, at its start and whenever they do."""
     engine.verifier.share = config.dram.verify_share
+    engine.models.capacity_bytes = config.models.dram_bytes
     engine.lookups.break_even.configured = config.engine.prefill_tokens_per_s
     engine.retention.set_share(config.retention.pinned_share_max)
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 
+from coldstart.home import Home
 from kvstore import __version__
 from kvstore.constants import (
     EXPIRY_SLICE_S,
@@ -323,6 +324,7 @@ class Service:
             persisting=persisted,
         )
         tune(self.engine, config)
+        self.engine.models.pins = Home(config.models_dir).pins
         self.engine.background.serve(turns.run)
         self.engine.blocks.journal = self._journal
         if self._publisher is not None:

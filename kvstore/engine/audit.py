@@ -54,6 +54,7 @@ def _state(engine: Parts) -> list[object]:
         engine.retention.book.rules(),
         engine.blocks.guards.changes,
         engine.adoption.done,
+        engine.models.changes(),
     ]
 
 
@@ -79,6 +80,7 @@ class _Books:
             yield from self._count_blocks(namespace)
         self._compare_dram()
         self._compare_nvme()
+        self.wrong_sums += engine.models.check()
         slices = [
             engine.blocks.quotas.check_slices(engine.namespaces, self._held, self._coming),
             engine.accounts.check_slices(),

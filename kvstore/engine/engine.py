@@ -16,7 +16,8 @@ Invariants:
   life, or whose checksum matched since;
 * every slot in use is READY (index: in DRAM), or WRITING (a write lease, or a load under
   way), or quarantined by the arena; `check` counts them;
-* a lease ends with its session, at the latest.
+* a lease ends with its session, at the latest;
+* slabs that models have are no slots of blocks (kvstore/residency/models.py).
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ from kvstore.protocol.frames import Acquired, Extents, Reserved
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME, IN_SHARED
 from kvstore.residency.eviction import Eviction
 from kvstore.residency.levels import Drive, Member, Nvme
+from kvstore.residency.models import Models
 from kvstore.residency.residency import Residency
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
+from tiers.model_slabs import is_models
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
@@ -131,6 +134,7 @@ class Engine(Parts):
         self.blocks = Residency(arena, self.nvme, namespaces, family, self.counters, self.endurance)
         self.background = self.blocks.background
         self.eviction = Eviction(self.blocks)
+        self.models = Models(self.blocks, self.eviction.takeovers, io, clock)
         self.prompts = Prompts()
         self.accounts = Accounts(
             totals or Totals(), self.blocks.evicted, wall_clock, dram_only=not drives and not shared
@@ -187,12 +191,15 @@ class Engine(Parts):
         if session not in self.sessions or session.is_closing:
             return
         session.is_closing = True
+        lost = self.models.left(session)
         for lease in session.leases.values():
             if isinstance(lease, ReadLease):
                 lease.finished = True  # what arrives from now on is not for it
-        self.background.begin(self._close_steps(session))
+        self.background.begin(self._close_steps(session, lost))
 
-    def _close_steps(self, session: Session) -> Steps[None]:
+    def _close_steps(self, session: Session, lost: Sequence[int]) -> Steps[None]:
+        """lost: slots of models that it was writing."""
+        yield from self.models.lost_steps(lost)
         looks = 0
         while session.leases:
             _, lease = session.leases.popitem()
@@ -213,6 +220,8 @@ class Engine(Parts):
         """The id of a namespace. Raises NamespaceConflict, BadRequest."""
         if len(spec.digest) != NAMESPACE_BYTES:
             raise BadRequest(f"namespace digest of {len(spec.digest)} bytes: {NAMESPACE_BYTES} are required")
+        if is_models(spec.digest):
+            raise BadRequest(f"namespace digest {spec.digest!r}: that of models' slabs in the arena")
         if not 8 <= spec.hash_bytes <= KEY_BYTES_MAX - NAMESPACE_BYTES:
             raise BadRequest(
                 f"hash_bytes {spec.hash_bytes}: allowed are 8 to {KEY_BYTES_MAX - NAMESPACE_BYTES}"
@@ -576,6 +585,7 @@ class Engine(Parts):
             self.background.begin(self._sweep_steps())
         self.look()
         self.verifier.next_ones()
+        self.models.tick()
         self.retention.tick()
         self.writer.tick()
         self.loader.feed()
@@ -612,6 +622,7 @@ class Engine(Parts):
 
     def adopt(self) -> None:
         """Start from what the levels hold, once, before the first session. Devices are read in the background."""
+        self.models.adopt()
         self.adoption.start()
 
     def status(self) -> answers.EngineStatus:
@@ -642,6 +653,7 @@ class Engine(Parts):
             "speeds": [source.speed_status() for source in sources],
             "queues": queues(self),
             "namespaces_total": len(self.namespaces),
+            "models": self.models.status(),
         }
 
     def list_namespaces(self, skip: int) -> answers.Namespaces:

@@ -50,6 +50,7 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
         "tiers": [_small(tier) for tier in figures["tiers"]],
         "sessions": [{"label": s.label, "leases": len(s.leases)} for s in sessions[:LIVE_SESSIONS_MAX]],
         "sessions_total": len(sessions),
+        "models": figures["models"],
         "tokens": tokens,
         "prefixes": prefixes,
         "latencies": {
@@ -67,4 +68,5 @@ def _small(tier: answers.Tier) -> answers.SmallTier:
         "capacity_bytes": tier["capacity_bytes"],
         "used_bytes": tier["used_bytes"],
         "records": tier["records"],
+        "model_bytes": tier["model_bytes"],
     }

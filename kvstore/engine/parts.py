@@ -20,6 +20,7 @@ from kvstore.movement.verification import Verifier
 from kvstore.movement.watch import Watch
 from kvstore.movement.writing import Writer
 from kvstore.residency.levels import Nvme
+from kvstore.residency.models import Models
 from kvstore.residency.residency import Residency
 from kvstore.steps import Background
 
@@ -32,6 +33,7 @@ class Parts:
     namespaces: NamespaceRegistry
     sessions: list[Session]
     blocks: Residency
+    models: Models
     loader: Loader
     writer: Writer
     verifier: Verifier

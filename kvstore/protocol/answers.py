@@ -23,6 +23,7 @@ class SmallTier(TypedDict):
     capacity_bytes: int
     used_bytes: int
     records: int
+    model_bytes: int
 
 
 class Tier(SmallTier):
@@ -61,6 +62,19 @@ class WriteBudget(TypedDict):
     worth_min: float
 
 
+class Model(TypedDict):
+    """In DRAM."""
+
+    name: str
+    revision: str
+    state: str
+    bytes: int
+    ready_bytes: int
+    users: int
+    pinned: bool
+    idle_s: float
+
+
 class Figures(TypedDict):
     """Of the engine, in a Status and, most of them, in a Live answer."""
 
@@ -75,6 +89,7 @@ class Figures(TypedDict):
     speeds: list[Speed]
     queues: list[Queue]
     namespaces_total: int
+    models: list[Model]
 
 
 class SmallSession(TypedDict):
@@ -249,6 +264,7 @@ class EngineLive(TypedDict):
     tiers: list[SmallTier]
     sessions: list[SmallSession]
     sessions_total: int
+    models: list[Model]
     tokens: list[SinceStart]
     prefixes: list[Prefix]
     latencies: dict[str, dict[str, Histogram]]

@@ -32,6 +32,7 @@ import msgspec
 from msgspec import Meta
 
 from tiers.checksum import COLUMNS_MAX
+from tiers.model_slabs import CONTENT_BYTES, LABEL_BYTES_MAX, SLABS_MAX
 
 PROTOCOL_VERSION = 3
 
@@ -52,6 +53,7 @@ WAIT_MS_MAX = 60_000
 LABEL_CHARS_MAX = 200
 TRACEPARENT_CHARS = 55  # of W3C Trace Context; what a later version of it has behind them is cut off
 SETTING_CHARS_MAX = 8192
+MODEL_SLABS_TOLD = 1024  # in one answer, or of one commit
 
 assert HASHES_MAX * HASH_BYTES_MAX <= FRAME_BYTES_MAX, "the largest lookup must fit a frame"
 assert LEASE_HASHES_MAX <= HASHES_MAX, "what can be leased can be looked up"
@@ -287,6 +289,52 @@ class FindPrefixes(msgspec.Struct, array_like=True, tag=37):
     beginning: Annotated[str, Meta(pattern="^[0-9a-f]{4,128}$")]
 
 
+# Models in DRAM (tags 48 to 52) ----------------------------------------------------------
+
+# As in replication.manifests, which is not imported here: model and revision, of 96 letters each at most.
+_Label = Annotated[
+    str, Meta(max_length=LABEL_BYTES_MAX, pattern=r"^[a-z0-9][a-z0-9._-]{0,95}@[a-z0-9][a-z0-9._-]{0,95}\Z")
+]
+_Content = Annotated[bytes, Meta(min_length=CONTENT_BYTES, max_length=CONTENT_BYTES)]
+_Slab = Annotated[int, Meta(ge=0, lt=SLABS_MAX)]
+
+
+class ReserveModel(msgspec.Struct, array_like=True, tag=48):
+    """Have slabs of the arena for a model that this connection alone fills, until it is whole or the connection ends; KV
+    gives way in the background: asked again, more may be there. content: the first bytes of its digest. count: of slabs. start:
+    the first slab that the answer is about. Answer: ModelSlabs."""
+
+    label: _Label
+    content: _Content
+    count: Annotated[int, Meta(gt=0, le=SLABS_MAX)]
+    start: _Slab = 0
+
+
+class CommitModel(msgspec.Struct, array_like=True, tag=49):
+    """All bytes of these slabs are there, with these checksums, joined. Answer: Done."""
+
+    label: _Label
+    indexes: Annotated[list[_Slab], Meta(max_length=MODEL_SLABS_TOLD)]
+    checksums: bytes
+
+
+class AttachModel(msgspec.Struct, array_like=True, tag=50):
+    """Use a model until this connection ends, if it is whole. start: as in ReserveModel. Answer: ModelSlabs."""
+
+    label: _Label
+    start: _Slab = 0
+
+
+class DropModel(msgspec.Struct, array_like=True, tag=51):
+    """Give the slabs of a model back, unless it is used. Answer: Done."""
+
+    label: _Label
+
+
+class ListModels(msgspec.Struct, array_like=True, tag=52):
+    """Answer: StatusReport, `models`: a list of `answers.Model`; `capacity_bytes`, `slab_bytes`."""
+
+
 # Seeing it live -------------------------------------------------------------------------
 
 
@@ -413,6 +461,20 @@ class Filled(msgspec.Struct, array_like=True, tag=74):
     refused: list[tuple[int, str, str]] = []
 
 
+class ModelSlabs(msgspec.Struct, array_like=True, tag=76):
+    """state: whole, filling, verifying, partial. indexes, ready: of the slabs that there are from `start` on, at most
+    MODEL_SLABS_TOLD; their places in `extents`, whose slots are whole slabs. There are none for who may not have them now.
+    user_lock: the byte that a process locks, shared, in the file of the slabs for as long as it uses the model."""
+
+    state: str
+    count: int
+    content: bytes
+    indexes: list[int]
+    ready: bytes
+    extents: Extents
+    user_lock: int
+
+
 class Done(msgspec.Struct, array_like=True, tag=70):
     pass
 
@@ -500,6 +562,11 @@ Request = (
     | WarmPrefix
     | GetSettings
     | SetSetting
+    | ReserveModel
+    | CommitModel
+    | AttachModel
+    | DropModel
+    | ListModels
 )
 Answer = (
     Registered
@@ -513,6 +580,7 @@ Answer = (
     | Problems
     | Explained
     | Recorded
+    | ModelSlabs
     | Error
 )
 

@@ -29,8 +29,10 @@ class CountedLayout:
 class CountedPlaces:
     """Implements `kvstore.index.slots.Places` for keys of one length; a slot is a number.
 
-    Parents are not kept: there is no slower tier that would want them.
+    Parents are not kept: there is no slower tier that would want them. Models have no place here.
     """
+
+    slabs = None
 
     def __init__(self, slots: int, key_bytes: int) -> None:
         self.layout = CountedLayout()

@@ -24,20 +24,30 @@ from tiers.device_table import Row
 
 TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
 ARENA = -1  # the place of slabs of DRAM
+FOR_MODELS = -2  # of those that models want
 
 
 class Slab:
-    """One that is to be taken over for records of a namespace: of DRAM, or of a device. slots: those in use, when it was
-    chosen. place: of whose slabs one is taken over at a time. rows: what the table of a device says of the slots, once it
-    was read."""
+    """One that is to be taken over for records of a namespace, or (None) for a model: of DRAM, or of a device. slots: those
+    in use, when it was chosen. place: of whose slabs one is taken over at a time. rows: what the table of a device says of the
+    slots, once it was read."""
 
     def __init__(
-        self, residency: Residency, namespace: Namespace, slots: Sequence[int], member: Member | None = None
+        self,
+        residency: Residency,
+        namespace: Namespace | None,
+        slots: Sequence[int],
+        member: Member | None = None,
     ) -> None:
         self._residency = residency
         self._member = member
         self.home: Places | Member = residency.arena if member is None else member
         self.bit, self.place = (IN_DRAM, ARENA) if member is None else (IN_NVME, member.number)
+        self.size_bytes = residency.arena.layout.slab_bytes
+        if namespace is not None:
+            self.size_bytes = namespace.record_bytes
+        else:
+            self.place = FOR_MODELS
         self.namespace = namespace
         self.slots = slots
         self.rows: Sequence[Row | None] = ()
@@ -90,6 +100,23 @@ class Takeovers:
         self.empty(slab, emptied)
         at_once = False
 
+    def for_models(self, wanted: Callable[[], bool]) -> Steps[None]:
+        """Empty slabs of DRAM, those with the fewest bytes first, as long as more are wanted: asked after each, so that what is
+        empty is taken at once. A slab of which something is in use, or pinned, is passed over."""
+        slabs = self._residency.arena.slabs
+        if slabs is None or FOR_MODELS in self._under_way:
+            return
+        for number in slabs.slabs_by_use():
+            if not wanted():
+                return
+            slots = slabs.slots_in(number)
+            if slots and FOR_MODELS not in self._under_way:
+                slab = Slab(self._residency, None, slots)
+                self._begin(slab)
+                yield from self._steps(slab, lambda: None)
+            yield
+        wanted()
+
     def of_device(self, member: Member, namespace: Namespace) -> Slab | None:
         """A slab of a device, to be emptied when its rows were read (`empty`); or to be left as it is (`give_up`)."""
         if member.number in self._under_way:
@@ -112,7 +139,7 @@ class Takeovers:
 
     def _begin(self, slab: Slab) -> None:
         self._under_way.add(slab.place)
-        slab.home.drain(slab.slots[0], slab.namespace.record_bytes)
+        slab.home.drain(slab.slots[0], slab.size_bytes)
 
     def _steps(self, slab: Slab, done: Callable[[], None]) -> Steps[None]:
         is_empty = False
@@ -141,8 +168,10 @@ class Takeovers:
         return [] if is_guarded and self._must_spare(slab) else blocks
 
     def _must_spare(self, slab: Slab) -> bool:
-        """Whether a pin keeps some of this slab. Not for a record size without a slab of its own, or with
+        """Whether a pin keeps some of this slab: always from models. Not for a record size without a slab of its own, or with
         pinned blocks only: it would find no room for ever, and pins must not stop all new blocks."""
+        if slab.namespace is None:
+            return True
         size = self._residency.slot_bytes(slab.namespace, slab.bit)
         own = self._residency.guards.records(slab.namespace, slab.bit)
         return any(c.slot_bytes == size and c.total > own for c in slab.classes())

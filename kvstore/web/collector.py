@@ -74,7 +74,7 @@ def families(answer: Answer) -> Iterator[Metric]:
     yield _one("kvstore_healthy", float(others.issuperset(live["health"]["problems"])))
     yield _one("kvstore_adopting", float(live["adopting"]))
     yield from _tokens(live["tokens"])
-    for field in ("capacity_bytes", "used_bytes", "records"):
+    for field in ("capacity_bytes", "used_bytes", "model_bytes", "records"):
         rows = [((tier["name"],), tier[field]) for tier in live["tiers"]]
         yield _family(f"kvstore_tier_{field}", rows)
     yield from _times(live)

@@ -62,6 +62,7 @@ _TOKENS: Final = (
 _TIERS: Final = (
     Metric("kvstore_tier_capacity_bytes", "gauge", "bytes", ("tier",), "never exceeded"),
     Metric("kvstore_tier_used_bytes", "gauge", "bytes", ("tier",), "whole slots; a tier in use is full and stays so"),
+    Metric("kvstore_tier_model_bytes", "gauge", "bytes", ("tier",), "of the used bytes, slabs that models have"),
     Metric("kvstore_tier_records", "gauge", "", ("tier",), "blocks held"),
 )  # fmt: skip
 

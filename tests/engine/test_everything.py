@@ -1,4 +1,4 @@
-"""Everything at once, at random: two tiers with faults and hangs, a write budget, rules, restarts.
+"""Everything at once, at random: two tiers with faults and hangs, models beside KV, a write budget, rules, restarts.
 
 One `World` is one seed: three hundred random operations on four namespaces of two tenants and
 two record sizes. After each of them the books balance; at the end, with all faults and rules
@@ -23,7 +23,7 @@ from kvstore.engine import engine as engine_module
 from kvstore.engine import lookups, retention_commands
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
-from kvstore.errors import LimitExceeded, NotFound, RequestError
+from kvstore.errors import InUse, LimitExceeded, NotFound, RequestError
 from kvstore.health.write_budget import Endurance
 from kvstore.index import forest
 from kvstore.index.namespaces import NamespaceRegistry
@@ -37,6 +37,7 @@ from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.replay.policies import POLICIES
 from kvstore.residency import eviction, takeover, write_queue
+from kvstore.residency import models as models_module
 from kvstore.residency.levels import Drive
 from kvstore.retention import expiry, pins, quotas
 from kvstore.retention.rules import RuleFile
@@ -51,6 +52,7 @@ MIB = 1 << 20
 SPACES = (("acme", 100_000), ("acme", 400_000), ("beta", 100_000), ("beta", 400_000))
 COLUMNS = (b"", b"", pack_columns([25_000] * 4), pack_columns([150_000, 150_000, 50_000, 50_000]))
 CHAINS, DEPTH, BLOCK_TOKENS = 4, 10, 16
+MODELS = ("a@1", "a@2", "b@1")
 START_S = 1_700_000_000.0
 STEPS = 300
 
@@ -75,6 +77,7 @@ TIGHT = {
     (engine_module, "STEP_BLOCKS"): 1,
     (forest, "STEP_BLOCKS"): 2,
     (takeover, "TAKEOVER_SLOTS"): 2,
+    (models_module, "GIVE_AT_ONCE"): 1,
     (write_queue, "STEP_SLOW_BLOCKS"): 2,
     (loading, "STEP_SLOW_BLOCKS"): 2,
     (loading, "LOAD_LOOKS"): 8,
@@ -101,6 +104,7 @@ class World:
         self.policy = draw.choice(["lru", "kvstore"])
         self.budget = draw.choice([0, 0, 20_000_000, 200_000_000])
         self.slabs = draw.choice([2, 4])
+        self.model_slabs = draw.randrange(self.slabs)
         self.clock_s = 0.0
         self.totals = Totals()
         self.spent: deque[tuple[float, int]] = deque()
@@ -142,6 +146,8 @@ class World:
             self.engine.nvme.members[0].stores,
         ):
             part._chance = random.Random(self.draw.random())
+        self.engine.models.capacity_bytes = self.model_slabs * 2 * MIB
+        self.engine.models.pins = lambda: {MODELS[0]} if self.draw.random() < 0.3 else set()
         self.engine.adopt()
         if self.draw.random() < 0.3:
             self.io.run()
@@ -152,6 +158,7 @@ class World:
             for n, (tenant, size) in enumerate(SPACES)
         ]
         self.sessions: list[Session] = [self.engine.open_session(0) for _ in range(2)]
+        self.users: list[tuple[Session, str]] = []  # of models: what they have stays, and stays true
         self.writes: list[tuple[Session, int, list[bytes], Reserved]] = []
         self.reads: list[tuple[Session, int]] = []
         self.allow()
@@ -242,7 +249,55 @@ class World:
         self.engine.close_session(gone)
         self.writes = [write for write in self.writes if write[0] is not gone]
         self.reads = [read for read in self.reads if read[0] is not gone]
+        self.users = [user for user in self.users if user[0] is not gone]
         self.sessions[at] = self.engine.open_session(0)
+
+    # -- models --
+
+    def model_slab(self, label: str, index: int) -> bytes:
+        return digest(f"{label}/{index}".encode()) * (2 * MIB // 16)
+
+    def model_comes(self) -> None:
+        """Somebody fills one, or goes on, as far as there are slabs for it."""
+        label, session = self.draw.choice(MODELS), self.draw.choice(self.sessions)
+        count = 1 + MODELS.index(label) % 2
+        try:
+            model = self.engine.models.reserve(session, label, label.encode().ljust(16), count)
+        except (InUse, LimitExceeded):
+            return
+        for index in sorted(model.slots.keys() - model.ready) if model.filler is session else ():
+            data = self.model_slab(label, index)
+            self.arena.view(model.slots[index])[:] = data
+            if self.draw.random() < 0.8:
+                self.engine.models.commit(session, label, [index], [digest(data)])
+
+    def model_is_used(self) -> None:
+        label, session = self.draw.choice(MODELS), self.draw.choice(self.sessions)
+        try:
+            if self.engine.models.attach(session, label).state == "whole":
+                self.users.append((session, label))
+        except NotFound:
+            pass
+
+    def model_goes(self) -> None:
+        label = self.draw.choice(MODELS)
+        try:
+            self.engine.models.drop(label)
+        except InUse:
+            return
+        except NotFound:
+            pass
+        assert label not in {used for _, used in self.users}
+
+    def models_are_true(self) -> None:
+        """Those that somebody uses are there, with their bytes; nobody has more than the capacity."""
+        for _, label in self.users:
+            model = self.engine.models._by_label[label]
+            assert model.state == "whole"
+            for index, slot in model.slots.items():
+                assert self.arena.view(slot)[-64:] == self.model_slab(label, index)[-64:]
+        in_models = sum(len(model.slots) for model in self.engine.models._by_label.values())
+        assert in_models <= self.model_slabs
 
     # -- the machine --
 
@@ -338,6 +393,7 @@ class World:
     def check(self) -> None:
         engine = self.engine
         assert engine.check() == []
+        self.models_are_true()
         if not self.adopting:  # rows that are found are not refused
             for (tenant, bit), limit in self.limits.items():
                 assert engine.blocks.quotas.holder("", tenant).used[bit] <= limit
@@ -357,6 +413,7 @@ class World:
     OPERATIONS = (
         *[(store, 12), (reserve, 3), (commit, 4), (acquire, 8), (release, 6), (ask, 6), (prefetch, 2)],
         *[(client_dies, 1), (step, 10), (pieces, 8), (run, 5), (tick, 9), (time_passes, 1), (load_rows, 3)],
+        *[(model_comes, 6), (model_is_used, 2), (model_goes, 1)],
         *[(disk_changes, 3), (corrupt, 1), (pin, 2), (ttl, 1), (prefix_ttl, 1), (quota, 2), (kill, 1)],
     )
 
@@ -373,7 +430,10 @@ class World:
         self.tier.fault_rate, self.tier.hangs = 0.0, False
         for session in list(self.engine.sessions):
             self.engine.close_session(session)
+        self.users.clear()
         self.io.run()
+        for model in self.engine.models.status():
+            self.engine.models.drop(f"{model['name']}@{model['revision']}")
         for _ in range(3):
             self.clock_s += 61.0
             self.engine.tick()

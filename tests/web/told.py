@@ -47,8 +47,8 @@ def live(**changes: Any) -> dict[str, Any]:
             for model, tenant, share in rows
         ],
         "tiers": [
-            {"name": "dram", "capacity_bytes": 256 * GIB, "used_bytes": 255.1 * GIB, "records": 209_000},
-            {"name": "nvme", "capacity_bytes": 4096 * GIB, "used_bytes": 2710 * GIB, "records": 2_220_000},
+            {"name": "dram", "capacity_bytes": 256 * GIB, "used_bytes": 255.1 * GIB, "records": 209_000, "model_bytes": 0},
+            {"name": "nvme", "capacity_bytes": 4096 * GIB, "used_bytes": 2710 * GIB, "records": 2_220_000, "model_bytes": 0},
         ],
         "counters": {"evicted_dram": 1_930_211, "evicted_nvme": 0, "corrupt_dram": 0, "corrupt_nvme": 0},
         "sessions": [{"label": f"vllm rank {n}", "leases": n % 3} for n in range(8)], "sessions_total": 8,

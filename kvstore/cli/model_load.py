@@ -1,0 +1,81 @@
+"""Bring a model into this node's DRAM, from its files on this disk: every process here then maps it, in milliseconds.
+
+  kvstore model load NAME              the revision that the name stands for here
+  kvstore model load NAME@REVISION
+  kvstore model load NAME -o json      what was done, for programs
+
+KV gives way; what engines use, or users pinned, stays, and is waited for. Models may have models.dram_bytes: those that were used
+longest ago leave, pinned and used ones never. Each chunk is verified; interrupted or killed, it goes on where it was when it is
+run again within ten minutes. It stays over restarts of engines and of the daemon.
+
+Exit code 1 where it does not fit or the files are damaged, 3 where it is not on this disk, 4 where no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.cli import OK
+from kvstore.cli.model_local import add_local_arguments, asked_of_home, home_of, in_words
+from kvstore.cli.options import add_output_argument, socket_path
+from kvstore.cli.output import print_json, progress_bars
+from kvstore.cli.prefixes import asked_of_daemon
+
+if TYPE_CHECKING:
+    from coldstart.home import Use
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    add_local_arguments(parser)
+    add_output_argument(parser, "text", "json")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    from coldstart.home import parse_name
+
+    begun_s = time.monotonic()
+    home = home_of(args)
+    with asked_of_home(lambda: home.use(*parse_name(args.name))) as use:
+        by_source = asked_of_daemon("model load", lambda: asked_of_home(lambda: _brought(args, use)))
+        manifest = use.manifest
+    seconds = time.monotonic() - begun_s
+    if args.output == "json":
+        print_json(
+            {
+                "model": manifest.model,
+                "revision": manifest.revision,
+                "bytes": manifest.size_bytes,
+                "by_source": by_source,
+                "seconds": round(seconds, 3),
+            }
+        )
+    else:
+        how = in_words(by_source, 0, seconds) if by_source else "there already"
+        print(f"{manifest.model}@{manifest.revision} is in DRAM: {how}")
+    return OK
+
+
+def _brought(args: argparse.Namespace, use: Use) -> dict[str, int]:
+    """Bytes by source; none where it is in DRAM already."""
+    from coldstart.resident import CONTENT_BYTES, fill, layout_of
+    from coldstart.sources import Local
+    from kvstore.client import models
+
+    manifest, size_bytes = use.manifest, layout_of(use.manifest).size_bytes
+    content, done_bytes = manifest.content[:CONTENT_BYTES], 0
+    with (
+        models.fill(manifest.model, manifest.revision, content, size_bytes, socket_path(args)) as filling,
+        progress_bars(of_bytes=True) as bars,
+    ):
+        if filling.is_whole:
+            return {}
+
+        def came(chunk_bytes: int) -> None:
+            nonlocal done_bytes
+            done_bytes += chunk_bytes
+            bars(args.name, done_bytes, manifest.size_bytes)
+
+        return dict(asyncio.run(fill(filling, manifest, [Local({use.path: manifest})], came)))

@@ -1,0 +1,138 @@
+"""`kvstore model load` and `unload`, as processes beside a real daemon: what is said, and what is there then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coldstart.home import MARK
+from coldstart.resident import Image
+from kvstore.client import models
+from replication.manifests import encode
+from tests.coldstart.images import files_of, manifest_of
+from tests.running import Daemon, Place, kvstore
+
+FILES = files_of(5, 3, 2_000_000)
+
+
+class Node:
+    """A model on the disk of a place, and a daemon beside it."""
+
+    daemon: Daemon
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.models = place.path / "models"
+        self.words = [f"--socket={place.socket}", f"--set=models.dir={self.models}"]
+        sizes = ["--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"]
+        self.settings = [*sizes, f"--set=models.dir={self.models}"]
+        self.put("tiny")
+
+    def put(self, name: str, files: dict[str, bytes] = FILES) -> Path:
+        """As `kvstore model preload` leaves it."""
+        manifest = manifest_of(files, name)
+        root = self.models / f"models--{name}" / "snapshots" / "r1"
+        for path, content in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
+        (root / MARK).write_bytes(encode(manifest))
+        refs = self.models / f"models--{name}" / "refs"
+        refs.mkdir(exist_ok=True)
+        (refs / "main").write_text("r1")
+        return root
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return kvstore("model", *words, *self.words)
+
+
+@pytest.fixture
+def node(place: Place, serve: Callable[..., Daemon]) -> Node:
+    made = Node(place)
+    made.daemon = serve(place, *place.arguments, *made.settings)
+    return made
+
+
+def test_from_the_disk_into_dram_and_back(node: Node) -> None:
+    """Loaded, shown, mapped with every byte, loaded again for nothing, given back: each says what it did."""
+    done = json.loads(node.run("load", "tiny", "-o", "json").stdout)
+    assert set(done) == {"model", "revision", "bytes", "by_source", "seconds"}
+    assert done["by_source"] == {"disk": done["bytes"]} and done["bytes"] == sum(map(len, FILES.values()))
+    with models.attach("tiny", "r1", node.place.socket) as model:
+        image = Image(model.view)
+        assert {path: bytes(image.file(path)) for path in FILES} == FILES
+        refused = node.run("unload", "tiny")
+        assert refused.returncode == 1 and "uses it" in refused.stderr
+        del image
+    assert "tiny@r1 is in DRAM: there already" in node.run("load", "tiny@r1").stdout
+    shown = kvstore("status", f"--socket={node.place.socket}").stdout
+    assert "models in DRAM" in shown and "whole" in shown
+    gone = node.run("unload", "tiny")
+    assert (gone.returncode, gone.stdout) == (0, "tiny@r1 is not in DRAM any more\n")
+    assert models.listed(node.place.socket) == []
+
+
+def test_what_goes_wrong_is_one_line(node: Node) -> None:
+    """What is not on the disk, not in DRAM, damaged, too large, or asked of nobody."""
+    root = node.put("damaged")
+    weights = root / "model-00001-of-00002.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    node.put("large", files_of(5, 12, 4_000_000))
+    for code, says, words in (
+        (3, "not on this disk", ["load", "other"]),
+        (3, "not in DRAM", ["unload", "tiny"]),
+        (3, "not in DRAM", ["unload", "tiny@r1"]),
+        (1, "allowed are", ["load", "../tiny"]),
+        (1, "damaged in disk", ["load", "damaged"]),
+        (1, "models.dram_bytes", ["load", "large"]),
+        (4, "Start it with", ["load", "tiny", f"--socket={node.place.path / 'nobody'}"]),
+    ):
+        done = kvstore("model", *words[:2], *node.words, *words[2:])
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+        assert says in done.stderr, done.stderr
+    assert all(model["state"] != "whole" for model in models.listed(node.place.socket))
+
+
+def test_fsck_finds_a_wrong_byte_of_a_model(node: Node, place: Place, serve: Callable[..., Daemon]) -> None:
+    """On a stopped daemon's arena: counted apart from records, found by --verify, dropped by --repair, and loaded again."""
+    assert node.run("load", "tiny").returncode == 0
+    node.daemon.stop()
+    arena, content = place.arena(), FILES["model-00002-of-00002.safetensors"][-64:]
+    data = arena.read_bytes()
+    with arena.open("r+b") as file:
+        file.seek(data.find(content))
+        file.write(b"another byte")
+    for words, code, says in (
+        ([], 0, " slabs of models"),
+        (["--verify"], 1, "dram: 1 corrupt slabs of models; --repair drops them"),
+        (["--verify", "--repair"], 0, "dropped 1 corrupt slabs of models"),
+        (["--verify"], 0, "0 corrupt"),
+    ):
+        done = kvstore("fsck", "--offline", *place.arguments, *node.settings, *words)
+        assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done
+    serve(place, *place.arguments, *node.settings)
+    by_source = json.loads(node.run("load", "tiny", "-o", "json").stdout)["by_source"]
+    assert 0 < by_source["disk"] < sum(map(len, FILES.values()))
+    with models.attach("tiny", "r1", place.socket) as model:
+        assert {path: bytes(Image(model.view).file(path)) for path in FILES} == FILES
+
+
+def test_a_pinned_model_stays_in_dram(node: Node) -> None:
+    """`kvstore model pin` holds for DRAM, too: another model finds no room, however long nobody used the pinned one."""
+    assert node.run("load", "tiny").returncode == 0
+    assert node.run("pin", "tiny").returncode == 0
+    while not models.listed(node.place.socket)[0]["pinned"]:
+        pass
+    node.put("other", files_of(6, 9, 2_500_000))
+    refused = node.run("load", "other")
+    assert refused.returncode == 1 and "models.dram_bytes" in refused.stderr
+    assert node.run("unpin", "tiny").returncode == 0
+    while models.listed(node.place.socket)[0]["pinned"]:
+        pass
+    assert node.run("load", "other").returncode == 0
+    assert [model["name"] for model in models.listed(node.place.socket)] == ["other"]
