@@ -35,7 +35,7 @@ from typing import Any
 
 from kvstore.cli import Parser
 
-# Each is a module of its own, kvstore.cli.model_<verb>, imported when it is used, with two functions:
+# Each is in the module kvstore.cli.model_<verb>, or in one of TOGETHER, which is imported when it is used and has two functions:
 #     add_verb_arguments(parser)      run_verb(args), which returns the exit code
 VERBS = {
     "publish": "put a model into the bucket: a directory, or one in a cache of Hugging Face",
@@ -56,6 +56,7 @@ VERBS = {
     "plan": "how long until a model serves on new nodes, stage by stage, on paper",
     "volume": "JuiceFS volumes: format, mount, warmup, status, sync",
 }
+TOGETHER = {"path": "disk", "pin": "disk", "unpin": "disk", "evict": "disk", "load": "dram", "unload": "dram"}
 
 
 class VerbParser(Parser):
@@ -92,4 +93,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def module_of_verb(verb: str) -> ModuleType:
-    return importlib.import_module(f"kvstore.cli.model_{verb}")
+    return importlib.import_module(f"kvstore.cli.model_{TOGETHER.get(verb, verb)}")

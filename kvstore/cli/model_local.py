@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.cli import FAILED, NOT_FOUND, USAGE, CliError
 from kvstore.cli.options import add_config_arguments, load_config
 from kvstore.cli.output import Figure, present, print_table
 from kvstore.units import format_bytes, format_duration, format_time, percent
@@ -45,18 +45,6 @@ def asked_of_home(work: Callable[[], T]) -> T:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise CliError(f"models.dir: {where}{error.strerror or error}") from error
-
-
-def changed(args: argparse.Namespace, change: Callable[[str, str], str], done: str) -> int:
-    """Change something about a revision, and say that it is done."""
-    from coldstart.home import name_of, parse_name
-
-    def work() -> str:
-        model, revision = parse_name(args.name)
-        return name_of(model, change(model, revision))
-
-    print(f"{asked_of_home(work)} {done}")
-    return OK
 
 
 def show_local(args: argparse.Namespace) -> int:
