@@ -79,7 +79,8 @@ class Erasure:
 
     def covers(self, announced: Announced) -> bool:
         """Whether a pack is erased."""
-        return any([self._is_of(announced, tombstone) for tombstone in self.tombstones])  # each learns of it
+        found = [self._is_of(announced, tombstone) for tombstone in self.tombstones]  # each learns of it
+        return any(found)
 
     def _is_of(self, announced: Announced, tombstone: Tombstone) -> bool:
         header = announced.pack.header
