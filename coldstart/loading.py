@@ -46,6 +46,7 @@ BUFFER_BYTES: Final = 512 << 20  # of the ring, by default: tensors up to a quar
 THREADS: Final = 8  # that read, of all ranks of a node together
 _POLL_S: Final = 0.0005  # between looks at what other threads and ranks have done: a piece takes some ms
 _ROOM_POLL_S: Final = 0.002  # the same for room, by every thread that reads: no more is read ahead meanwhile
+_WRITTEN_BYTES_MAX: Final = 1 << 20
 _ALIVE_S: Final = 0.2  # between looks at whether other ranks are there
 
 
@@ -164,6 +165,8 @@ class Loading:
         if self._copies:
             own = _own(len(view))
             own[:] = view
+            return own
+        if self._ring.count > 1 and (own := for_a_writer(view)) is not view:
             return own
         with self._guard:
             self._held[number] += 1
@@ -367,6 +370,12 @@ def as_tensor(place: TensorPlace, view: memoryview, path: Path) -> Any:
     if item_bytes > 1 and _address(view) % item_bytes:
         view = memoryview(bytearray(view))
     return Tensor(place, view, f"{path}: {place.name}").torch()
+
+
+def for_a_writer(view: memoryview) -> memoryview:
+    """Of memory that others see, too: a copy where a model may write into it. Some do so with biases, of which they need none
+    on most ranks."""
+    return memoryview(bytearray(view)) if len(view) <= _WRITTEN_BYTES_MAX else view
 
 
 @cache

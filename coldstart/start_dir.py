@@ -113,6 +113,9 @@ class Revision:
         moved.model_or_path = str(self.place)
         return moved
 
+    def keep(self) -> None:
+        """It was loaded from elsewhere, and should be on this disk, too: KV is named by what is there."""
+
     def close(self) -> None:
         """The load is over. The revision is used until the process ends."""
         with suppress(OSError):
@@ -190,6 +193,10 @@ class Starting(Revision):
             self._errors.seek(0)
             lines = self._errors.read(_SAID_BYTES_MAX).decode(errors="replace").strip().splitlines()
             raise ModelError(f"{self.name}: cannot be preloaded: {lines[-1] if lines else 'it was killed'}")
+
+    def keep(self) -> None:
+        if not self.is_whole():
+            self.begin()
 
     def close(self) -> None:
         with suppress(ModelError):

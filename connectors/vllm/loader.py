@@ -4,6 +4,7 @@
 
     DIRECTORY is a whole revision (`kvstore model path`)   read by coldstart/loading.py
               a start directory                            the same, of files that a preload is filling
+              one of both, of a model in this node's DRAM  tensors over that memory: coldstart/resident_weights.py
               any other                                    read as by vLLM's default loader, which one line says
 
 It is vLLM's default loader in all but reading: which files count, secondary weights, experts of other ranks, what a model
@@ -16,22 +17,25 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import filter_mm_encoder_only_safetensors_files
 
 from coldstart.errors import ModelError
 from coldstart.loading import BUFFER_BYTES, THREADS, Loading
+from coldstart.resident_weights import ResidentWeights
 from coldstart.ring import Ring, SharedRing, make_shared
 from coldstart.start_dir import Revision, open_revision
 from coldstart.weight_plan import Plan, WeightFile
 
 _log = logging.getLogger("vllm.kvstore")
+ATTACH_S = 5.0  # a daemon that does not answer within it is away
 OWN_KEYS = {
     "buffer_bytes": (BUFFER_BYTES, 1 << 20, 1 << 40),
     "threads": (THREADS, 1, 256),
@@ -81,9 +85,14 @@ class KVStoreModelLoader(DefaultModelLoader):
                 self._encoder_only_lm_prefixes,
                 weights_mapper=self._encoder_only_weights_mapper,
             )
-        files = [revision.weight_file(Path(path)) for path in in_order(paths)]
+        places = [Path(path) for path in in_order(paths)]
+        resident = None if self._is_torchao() else in_dram(revision, places)
+        files = resident.files if resident else [revision.weight_file(path) for path in places]
         if not self.counter_before_loading_weights:
             self.counter_before_loading_weights: float = time.perf_counter()
+        if resident is not None:
+            weights = self._look_at(revision, resident, self._wanted(source, files))
+            return ((source.prefix + name, tensor) for name, tensor in weights)
         if self._is_given_whole(files):
             for _ in self._load(revision, files, lambda name: True):
                 pass  # verified
@@ -94,9 +103,10 @@ class KVStoreModelLoader(DefaultModelLoader):
     def _is_given_whole(self, files: list[WeightFile]) -> bool:
         """Whether the default loader has to read these files itself: they are no safetensors, or not cut at tensors, or
         tensors are made of several ones."""
-        return self.load_config.safetensors_load_strategy == "torchao" or any(
-            not file.tensors for file in files
-        )
+        return self._is_torchao() or any(not file.tensors for file in files)
+
+    def _is_torchao(self) -> bool:
+        return bool(self.load_config.safetensors_load_strategy == "torchao")
 
     def _wanted(self, source: Any, files: list[WeightFile]) -> Callable[[str], bool]:
         """Which tensors are read: not the weights of experts that other ranks have, and none that the model has no use for."""
@@ -105,6 +115,26 @@ class KVStoreModelLoader(DefaultModelLoader):
             unused = lambda name: False  # noqa: E731 - as vLLM does it: then all are read
 
         return lambda name: not should_skip_weight(name, self.local_expert_ids) and not unused(name)
+
+    def _look_at(
+        self, revision: Revision, resident: ResidentWeights, wanted: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Any]]:
+        """Tensors over the memory that the node has a revision in."""
+        if self.local_expert_ids is None:
+            shared_ring(None)  # others of the group may need one
+        begun_s = time.monotonic()
+        try:
+            with _refusing(revision.name):
+                yield from resident.tensors(wanted)
+        finally:
+            resident.close()
+            revision.keep()
+        _log.info(
+            "kvstore: %s: fetched nothing: it was in this node's DRAM · verified when it came there · loaded %s bytes, %.1f s",
+            revision.name,
+            f"{resident.loaded_bytes:,}",
+            time.monotonic() - begun_s,
+        )
 
     def _load(
         self, revision: Revision, files: list[WeightFile], wanted: Callable[[str], bool]
@@ -156,12 +186,42 @@ def in_order(paths: list[str]) -> list[str]:
     return sorted(paths, key=_natural_sort_key)
 
 
+# ---- DRAM -----------------------------------------------------------------------------------
+
+
+def in_dram(revision: Revision, paths: Sequence[Path]) -> ResidentWeights | None:
+    """The weights in these files, where the node has them in DRAM, all of them; None where not, or its daemon is away."""
+    from kvstore.client import ClientError, models
+
+    model, name = revision.manifest.model, revision.manifest.revision
+    try:
+        found = models.attach(model, name, daemon_socket(), timeout_s=ATTACH_S)
+    except ClientError as reason:
+        _log.debug("kvstore: %s: not taken from DRAM: %s", revision.name, reason)
+        return None
+    try:
+        return ResidentWeights(found, revision.manifest, revision.directory, paths)
+    except ModelError as reason:
+        found.close()
+        _log.info("kvstore: %s: not taken from DRAM: %s", revision.name, reason)
+        return None
+
+
+def daemon_socket() -> str | None:
+    """Where this engine's connector finds the daemon, also below MultiConnector; None: where it is by default."""
+    transfer = getattr(get_current_vllm_config_or_none(), "kv_transfer_config", None)
+    given = getattr(transfer, "kv_connector_extra_config", None) or {}
+    children = [child.get("kv_connector_extra_config") or {} for child in given.get("connectors", ())]
+    named = (one["kvstore_socket"] for one in (given, *children) if "kvstore_socket" in one)
+    return next(named, None)
+
+
 # ---- ranks ----------------------------------------------------------------------------------
 
 
-def shared_ring(plan: Plan) -> Ring | None:
+def shared_ring(plan: Plan | None) -> Ring | None:
     """A ring with the other ranks of this tensor-parallel group that lie on this node and read the same; None where there
-    are none. All ranks of the group call it at the same place of their loads."""
+    are none. All ranks of the group call it at the same place of their loads. plan: None of one that needs no ring."""
     from vllm.distributed import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -170,10 +230,10 @@ def shared_ring(plan: Plan) -> Ring | None:
     if group.world_size == 1:
         return None
     mine = group.rank_in_group
-    facts = _gathered(group, [_node(), plan.digest()])
+    facts = _gathered(group, [_node(), plan.digest() if plan else mine])
     peers = [rank for rank, fact in enumerate(facts) if fact == facts[mine]]
     is_first, path = mine == peers[0], ""
-    if is_first and len(peers) > 1:
+    if plan and is_first and len(peers) > 1:
         try:
             path = str(make_shared(plan.ring_bytes, len(plan.pieces), len(peers)))
         except OSError as error:
@@ -181,7 +241,7 @@ def shared_ring(plan: Plan) -> Ring | None:
     ring: SharedRing | None = None
     try:
         where = _gathered(group, path)[peers[0]]
-        if where:
+        if plan and where:
             ring = SharedRing(Path(where), plan.ring_bytes, len(plan.pieces), peers.index(mine), len(peers))
     except OSError as error:
         _log.warning("kvstore: ranks do not share what they read: %s", error)

@@ -12,6 +12,10 @@ import xxhash
 
 from coldstart.cutting import cut, read_header
 from coldstart.home import MARK
+from coldstart.loading import read_mark
+from coldstart.resident import CONTENT_BYTES, fill, layout_of
+from coldstart.sources import Local
+from kvstore.client import models
 from replication.manifests import Chunk, File, Manifest, content_of, encode
 from tests.running import kvstore
 from tiers.object_store import open_objects
@@ -41,6 +45,15 @@ def mark(directory: Path, model: str = "tiny", revision: str = "r1") -> Manifest
     manifest = manifest_of(directory, model, revision)
     (directory / MARK).write_bytes(encode(manifest))
     return manifest
+
+
+def into_dram(directory: Path, socket: Path) -> None:
+    """As `kvstore model load` does it with a revision that lies anywhere."""
+    manifest = read_mark(directory)
+    assert manifest is not None
+    size_bytes, content = layout_of(manifest).size_bytes, manifest.content[:CONTENT_BYTES]
+    with models.fill(manifest.model, manifest.revision, content, size_bytes, socket) as filling:
+        asyncio.run(fill(filling, manifest, [Local({directory: manifest})]))
 
 
 class Bucket:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,9 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from coldstart.errors import ChunkDamaged, FilesWrong
 from connectors.vllm.model_files import weight_files
 from connectors.vllm_plugin import register
-from tests.coldstart.revisions import mark
+from kvstore.client import ClientError, models
+from tests.coldstart.revisions import into_dram, mark
+from tests.running import Daemon, Place
 
 pytestmark = pytest.mark.vllm
 
@@ -73,9 +77,13 @@ def loader_of(load_format: str = "kvstore", **extra: Any) -> Any:
 
 
 def weights(loader: Any, directory: Path, **model: Any) -> dict[str, Any]:
-    config = SimpleNamespace(model=str(directory), revision=None)
-    found = loader.get_all_weights(config, SimpleNamespace(**model))
+    found = loader.get_all_weights(*asked(directory, **model))
     return {name: tensor.clone() for name, tensor in found}
+
+
+def asked(directory: Path, **model: Any) -> tuple[Any, Any]:
+    """The configuration, and a model, that weights are asked for."""
+    return SimpleNamespace(model=str(directory), revision=None), SimpleNamespace(**model)
 
 
 def assert_as_default(directory: Path, experts: set[int] | None = None, **model: Any) -> dict[str, Any]:
@@ -188,9 +196,7 @@ def test_a_truncated_shard_is_refused(sharded: Path) -> None:
     """Before any tensor is given back."""
     os.truncate(sharded / "model-7.safetensors", 2000)
     with pytest.raises(FilesWrong, match=r"model-7\.safetensors: 2000 bytes, published were"):
-        next(
-            loader_of().get_all_weights(SimpleNamespace(model=str(sharded), revision=None), SimpleNamespace())
-        )
+        next(loader_of().get_all_weights(*asked(sharded)))
 
 
 def test_a_file_that_was_not_published_is_refused(sharded: Path) -> None:
@@ -206,3 +212,89 @@ def test_it_reads_the_files_that_name_the_weights(sharded: Path) -> None:
     config = SimpleNamespace(model=str(sharded), revision=None, quantization=None, hf_overrides={})
     files = weight_files(config, LoadConfig(load_format="kvstore"))
     assert files == weight_files(config, LoadConfig()) and len(files) == 12
+
+
+# ---- DRAM -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dram(place: Place, serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """A daemon that keeps models, where loaders find it by themselves."""
+    monkeypatch.setenv("KVSTORE_SOCKET_PATH", str(place.socket))
+    monkeypatch.setattr("coldstart.loading._WRITTEN_BYTES_MAX", 0)  # all that is given back are views
+    sizes = ["--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"]
+    return serve(place, *place.arguments, *sizes)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What loads say."""
+    said: list[str] = []
+    monkeypatch.setattr("connectors.vllm.loader._log.info", lambda text, *facts: said.append(text % facts))
+    return said
+
+
+def test_a_model_in_dram_is_read_from_there(sharded: Path, dram: Daemon, lines: list[str]) -> None:
+    """By the same rules as files, and whatever became of those; when nobody holds its tensors it may leave."""
+    expected = weights(loader_of("auto"), sharded)
+    into_dram(sharded, dram.socket)
+    flip(sharded / "model-7.safetensors")
+    found = weights(loader_of(), sharded)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    (line,) = lines
+    assert line.startswith("kvstore: tiny@r1: fetched nothing: it was in this node's DRAM · verified ")
+    assert f"loaded {sum(tensor.nbytes for tensor in found.values()):,} bytes" in line
+    experts = weights(loader_of_rank(1), sharded)
+    assert any(".experts.1.w1.weight" in name for name in experts)
+    assert not any(name.endswith(".experts.2.w1.weight") for name in experts)
+    kept = next(loader_of().get_all_weights(*asked(sharded)))
+    with pytest.raises(ClientError, match="uses it"):
+        models.drop("tiny", "r1", dram.socket)
+    del kept
+    gc.collect()
+    models.drop("tiny", "r1", dram.socket)
+    with pytest.raises(ChunkDamaged):
+        weights(loader_of(), sharded)
+
+
+def loader_of_rank(expert: int) -> Any:
+    loader = loader_of()
+    loader.local_expert_ids = {expert}
+    return loader
+
+
+def test_the_daemon_is_killed_while_tensors_are_taken(
+    sharded: Path, dram: Daemon, place: Place, serve: Callable[..., Daemon], lines: list[str]
+) -> None:
+    """They stay right, under the daemon that comes next, too, which gives their memory to nobody; without one, files are read."""
+    expected = weights(loader_of("auto"), sharded)
+    into_dram(sharded, dram.socket)
+    coming = loader_of().get_all_weights(
+        SimpleNamespace(model=str(sharded), revision=None), SimpleNamespace()
+    )
+    found = dict(next(coming) for _ in range(20))
+    dram.process.kill()
+    dram.process.wait()
+    assert weights(loader_of(), sharded).keys() == expected.keys()
+    assert "fetched nothing: it was on this disk" in lines[-1]
+    after = serve(place, *dram.arguments)
+    while models.listed(after.socket)[0]["state"] != "whole":
+        pass
+    found |= dict(coming)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert "it was in this node's DRAM" in lines[-1]
+
+
+def test_other_files_of_that_name_in_dram(
+    sharded: Path, dram: Daemon, tmp_path: Path, lines: list[str]
+) -> None:
+    """They are not taken: a line says so, and the revision comes from the disk."""
+    other = tmp_path / "other"
+    other.mkdir()
+    save_file(layers(3), other / "model.safetensors")
+    mark(other)
+    into_dram(other, dram.socket)
+    assert_as_default(sharded)
+    assert "not taken from DRAM: tiny@r1: other files of that name" in lines[0] and "on this disk" in lines[1]

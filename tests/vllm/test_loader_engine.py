@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.coldstart.revisions import Bucket, mark
-from tests.running import Daemon
+from tests.coldstart.revisions import Bucket, into_dram, mark
+from tests.running import Daemon, Place
 from tests.vllm import models
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import EngineHost
@@ -117,8 +118,10 @@ def test_damaged_files_refuse_the_start(host: EngineHost, model: Path, tmp_path:
     )
 
 
-def test_two_ranks_read_each_byte_once(hosts: Callable[..., EngineHost], model: Path, tmp_path: Path) -> None:
-    """What they read adds up to the weights, and tokens are those of the directory."""
+def test_two_ranks_read_each_byte_once(
+    hosts: Callable[..., EngineHost], place: Place, serve: Callable[..., Daemon], model: Path, tmp_path: Path
+) -> None:
+    """What they read adds up to the weights, and tokens are those of the directory. Out of DRAM neither reads anything."""
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     engine = hosts(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_LOGGING_LEVEL="INFO")
     revision = assert_same_tokens(engine, model, tmp_path / "m", **options)
@@ -128,6 +131,18 @@ def test_two_ranks_read_each_byte_once(hosts: Callable[..., EngineHost], model: 
     assert sum(shares) == total and min(shares) > 0
     size_bytes = (revision / "model.safetensors").stat().st_size
     assert 0.99 * size_bytes < total <= size_bytes
+    daemon = serve(
+        place, *place.arguments, "--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"
+    )
+    into_dram(revision, daemon.socket)
+    expected = engine.generate(PROMPTS).tokens
+    engine.start(daemon.socket, model=str(revision), load_format="kvstore", **options)
+    assert engine.generate(PROMPTS).tokens == expected
+    loaded = re.findall(r"it was in this node's DRAM .* loaded ([\d,]+) bytes", engine.log())
+    assert (
+        loaded
+        == [f"{sum(tensor.nbytes for tensor in load_file(revision / 'model.safetensors').values()):,}"] * 2
+    )
 
 
 def test_kv_is_shared_with_engines_that_load_otherwise(
@@ -144,6 +159,36 @@ def test_kv_is_shared_with_engines_that_load_otherwise(
     )
     found = host.generate(asked)
     assert (found.tokens, found.cached) == (expected, [192])
+
+
+def test_from_dram_with_an_adapter_beside_it(
+    hosts: Callable[..., EngineHost], place: Place, serve: Callable[..., Daemon], model: Path, tmp_path: Path
+) -> None:
+    """Tokens, those of an adapter of LoRA, too, and KV are those of the directory; weights are loaded again, with the daemon and
+    without one."""
+    revision, adapter = published(model, tmp_path / "m"), str(models.lora_adapter(model, tmp_path, "lora", 1))
+    options = {"enable_lora": True, "max_lora_rank": 8}
+    daemon = serve(
+        place, *place.arguments, "--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"
+    )
+    host, asked = hosts(VLLM_LOGGING_LEVEL="INFO"), [prompt(94, 200)]
+    host.start(daemon.socket, **options)
+    expected = host.generate(asked).tokens, host.generate(asked, adapter=("lora", 1, adapter)).tokens
+    assert expected[0] != expected[1]
+    host.finish_saves()
+    into_dram(revision, daemon.socket)
+    host.start(daemon.socket, model=str(revision), load_format="kvstore", **options)
+    found = host.generate(asked), host.generate(asked, adapter=("lora", 1, adapter))
+    assert (found[0].tokens, found[1].tokens) == expected
+    assert found[0].cached == found[1].cached == [192]
+    assert len(re.findall("it was in this node's DRAM", host.log())) == 1
+    host.call_workers("reload_weights")
+    assert len(re.findall("it was in this node's DRAM", host.log())) == 2
+    daemon.stop(signal.SIGKILL)
+    host.call_workers("reload_weights")
+    assert "fetched nothing: it was on this disk" in host.log()
+    host.reset_prefix()
+    assert host.generate(asked).tokens == expected[0]
 
 
 def started(model: Path, path: Path) -> str:
