@@ -12,7 +12,7 @@
 
 VENV := .venv/bin
 WORKERS ?= 2
-WAITERS ?= 3
+WAITERS ?= 4
 SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
@@ -44,7 +44,7 @@ demo: venv
 demo-regions: venv
 	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")
 
-# Tests without engines wait for timers half of their time, so one more than the cores run at a time. Tests that start engines want
+# Tests without engines wait for timers half of their time, so twice as many as the cores run at a time. Tests that start engines want
 # the cores for themselves: they run after the others, a file on each core.
 test: venv vllm-source lint
 	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
@@ -93,7 +93,7 @@ bench: venv
 	@$(VENV)/python -m benchmarks
 
 soak: venv
-	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py tests/coldstart/test_collecting.py
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
