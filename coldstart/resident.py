@@ -27,7 +27,7 @@ from replication.manifests import CHUNK_BYTES_MAX, MANIFEST_BYTES_MAX, Chunk, Fi
 from tiers.checksum import digest
 from tiers.together import together
 
-STREAMS: Final = 4  # chunks that are read at a time
+STREAMS: Final = 4  # chunks that are read at a time, from a disk
 ROOM_S: Final = 60.0  # for KV to give way, for one slab
 CONTENT_BYTES: Final = 16  # of the digest, by which contents of one name are told apart
 _MAGIC: Final = b"KVIMAGE1"
@@ -141,15 +141,17 @@ async def fill(
     sources: Sequence[ChunkSource],
     came: Callable[[int], None] = lambda size_bytes: None,
     room_s: float = ROOM_S,
+    streams: int = STREAMS,
 ) -> Counter[str]:
-    """Until the model is whole; returns bytes by source. came: told how large each chunk was that has come.
+    """Until the model is whole; returns bytes by source. came: told how large each chunk was that has come. streams: chunks that
+    are read at a time.
 
     Raises NoRoom (KV is in use, and does not give way), ChunkDamaged, ObjectError, and what `filling` raises; what was
     committed by then stays for whoever goes on.
     """
     work = _Work(filling, manifest, sources, came, room_s)
     jobs = iter(work.jobs)
-    await together(work.stream(jobs) for _ in range(STREAMS))
+    await together(work.stream(jobs) for _ in range(streams))
     return work.by_source
 
 

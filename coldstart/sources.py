@@ -89,8 +89,10 @@ class Local(Source):
         return self._places.keys() & set(chunks)
 
     async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
-        reading = asyncio.get_running_loop().run_in_executor(None, _read, self._places[chunk], views)
-        return await in_full(reading)
+        place = self._places.get(chunk)
+        if place is None:
+            return False
+        return await in_full(asyncio.get_running_loop().run_in_executor(None, _read, place, views))
 
 
 def _read(place: Place, views: Sequence[memoryview]) -> bool:

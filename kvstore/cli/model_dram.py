@@ -1,7 +1,7 @@
 """A model in this node's DRAM: every process here maps it, in milliseconds.
 
-  kvstore model load NAME              bring it there from its files on this disk: the revision that the name stands for here
-  kvstore model load NAME@REVISION
+  kvstore model load NAME              bring it there from its files on this disk, or straight from the bucket where they are not
+  kvstore model load NAME@REVISION     NAME alone: the revision that it stands for on this disk, else the one published last
   kvstore model load NAME -o json      what was done, for programs
   kvstore model unload NAME            give its memory back to KV: the revision that the name stands for, or the only one in DRAM
 
@@ -9,8 +9,8 @@ KV gives way; what engines use, or users pinned, stays, and is waited for. Model
 longest ago leave, pinned and used ones never. Each chunk is verified; interrupted or killed, it goes on where it was when it is
 run again within ten minutes. It stays over restarts of engines and of the daemon.
 
-Exit code 1 where it does not fit, the files are damaged, or a process uses what should leave; 3 where it is not on this disk, or
-not in DRAM; 4 where no daemon answers.
+Exit code 1 where it does not fit, the files are damaged, or a process uses what should leave; 3 where there is no such model,
+or it is not in DRAM; 4 where no daemon answers, or the bucket does not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,31 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import NOT_FOUND, OK, CliError
+from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.cli.model_local import add_local_arguments, asked_of_home, home_of, in_words
-from kvstore.cli.options import add_output_argument, socket_path
+from kvstore.cli.options import load_config, socket_path
 from kvstore.cli.output import present, progress_bars
 from kvstore.cli.prefixes import asked_of_daemon
 
 if TYPE_CHECKING:
-    from coldstart.home import Use
+    from collections.abc import Sequence
+
+    from coldstart.home import Home
+    from coldstart.resident import ChunkSource
+    from replication.manifests import Manifest
+    from tiers.objects import Objects
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
-    add_local_arguments(parser)
-    if parser.prog.endswith(" load"):
-        add_output_argument(parser, "text", "json")
+    if parser.prog.endswith(" unload"):
+        add_local_arguments(parser)
+        return
+    parser.add_argument(
+        "name",
+        metavar="NAME[@REVISION]",
+        help="which; NAME alone: what it stands for here, else what was published last",
+    )
+    add_bucket_arguments(parser, "text", "json")
 
 
 def run_verb(args: argparse.Namespace) -> int:
@@ -41,13 +53,11 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> int:
-    from coldstart.home import parse_name
-
     begun_s = time.monotonic()
     home = home_of(args)
-    with asked_of_home(lambda: home.use(*parse_name(args.name))) as use:
-        by_source = asked_of_daemon("model load", lambda: asked_of_home(lambda: _brought(args, use)))
-        manifest = use.manifest
+    manifest, by_source = asked_of_daemon(
+        "model load", lambda: asked_of_home(lambda: _from_nearest(args, home))
+    )
     document = {
         "model": manifest.model,
         "revision": manifest.revision,
@@ -64,14 +74,44 @@ def _show(document: dict[str, Any]) -> None:
     print(f"{document['model']}@{document['revision']} is in DRAM: {how}")
 
 
-def _brought(args: argparse.Namespace, use: Use) -> dict[str, int]:
+def _from_nearest(args: argparse.Namespace, home: Home) -> tuple[Manifest, dict[str, int]]:
+    """From this disk; what is not there, from the bucket. What was loaded, and bytes by source."""
+    from coldstart.errors import ModelMissing
+    from coldstart.home import parse_name
+    from coldstart.resident import STREAMS
+    from coldstart.sources import Local
+
+    try:
+        use = home.use(*parse_name(args.name))
+    except ModelMissing:
+        if not (args.to or args.region or load_config(args).config.region):
+            raise
+        return asked_of_bucket(args, lambda objects: _from_bucket(args, home, objects))
+    with use:
+        sources = [Local({use.path: use.manifest})]
+        return use.manifest, asyncio.run(_brought(args, use.manifest, sources, STREAMS))
+
+
+async def _from_bucket(
+    args: argparse.Namespace, home: Home, objects: Objects
+) -> tuple[Manifest, dict[str, int]]:
+    from coldstart.filling import STREAMS
+    from coldstart.models import read
+    from coldstart.sources import Bucket, Local
+
+    manifest = await read(objects, args.name)
+    others = Local({one.path: one.manifest for one in home.revisions()})
+    return manifest, await _brought(args, manifest, [others, Bucket(objects)], STREAMS)
+
+
+async def _brought(
+    args: argparse.Namespace, manifest: Manifest, sources: Sequence[ChunkSource], streams: int
+) -> dict[str, int]:
     """Bytes by source; none where it is in DRAM already."""
     from coldstart.resident import CONTENT_BYTES, fill, layout_of
-    from coldstart.sources import Local
     from kvstore.client import models
 
-    manifest, size_bytes = use.manifest, layout_of(use.manifest).size_bytes
-    content, done_bytes = manifest.content[:CONTENT_BYTES], 0
+    content, size_bytes, done_bytes = manifest.content[:CONTENT_BYTES], layout_of(manifest).size_bytes, 0
     with (
         models.fill(manifest.model, manifest.revision, content, size_bytes, socket_path(args)) as filling,
         progress_bars(of_bytes=True) as bars,
@@ -84,7 +124,7 @@ def _brought(args: argparse.Namespace, use: Use) -> dict[str, int]:
             done_bytes += chunk_bytes
             bars(args.name, done_bytes, manifest.size_bytes)
 
-        return dict(asyncio.run(fill(filling, manifest, [Local({use.path: manifest})], came)))
+        return dict(await fill(filling, manifest, sources, came, streams=streams))
 
 
 def _unload(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable
@@ -12,9 +13,13 @@ import pytest
 from coldstart.home import MARK
 from coldstart.resident import Image
 from kvstore.client import models
-from replication.manifests import encode
+from replication.manifests import Manifest, encode
 from tests.coldstart.images import files_of, manifest_of
+from tests.coldstart.models import put
+from tests.objects import S3Server, flip
+from tests.region.regions import S3_KEYS
 from tests.running import Daemon, Place, kvstore
+from tiers.object_store import open_objects
 
 FILES = files_of(5, 3, 2_000_000)
 
@@ -136,3 +141,50 @@ def test_a_pinned_model_stays_in_dram(node: Node) -> None:
         pass
     assert node.run("load", "other").returncode == 0
     assert [model["name"] for model in models.listed(node.place.socket)] == ["other"]
+
+
+def test_straight_from_the_bucket(node: Node, s3_server: S3Server, tmp_path: Path) -> None:
+    """What this disk has not comes from the bucket into DRAM, and nothing of it is written; chunks that another revision here
+    has are read there; a damaged one refuses it."""
+    old, new = files_of(7), files_of(7) | {"more.bin": bytes(range(256)) * 4000}
+    node.put("model", old)
+    manifest = manifest_of(new, "model", "r2")
+    prefix = f"{tmp_path.name}/dram"
+    objects = open_objects(f"s3://kvstore/{prefix}", s3_server.options())
+    asyncio.run(put(objects, manifest, chunks_of(new, manifest)))
+    bucket = ["--to", f"s3://kvstore/{prefix}", "--endpoint", s3_server.endpoint]
+    files_before = sorted(node.models.rglob("*"))
+
+    def load(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return kvstore("model", "load", name, *node.words, *words, **S3_KEYS)
+
+    (more,) = (chunk for _, chunk in manifest.chunks_of(manifest.files[-1]))
+    asyncio.run(objects.put(more.name, flip(new["more.bin"], 99)))
+    refused = load("model@r2", *bucket)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    assert f"{more.name}: its bytes are not those of its name: damaged in bucket" in refused.stderr
+    asyncio.run(objects.put(more.name, new["more.bin"]))
+    done = json.loads(load("model@r2", *bucket, "-o", "json").stdout)
+    assert done["by_source"]["bucket"] == len(new["more.bin"])
+    with models.attach("model", "r2", node.place.socket) as model:
+        image = Image(model.view)
+        assert {path: bytes(image.file(path)) for path in new} == new
+        del image
+    assert sorted(node.models.rglob("*")) == files_before
+    assert "model@r1 is in DRAM" in load("model", *bucket).stdout  # what the name stands for on this disk
+    for code, says, words in (
+        (3, "not on this disk", ["model@r2"]),
+        (3, "no revision r3", ["model@r3", *bucket]),
+    ):
+        failed = load(*words)
+        assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (code, "", 1), failed.stderr
+        assert says in failed.stderr
+
+
+def chunks_of(files: dict[str, bytes], manifest: Manifest) -> dict[str, bytes]:
+    """Their contents, by name."""
+    return {
+        chunk.name: files[file.path][at : at + chunk.size_bytes]
+        for file in manifest.files
+        for at, chunk in manifest.chunks_of(file)
+    }
