@@ -24,6 +24,7 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -215,7 +216,7 @@ class Home:
         What is used least lately leaves first; pinned and used ones never. Raises NoRoom, with nothing changed; InUse where
         its place is taken by files that are not whole; Damaged.
         """
-        if any(file.path.startswith(MARK) for file in manifest.files):  # and what it is made of
+        if any(file.path.casefold().startswith(MARK) for file in manifest.files):  # and what it is made of
             raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
         path = self._under_way / name_of(manifest.model, manifest.revision)
         with self._locked():
@@ -301,10 +302,17 @@ class Home:
         if not _says(mark, manifest):  # of another one, or not there
             for entry in path.iterdir():
                 _remove(entry)
+        own, folders = set[tuple[int, int]](), {path}
         for file in manifest.files:
             target = path / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
+            _make_way(target, folders)
             allocate(target, file.size_bytes)
+            found = target.lstat()
+            if (found.st_dev, found.st_ino) in own:
+                raise FilesWrong(
+                    f"{target}: another file of the model has this name here: this file system takes A and a for one letter"
+                )
+            own.add((found.st_dev, found.st_ino))
         if not mark.exists():
             replace_file(mark, encode(manifest))
 
@@ -542,6 +550,24 @@ def _allocated_bytes(path: Path) -> int:
             with suppress(OSError):
                 total_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total_bytes
+
+
+def _make_way(target: Path, folders: set[Path]) -> None:
+    """For a file of its own: links on its way, what is no folder there, and a file that has other names, too, are removed, so that
+    nothing is written elsewhere. folders: those that are known to be some."""
+    folder, missing = target.parent, list[Path]()
+    while folder not in folders:
+        missing.append(folder)
+        folder = folder.parent
+    for folder in reversed(missing):
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir()
+        folders.add(folder)
+    with suppress(FileNotFoundError):
+        found = target.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            _remove(target)
 
 
 def _remove(path: Path) -> None:

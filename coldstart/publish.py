@@ -35,7 +35,16 @@ from replication.announced_models import announced_model
 from replication.announcing import announce_in_region
 from replication.collecting import LOCK_S, publishing
 from replication.errors import Damaged
-from replication.manifests import CHUNK_BYTES_MAX, Chunk, File, Manifest, content_of, encode, read_manifest
+from replication.manifests import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    File,
+    Manifest,
+    content_of,
+    decode,
+    encode,
+    read_manifest,
+)
 from replication.removed_models import read_removal
 from tiers.errors import ObjectMissing
 from tiers.objects import Objects
@@ -123,7 +132,8 @@ def manifest_of(
     published_s: float,
     about: dict[str, str],
 ) -> Manifest:
-    """revision: "" for one that follows from the content. about: of caches, else empty. Raises ModelError."""
+    """One that everybody can read. revision: "" for one that follows from the content. about: of caches, else empty. Raises
+    ModelError."""
     places: dict[Chunk, int] = {}
     found = []
     for one in files:
@@ -133,7 +143,13 @@ def manifest_of(
     revision = revision or content.hex()[:REVISION_DIGITS]
     check_name("model", model)
     check_name("revision", revision)
-    return Manifest(model, revision, content, published_s, by, source, about, list(places), found)
+    made = Manifest(model, revision, content, published_s, by, source, about, list(places), found)
+    try:
+        return decode(encode(made), "its manifest")
+    except Damaged as error:
+        raise FilesWrong(
+            f"{source}: {len(found)} files in {len(places)} chunks are more than a model may have: {error}"
+        ) from error
 
 
 async def publish(

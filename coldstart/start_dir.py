@@ -26,12 +26,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import xxhash
 from msgspec import Meta
 
+from coldstart.cutting import HEADER_BYTES_MAX
 from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
 from coldstart.home import PROGRESS, Home, name_of
@@ -42,6 +43,7 @@ from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, dec
 from replication.sealed import seal, unseal
 from tiers.objects import Objects
 from tiers.reading import Unreadable, read_bytes
+from tiers.sizes import format_bytes
 
 START: Final = ".kvstore-start"
 SAFETENSORS: Final = ".safetensors"
@@ -59,6 +61,7 @@ LEFT_OUT: Final = (
     ".npz",
     ".tflite",
 )
+SMALL_BYTES_MAX: Final = 512 << 20  # of all that an engine needs before weights: tokenizers have some 20 MB
 _MAGIC: Final = b"KVSTART1"
 _LOOK_S: Final = 0.02  # between looks for a piece
 _AGAIN_S: Final = 0.2  # before one is read again whose bytes were there, and not yet true
@@ -298,33 +301,47 @@ async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments
     """A start directory of a revision that is in a bucket. arguments: with which `kvstore model preload` finds that bucket,
     and this models' directory. Raises FilesWrong, ChunkDamaged, ObjectError, OSError."""
     if not any(file.path.endswith(SAFETENSORS) for file in manifest.files):
-        name = name_of(manifest.model, manifest.revision)
-        raise FilesWrong(
-            f"{name}: has no safetensors: an engine cannot start before it is here: kvstore model preload {name}"
+        _refuse(manifest, "it has no safetensors")
+    needed = [file for file in manifest.files if not file.path.endswith(LEFT_OUT)]
+    small_bytes = sum(file.size_bytes for file in needed if not file.path.endswith(SAFETENSORS))
+    if small_bytes > SMALL_BYTES_MAX:
+        _refuse(
+            manifest,
+            f"its files beside the weights have {format_bytes(small_bytes)} of {format_bytes(SMALL_BYTES_MAX)}",
         )
     target = home / ".starts" / name_of(manifest.model, manifest.revision)
     target.mkdir(parents=True, exist_ok=True)
-    for file in manifest.files:
-        if file.path.endswith(LEFT_OUT):
-            continue
+    for file in needed:
         path = target / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        _put(path, await _start_of(objects, manifest, file))
+        await _put_start(objects, manifest, file, path)
     start = _Start(encode(manifest), str(home), list(arguments))
     _put(target / START, seal(_MAGIC, start))
     return target
 
 
-async def _start_of(objects: Objects, manifest: Manifest, file: File) -> bytes:
+async def _put_start(objects: Objects, manifest: Manifest, file: File, path: Path) -> None:
     """All of a small file, and the header of one with weights."""
     content, wanted = bytearray(), file.size_bytes
+    is_weights = file.path.endswith(SAFETENSORS)
     for _, chunk in manifest.chunks_of(file):
         if len(content) >= wanted:
             break
         content += await _chunk(objects, chunk)
-        if file.path.endswith(SAFETENSORS) and len(content) >= 8:
-            wanted = min(file.size_bytes, 8 + int.from_bytes(content[:8], "little"))
-    return bytes(content[:wanted])
+        if is_weights and len(content) >= 8:
+            header_bytes = int.from_bytes(content[:8], "little")
+            if header_bytes > min(HEADER_BYTES_MAX, file.size_bytes - 8):
+                _refuse(
+                    manifest,
+                    f"{file.path} is no safetensors file: its header would have {header_bytes} bytes",
+                )
+            wanted = 8 + header_bytes
+    _put(path, bytes(content[:wanted]))
+
+
+def _refuse(manifest: Manifest, why: str) -> NoReturn:
+    name = name_of(manifest.model, manifest.revision)
+    raise FilesWrong(f"{name}: an engine cannot start before it is here: {why}: kvstore model preload {name}")
 
 
 async def _chunk(objects: Objects, chunk: Chunk) -> bytes:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Final
 
 import msgspec
@@ -28,14 +29,17 @@ from msgspec import Meta
 
 from replication.errors import Damaged
 from replication.ranges import Size, Text, UnixS, Word
-from replication.sealed import fetch, seal, unseal
+from replication.sealed import seal, unseal
+from tiers.errors import ObjectDamaged
 from tiers.objects import Objects
 
 MIB: Final = 1 << 20
 CHUNK_BYTES_MAX: Final = 16 * MIB  # one request of a bucket; larger ones are no faster
-MANIFEST_BYTES_MAX: Final = 256 * MIB  # of a model of some 30 TB
+MANIFEST_BYTES_MAX: Final = (
+    64 * MIB
+)  # of a model of some 10 TB; whatever is in it, it takes less than 1 GiB to read
 MANIFEST_FILES_MAX: Final = 1 << 16
-MANIFEST_CHUNKS_MAX: Final = 1 << 22
+MANIFEST_CHUNKS_MAX: Final = 1 << 20
 PATH_BYTES_MAX: Final = 1024
 NAME_BYTES_MAX: Final = 255  # of a file, on every file system
 
@@ -162,7 +166,14 @@ def encode(manifest: Manifest) -> bytes:
 
 def decode(content: bytes | memoryview, where: str) -> Manifest:
     """where: its name, for people. Raises Damaged."""
-    return _checked(unseal(_MAGIC, content, Manifest, where, MANIFEST_BYTES_MAX), where)
+    if is_of_other_version(content):
+        raise Damaged(
+            f"{where}: of format {bytes(content[:8])!r}, known here is {_MAGIC!r}: a newer kvstore has written it"
+        )
+    manifest = unseal(_MAGIC, content, Manifest, where, MANIFEST_BYTES_MAX)
+    if wrong := wrong_of_manifest(manifest):
+        raise Damaged(f"{where}: {wrong}")
+    return manifest
 
 
 def is_of_other_version(content: bytes | memoryview) -> bool:
@@ -173,15 +184,13 @@ def is_of_other_version(content: bytes | memoryview) -> bool:
 async def read_manifest(objects: Objects, model: str, revision: str, key: str = "") -> Manifest:
     """Raises Damaged, ObjectError."""
     name = manifest_name(model, revision, key)
-    manifest = _checked(await fetch(objects, _MAGIC, Manifest, name, MANIFEST_BYTES_MAX), name)
+    try:
+        content = await objects.get_within(name, MANIFEST_BYTES_MAX)
+    except ObjectDamaged as error:
+        raise Damaged(str(error)) from error
+    manifest = decode(content, name)
     if manifest.name != name:
         raise Damaged(f"{name}: says it is {manifest.name}")
-    return manifest
-
-
-def _checked(manifest: Manifest, where: str) -> Manifest:
-    if wrong := wrong_of_manifest(manifest):
-        raise Damaged(f"{where}: {wrong}")
     return manifest
 
 
@@ -191,7 +200,7 @@ def wrong_of_manifest(manifest: Manifest) -> str:
     if len({chunk.sha256 for chunk in chunks}) != len(chunks):
         return "a chunk twice in its list"
     paths = [file.path for file in manifest.files]
-    if wrong := next(filter(None, map(wrong_of_path, paths)), "") or _wrong_of_tree(paths):
+    if wrong := next(filter(None, map(wrong_of_path, paths)), "") or wrong_of_tree(paths):
         return wrong
     for file in manifest.files:
         if any(not 0 <= place < len(chunks) for place in file.chunks):
@@ -219,13 +228,12 @@ def wrong_of_path(path: str) -> str:
     return ""
 
 
-def _wrong_of_tree(paths: Sequence[str]) -> str:
-    """No path twice, and no file where another one needs a folder."""
-    files = set(paths)
-    if len(files) != len(paths):
-        return "a path twice"
-    for path in paths:
-        parts = path.split("/")
-        if any("/".join(parts[:end]) in files for end in range(1, len(parts))):
-            return f"path {path!r}: below what is a file"
+def wrong_of_tree(paths: Sequence[str]) -> str:
+    """No path twice, and no file where another one needs a folder: in order, what lies below a name follows it."""
+    ordered = sorted(path.replace("/", "\0") for path in paths)
+    for path, following in pairwise(ordered):
+        if path == following:
+            return "a path twice"
+        if following.startswith(path + "\0"):
+            return f"path {following.replace(chr(0), '/')!r}: below what is a file"
     return ""

@@ -25,7 +25,7 @@ from kvstore.cli import NOT_FOUND, CliError
 from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.cli.model_env import add_environment_arguments, environment_of, signing_key
 from kvstore.cli.output import Progress, later, present, progress_bars
-from kvstore.units import count, format_bytes, format_duration, plural
+from kvstore.units import count, format_bytes, format_duration, plural, printable
 
 if TYPE_CHECKING:
     from replication.manifests import Manifest
@@ -76,7 +76,7 @@ async def _published(objects: Objects, args: argparse.Namespace, progress: Progr
         args.name,
         args.revision,
         by[:200],
-        str(tree.directory)[:1000],
+        printable(str(tree.directory))[:1000],
         now_s,
         {},
     )
@@ -108,7 +108,7 @@ async def _publish_caches(
     from coldstart.tree import find_files
 
     tree = find_files(args.with_cache)
-    source, about = str(tree.directory)[:1000], environment_of(args, of.model, revision)
+    source, about = printable(str(tree.directory))[:1000], environment_of(args, of.model, revision)
     files = await digested(tree, progress)
     made = manifest_of(files, of.model, revision, of.published_by, source, of.published_s, about)
     await publish(objects, tree, signed(made, signing_key(args)), args.again, progress)

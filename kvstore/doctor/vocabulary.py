@@ -1,6 +1,6 @@
 """The words that may leave this machine in a bundle: those of our own sources, of the system's errors, and figures.
 
-    kvstore/ tiers/ replication/ connectors/ (sources, as installed) ─┐
+    our rooms: kvstore/, coldstart/ … (sources, as installed)        ─┐
     what errno, signals, exceptions and stores call their errors     ─┼─▶ vocabulary(): some ten thousand words
                                                                       │   in lower case
     12, 3.5MiB, 0x1f, 2026-11-25T10:00:00Z                           ─┴─▶ is_figure()
@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 
 WORD = re.compile(r"[^\W_](?:[\w.-]*[^\W_])?")
-_ROOMS = ("kvstore", "tiers", "replication", "connectors")
+ROOMS = ("kvstore", "coldstart", "tiers", "replication", "connectors")
 _FIGURE = re.compile(
     r"\d{1,15}(?:\.\d{1,9})?(?:[KMGT]i?B|B|[munp]?s|ms|us|ns|min|h|d|kB|x)?"  # 12, 3.5MiB
     r"|0x[0-9a-f]{1,4}"
@@ -45,7 +45,7 @@ _OF_STORES = (
 def vocabulary() -> frozenset[str]:
     """All of them, in lower case. Reads our sources once: half a second."""
     words = set(words_in(_OF_STORES))
-    for room in _ROOMS:
+    for room in ROOMS:
         root = Path(str(import_module(room).__file__)).parent
         for path in root.rglob("*.py"):
             words.update(words_in(path.read_text(encoding="utf-8", errors="replace")))

@@ -152,6 +152,58 @@ def test_a_manifest_that_names_our_mark_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", [home_module.MARK, home_module.MARK.upper(), f"{home_module.MARK}/a"])
+def test_a_manifest_that_names_our_mark_in_any_case_is_refused(tmp_path: Path, name: str) -> None:
+    """There are file systems for which they are one name."""
+    manifest, _ = made({name: b"x"}, cut_evenly({name: b"x"}, 10))
+    with pytest.raises(Damaged, match="which is ours"):
+        Home(tmp_path).begin(manifest)
+
+
+def test_two_names_that_are_one_file_here_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file system takes capitals for small letters (a double stands for it), one file would be two: nothing is begun."""
+    files = {"readme": b"x", "README": b"y"}
+    manifest, _ = made(files, cut_evenly(files, 10))
+
+    def lower(path: Path) -> Path:
+        return path.with_name(path.name.lower())
+
+    real = home_module.allocate
+    monkeypatch.setattr(home_module, "allocate", lambda path, size: real(lower(path), size))
+    monkeypatch.setattr(Path, "lstat", lambda path: os.lstat(lower(path)))
+    with pytest.raises(FilesWrong, match=r"README: another file of the model has this name here"):
+        Home(tmp_path).begin(manifest)
+    assert not list(tmp_path.glob(".under-way/*"))
+
+
+def test_what_is_filled_again_writes_into_its_own_files_only(
+    tmp_path: Path, bring: Callable[..., Path]
+) -> None:
+    """Files that were replaced by links, to elsewhere or by another name, a folder by a link, a file by a folder: each becomes a file
+    of its own again, and what the links led to stays as it is."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    models = tmp_path / "models"
+    objects, files = MemoryObjects(), {f"{n}/w.bin": random.Random(n).randbytes(70_000) for n in range(4)}
+    asyncio.run(put(objects, *made(files, cut_evenly(files, 30_000))))
+    path = asyncio.run(preload(objects, Home(models), "m", "r1")).path
+    (outside / "copy").write_bytes(b"x" * 70_000)
+    (path / "0/w.bin").unlink()
+    (path / "0/w.bin").symlink_to(outside / "copy")
+    (path / "1/w.bin").unlink()
+    os.link(outside / "copy", path / "1/w.bin")
+    os.rename(path / "2", outside / "2")
+    (outside / "2/w.bin").write_bytes(b"y" * 70_000)
+    (path / "2").symlink_to(outside / "2")
+    (path / "3/w.bin").unlink()
+    (path / "3/w.bin").mkdir()
+    assert files_at(asyncio.run(preload(objects, Home(models), "m", "r1", is_verified=True)).path) == files
+    assert not any(one.is_symlink() for one in path.rglob("*"))
+    assert files_at(outside) == {"copy": b"x" * 70_000, "2/w.bin": b"y" * 70_000}
+
+
 def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """It is said, it may be evicted, and preloading fills the place anew."""
     path = bring("a")

@@ -16,8 +16,9 @@ from coldstart.errors import FilesWrong, ModelError, ModelExists, ModelMissing
 from coldstart.models import find, published, read
 from coldstart.publish import Stored, digested, manifest_of, publish
 from coldstart.tree import Tree, find_files
+from replication import manifests as manifests_module
 from replication.errors import IntentLost
-from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Manifest
+from replication.manifests import CHUNKS, MANIFEST_CHUNKS_MAX, MANIFESTS, PUBLISHING, Manifest
 from tests.coldstart.model_files import (
     chunk_names,
     contents,
@@ -195,6 +196,21 @@ def test_files_that_change_are_not_published(tmp_path: Path) -> None:
         with pytest.raises(FilesWrong, match="it is changed while it is"):
             asyncio.run(changes_after(step))
     assert not list(manifests(objects))
+
+
+def test_what_fits_in_no_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More chunks than a file may have, or more files: nobody could read what would be there, so nothing is put."""
+    model, objects = make_model(tmp_path / "m"), MemoryObjects()
+    tree = find_files(model)
+    some = asyncio.run(digested(tree, silent))
+    large = [one._replace(chunks=one.chunks * MANIFEST_CHUNKS_MAX) for one in some]
+    says = r"here: 5 files in \d+ chunks are more than a model may have: its manifest: "
+    with pytest.raises(FilesWrong, match=says):
+        manifest_of(large, "m", "", "me", "here", 1e9, {})
+    monkeypatch.setattr(manifests_module, "MANIFEST_BYTES_MAX", 300)
+    with pytest.raises(FilesWrong, match=says):
+        put(objects, model)
+    assert not objects.stored
 
 
 def test_a_snapshot_of_hugging_face_is_a_model(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from coldstart import start_dir
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading import Loading
 from coldstart.start_dir import Revision, Starting, open_revision
 from coldstart.weight_plan import Plan
 from tests.coldstart.revisions import Bucket, manifest_of
 from tests.running import ROOT, kvstore
+from tiers.object_store import open_objects
 
 MIB = 1 << 20
 
@@ -147,6 +149,28 @@ def test_what_is_no_start_directory(bucket: Bucket, tmp_path: Path) -> None:
     asyncio.run(bucket.put(other))
     done = kvstore("model", "start", "tiny@r2", *bucket.words)
     assert done.returncode == 1 and "has no safetensors" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [1 << 40, (1 << 64) - 1, 10_000_000])
+def test_a_header_that_lies_is_not_believed(bucket: Bucket, size: int) -> None:
+    """One that would be longer than its file, or than any may be: one line, and no weights are fetched for it."""
+    path = bucket.model / "model-0.safetensors"
+    path.write_bytes(size.to_bytes(8, "little") + path.read_bytes()[8:])
+    asyncio.run(bucket.put(manifest_of(bucket.model, revision="r2")))
+    done = kvstore("model", "start", "tiny@r2", *bucket.words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert f"model-0.safetensors is no safetensors file: its header would have {size} bytes" in done.stderr
+    assert not list(bucket.models.rglob("model-0*"))
+
+
+def test_what_an_engine_needs_first_is_small(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files beside the weights that are larger than such files are: refused before anything is fetched."""
+    monkeypatch.setattr(start_dir, "SMALL_BYTES_MAX", 10)
+    with pytest.raises(
+        FilesWrong, match=r"files beside the weights have 22 B of 10 B: kvstore model preload tiny@r1"
+    ):
+        asyncio.run(start_dir.make_start(open_objects(bucket.url), bucket.manifest, bucket.models, []))
+    assert not bucket.models.exists()
 
 
 def test_what_an_engine_imports_of_it() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import ROOT
+from tests.test_tidy import ROOMS
 
 BOOT = Path(__file__).parent / "boot.sh"
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -87,7 +88,7 @@ def test_the_daemon_does_everything_in_the_unit(tmp_path: Path) -> None:
         script.write_text(f'#!/bin/sh\n{path} exec /opt/python/bin/{python} {words} "$@"\n')
         script.chmod(0o755)
     (opt / "project").mkdir()
-    for room in ("kvstore", "tiers", "replication", "connectors"):
+    for room in ROOMS:
         shutil.copytree(ROOT / room, opt / "project" / room, ignore=shutil.ignore_patterns("__pycache__"))
     (opt / "engine.py").write_text(ENGINE)
     (tmp_path / "kvstore.toml").write_text(CONFIGURATION)

@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client import Client
+from kvstore.doctor import vocabulary as vocabulary_module
 from kvstore.doctor.scrub import GONE, Scrubber, names_in_log, secrets_in, secrets_of
 from kvstore.doctor.vocabulary import is_figure, vocabulary
 from tests.region.regions import init, regions_file
 from tests.running import Daemon, Place, kvstore
+from tests.test_tidy import ROOMS
 
 Serve = Callable[..., Daemon]
 
@@ -231,6 +233,11 @@ def test_a_secret_leaves_in_no_spelling(form: str, secret: str, is_known: bool) 
         left = scrubber.text(form.format(spelled))
         words = [word for word in re.findall(r"[A-Za-z0-9]{6,}", spelled) if word.lower() not in vocabulary()]
         assert not [word for word in words if word in left and not is_figure(word)], (form, spelled, left)
+
+
+def test_words_of_every_room_may_leave() -> None:
+    """A room that was forgotten would have its messages blacked out."""
+    assert set(vocabulary_module.ROOMS) == set(ROOMS)
 
 
 def test_our_own_lines_stay_readable() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +15,8 @@ import xxhash
 
 from replication.errors import Damaged
 from replication.manifests import (
+    MANIFEST_BYTES_MAX,
+    MANIFEST_CHUNKS_MAX,
     Chunk,
     File,
     Manifest,
@@ -20,7 +26,9 @@ from replication.manifests import (
     manifest_name,
     named,
     wrong_of_path,
+    wrong_of_tree,
 )
+from tests.running import ROOT
 
 
 def chunk_of(content: bytes) -> Chunk:
@@ -80,6 +88,82 @@ def test_no_file_lies_outside_or_below_another(paths: tuple[str, ...]) -> None:
     """Wherever a manifest is unpacked, it writes inside, and each file has its place."""
     with pytest.raises(Damaged, match="path"):
         decode(encode(manifest_of({path: [b"x"] for path in paths})), "x")
+
+
+def test_a_tree_of_any_depth_is_looked_at_once() -> None:
+    """As many paths as there may be, each as deep as it may be: looked at in seconds, and what is wrong is found among them."""
+    paths = [f"{number:05}" + "/a" * 500 for number in range(1 << 12)]
+    assert wrong_of_tree(paths) == "" and wrong_of_tree([*paths, paths[7]]) == "a path twice"
+    assert wrong_of_tree([*paths, "00007/a/a"]).endswith("below what is a file")
+    assert wrong_of_tree(["a", "a.b", "a b", "ab", "a-b/c"]) == ""
+    assert wrong_of_tree(["a", "a.b", "a b", "a/c"]) == "path 'a/c': below what is a file"
+
+
+@pytest.mark.parametrize("kind", ["places", "chunks", "files", "text", "depth"])
+def test_no_manifest_takes_more_memory_than_its_bound(kind: str, tmp_path: Path) -> None:
+    """The largest ones, of whatever they have most: read or refused with less than a gigabyte, in a process of its own."""
+    path = tmp_path / kind
+    path.write_bytes(largest(kind))
+    assert path.stat().st_size <= MANIFEST_BYTES_MAX
+    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1 << 20, f"{done.stdout} KiB"
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from replication.errors import Damaged
+from replication.manifests import decode
+try:
+    decode(Path(sys.argv[1]).read_bytes(), "x")
+except Damaged:
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def largest(kind: str) -> bytes:
+    """A manifest of nearly MANIFEST_BYTES_MAX under a checksum that matches."""
+    pack, room = msgspec.msgpack.encode, MANIFEST_BYTES_MAX - 40_000
+
+    def many(count: int, items: bytes) -> bytes:
+        return b"\xdd" + count.to_bytes(4, "big") + items
+
+    def file(path: str, size: int, places: bytes) -> bytes:
+        return b"\x94" + pack(path) + pack(size) + pack(bytes(32)) + places
+
+    def chunks(count: int) -> bytes:
+        each = (pack((bytes(28) + number.to_bytes(4, "big"), bytes(16), 1)) for number in range(count))
+        return many(count, b"".join(each))
+
+    no_places = many(0, b"")
+    if kind == "places":  # of three bytes, each a number of its own in memory
+        count = room // 3 // 40 - 100
+        found = file("f", count, many(count, b"\xcd\x01\x2c" * count))
+        body = chunks(400) + many(40, found * 40)
+    elif kind == "chunks":
+        body = chunks(min(MANIFEST_CHUNKS_MAX, room // 56)) + many(1, file("f", 0, no_places))
+    elif kind == "files":
+        files = (file(f"{number:04x}" + "\U0001f600" * 220, 0, no_places) for number in range(1 << 16))
+        body = chunks(0) + many(1 << 16, b"".join(files))
+    elif kind == "text":
+        text = b"\xdb" + (room - 100).to_bytes(4, "big") + b"a" * (room - 100)
+        body = chunks(0) + many(1, b"\x94" + text + pack(0) + pack(bytes(32)) + no_places)
+    else:
+        files = (file(f"{number:04x}" + "/a" * 450, 0, no_places) for number in range(1 << 16))
+        body = chunks(0) + many(1 << 16, b"".join(files))
+    head = b"\x99" + b"".join(map(pack, ("m", "r", bytes(32), 1.0, "x", "y", {})))
+    whole = head + body
+    return struct.pack("<8sII16s", b"KVMODEL1", len(whole), 0, xxhash.xxh3_128_digest(whole)) + whole
+
+
+def test_a_manifest_of_a_later_format_is_said_to_be_one() -> None:
+    """Not damaged, but newer: what to do about it follows from that."""
+    with pytest.raises(
+        Damaged, match=r"x: of format b'KVMODEL2', known here is b'KVMODEL1': a newer kvstore"
+    ):
+        decode(b"KVMODEL2" + encode(manifest_of(FILES))[8:], "x")
 
 
 @pytest.mark.parametrize(

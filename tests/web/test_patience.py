@@ -92,7 +92,7 @@ def test_a_web_process_that_ends_at_once_is_started_less_and_less_often(
     monkeypatch.setattr(asyncio, "sleep", wait)
     monkeypatch.setattr(webbing, "WEB_LOOK_S", 0.0)
     monkeypatch.setattr(webbing, "WEB_STEADY_S", 1e9)
-    monkeypatch.setattr(webbing, "_start", start)
+    monkeypatch.setattr(webbing, "start_child", start)
     asyncio.run(process.run())
     process.reap()
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
