@@ -1,1 +1,1 @@
-"""How fast models come to a node, and from there into an engine."""
+"""How near models come to what buckets, disks and memory do by themselves, and how others fare beside it."""
