@@ -7,8 +7,8 @@ A mounted volume is a directory, and a store like any directory. What the progra
 
 * Arguments are public, and it writes its log: a URL with a password is refused. Passwords come from its environment
   (META_PASSWORD; the keys of a bucket as for our own stores), and what it says is shown without them.
-* Of an SQLite database that is not there it makes an empty one, and a second `format` changes where the data of a volume lie:
-  both are asked before.
+* Of an SQLite database that is not there it makes an empty one: that is looked at before. A second `format` would change where
+  the data of a volume lie: it is run so that it changes nothing of a volume that is there, which must be the one that is meant.
 * `sync` finds nothing, with exit code 0, where its source is not there; one that was interrupted may end so, too. A run counts
   that found something and ended with the line that counts what it copied.
 * It compares sizes: whatever it copies is read back (--check-new), and `deep` compares the bytes of what was there, too.
@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import IO, Annotated, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -40,17 +40,7 @@ OLDEST: Final = (1, 3)
 TIMEOUT_S: Final = 60.0
 COPY_S_MAX: Final = 24 * 3600.0  # of a warmup, a sync
 VOLUME_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-ENGINES: Final = (
-    "sqlite3",
-    "redis",
-    "rediss",
-    "unix",
-    "postgres",
-    "mysql",
-    "tikv",
-    "etcd",
-    "fdb",
-)  # of metadata
+ENGINES: Final = ("sqlite3", "redis", "rediss", "unix", "postgres", "mysql", "tikv", "etcd", "fdb")
 SECRETS: Final = (
     *("META_PASSWORD", "SENTINEL_PASSWORD", "ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "JFS_RSA_PASSPHRASE"),
@@ -63,6 +53,9 @@ INTERNAL: Final = (
     ".trash",
     ".jfs.*",
 )  # at the root of a mount
+SAID_BYTES_MAX: Final = (
+    16 << 20
+)  # of what the program says, at its end: a sync that fails has a line for each file
 _MIB: Final = 1 << 20
 _VERSION: Final = re.compile(r"version v?(([0-9]+)\.([0-9]+)[0-9A-Za-z.+-]*)")
 _ENDED: Final = re.compile(r"<INFO>: Found: ([0-9]+),.*copied: ([0-9]+).*checked: ([0-9]+).*failed: ([0-9]+)")
@@ -134,28 +127,18 @@ class Juicefs:
     version: str
     environ: Mapping[str, str]
 
-    def run(self, words: Sequence[str], timeout_s: float, more: Mapping[str, str] | None = None) -> Ended:
-        """One run of it, to its end. more: of the environment. Raises VolumeError only where there was no end."""
-        return _run([self.path, "--no-agent", *words], {**self.environ, **(more or {})}, timeout_s)
-
-    def done(self, words: Sequence[str], timeout_s: float, more: Mapping[str, str] | None = None) -> Ended:
-        """As `run`. Raises VolumeError where it failed, too, with what it complained of."""
-        ended = self.run(words, timeout_s, more)
+    def run(
+        self, words: Sequence[str], timeout_s: float = TIMEOUT_S, more: Mapping[str, str] | None = None
+    ) -> Ended:
+        """One run of it, to its end. more: of the environment. Raises VolumeError with the first thing it complained of."""
+        ended = _run([self.path, "--no-agent", *words], {**self.environ, **(more or {})}, timeout_s)
         if ended.code:
-            raise VolumeError(f"juicefs {words[0]}: {self.complaint(ended)}")
+            found = _COMPLAINT.findall(ended.log)
+            why = found[0] if found else f"exit code {ended.code}"
+            for secret in filter(None, map(self.environ.get, SECRETS)):
+                why = why.replace(secret, "****")
+            raise VolumeError(f"juicefs {words[0]}: {why}")
         return ended
-
-    def complaint(self, ended: Ended) -> str:
-        """The cause, in one line: its first error."""
-        found = _COMPLAINT.findall(ended.log)
-        return self.harmless(found[0] if found else f"exit code {ended.code}")
-
-    def harmless(self, text: str) -> str:
-        """Without the secrets of its environment."""
-        for name in SECRETS:
-            if secret := self.environ.get(name):
-                text = text.replace(secret, "****")
-        return text
 
 
 def find_juicefs(environ: Mapping[str, str]) -> Juicefs:
@@ -186,12 +169,8 @@ class Volume:
             raise VolumeError(
                 f"volume name {name!r}: allowed are 3 to 63 of a-z, 0-9 and -, no - at either end"
             )
-        if not self.is_missing():
-            ended = self._program.run(["status", self.meta], TIMEOUT_S)
-            if ended.code and "not formatted" not in ended.log:
-                raise VolumeError(f"juicefs status: {self._program.complaint(ended)}")
         options = [f"--storage={storage.kind}", f"--bucket={storage.bucket}", "--no-update"]
-        self._program.done(["format", *options, self.meta, name], TIMEOUT_S)
+        self._program.run(["format", *options, self.meta, name])
         status = self.status()
         there = status.setting
         if (there.name, there.storage, there.bucket) != (name, *storage):
@@ -200,14 +179,9 @@ class Volume:
             )
         return status
 
-    def is_missing(self) -> bool:
-        """Whether its metadata are a file that is not there."""
-        path = _sqlite_path(self.meta)
-        return bool(path) and not os.path.isfile(path)
-
     def status(self) -> Status:
         self.must_be_there()
-        ended = self._program.done(["status", self.meta], TIMEOUT_S)
+        ended = self._program.run(["status", self.meta])
         try:
             return msgspec.json.decode(ended.output.encode(), type=Status)
         except ParserErrors as error:
@@ -230,12 +204,14 @@ class Volume:
         words = ["mount", "--background", "--no-usage-report", "--metrics=127.0.0.1:0", f"--log={cache}.log"]
         words += [f"--cache-dir={cache}", f"--cache-size={max(1, cache_bytes // _MIB)}"]
         words += ["--read-only"] if read_only else []
-        self._program.done([*words, self.meta, str(directory)], TIMEOUT_S)
+        self._program.run([*words, self.meta, str(directory)])
         if not os.path.ismount(directory):
             raise VolumeError(f"{directory}: is not mounted, though juicefs said so: see {cache}.log")
 
     def must_be_there(self) -> None:
-        if self.is_missing():
+        """Where its metadata are a file."""
+        path = self.meta.removeprefix("sqlite3://").partition("?")[0]
+        if path != self.meta and not os.path.isfile(path):
             raise VolumeError(f"{self.meta}: there is no such volume; format it first")
 
 
@@ -246,8 +222,8 @@ def warmup(program: Juicefs, paths: Sequence[Path]) -> tuple[int, float]:
         if not path.exists():
             raise VolumeError(f"{path}: there is no such file or directory")
     words = [str(path.absolute()) for path in paths]
-    program.done(["warmup", *words], COPY_S_MAX)
-    found = _CACHED.findall(program.done(["warmup", "--check", *words], COPY_S_MAX).log)
+    program.run(["warmup", *words], COPY_S_MAX)
+    found = _CACHED.findall(program.run(["warmup", "--check", *words], COPY_S_MAX).log)
     if not found:
         raise VolumeError("juicefs warmup --check: does not say how much is cached")
     files, share = found[-1]
@@ -265,7 +241,7 @@ def sync(program: Juicefs, source: Tree, destination: Tree, deep: bool) -> Synce
         raise VolumeError(f"{source}: there is no such directory")
     words = ["sync", "--check-all" if deep else "--check-new", "--metrics=127.0.0.1:0"]
     words += [f"--exclude=/{name}" for name in INTERNAL]
-    ended = program.done([*words, *ends], COPY_S_MAX, environ)
+    ended = program.run([*words, *ends], COPY_S_MAX, environ)
     counts = _ENDED.findall(ended.log)
     if not counts:
         raise VolumeError(f"juicefs sync: it ended before it had copied all of {source}; run it again")
@@ -304,11 +280,6 @@ def checked_meta(meta: str) -> str:
             f"metadata: {engine}: a password in it is seen by everybody: put it into META_PASSWORD"
         )
     return meta
-
-
-def _sqlite_path(meta: str) -> str:
-    """ "" of other engines."""
-    return meta.removeprefix("sqlite3://").partition("?")[0] if meta.startswith("sqlite3://") else ""
 
 
 def storage_of(url: str, endpoint: str, region: str) -> Storage:
@@ -355,9 +326,12 @@ def _run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> 
         except OSError as error:
             raise VolumeError(f"{words[0]}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise VolumeError(f"{words[0]} {words[2]}: no answer within {timeout_s:g} s") from error
-        said = []
-        for file in (output, log):
-            file.seek(0)
-            said.append(file.read().decode(errors="replace"))
-    return Ended(ended.returncode, *said)
+            verb = next(word for word in words[1:] if word != "--no-agent")
+            raise VolumeError(f"{words[0]} {verb}: no answer within {timeout_s:g} s") from error
+        return Ended(ended.returncode, _said(output), _said(log))
+
+
+def _said(file: IO[bytes]) -> str:
+    """The last of it."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - SAID_BYTES_MAX))
+    return file.read().decode(errors="replace")
