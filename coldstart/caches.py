@@ -30,11 +30,11 @@ import msgspec
 
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError, NoRoom
 from coldstart.models import published
+from coldstart.sources import true_chunk
 from replication.errors import Damaged
 from replication.manifests import (
     CACHES,
     MANIFEST_BYTES_MAX,
-    Chunk,
     File,
     Manifest,
     decode,
@@ -195,7 +195,7 @@ async def _fetch(objects: Objects, manifest: Manifest, file: File, path: Path) -
     digest = hashlib.sha256()
     with _new_file(path) as into:
         for place in file.chunks:
-            content = await _chunk(objects, manifest.chunks[place])
+            content = await true_chunk(objects, manifest.chunks[place])
             digest.update(content)
             await asyncio.to_thread(into.write, content)
     if digest.digest() != file.sha256:
@@ -203,13 +203,6 @@ async def _fetch(objects: Objects, manifest: Manifest, file: File, path: Path) -
             f"{objects.where}: {manifest.name}: {file.path}: its bytes are not what its digest says"
         )
     os.utime(path, ns=(0, RESTORED_NS))
-
-
-async def _chunk(objects: Objects, chunk: Chunk) -> memoryview:
-    content = await objects.get_within(chunk.name, chunk.size_bytes)
-    if hashlib.sha256(content).digest() != chunk.sha256:
-        raise ChunkDamaged(f"{objects.where}: {chunk.name}: its bytes are not what its name says")
-    return content
 
 
 def _new_file(path: Path) -> BufferedWriter:

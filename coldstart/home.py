@@ -28,23 +28,26 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
+
+import msgspec
 
 from coldstart.blocks import allocate
 from coldstart.errors import FilesWrong, InUse, ModelMissing, NoRoom
 from replication.errors import Damaged
-from replication.manifests import MANIFEST_BYTES_MAX, Manifest, decode, encode, is_model_name
+from replication.manifests import MANIFEST_BYTES_MAX, Manifest, decode, encode, is_model_name, manifest_name
 from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.direct import free_bytes
 from tiers.files import replace_file
+from tiers.parsing import ParserErrors
 from tiers.reading import Unreadable, read_bytes
 from tiers.sizes import format_bytes
 
 MARK: Final = ".kvstore-model"
 MODELS: Final = "models--"
 MAIN: Final = "main"
-PROGRESS: Final = "~progress"
-_UNDER_WAY, _PINS, _LEAVING = ".under-way", ".pins", "~leaving"
+_UNDER_WAY, _PINS, _LEAVING, _PROGRESS = ".under-way", ".pins", "~leaving", "~progress"
+_MODE: Final = 0o666  # less the umask, as of the files beside them: engines of other users read them, too
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger("coldstart.home")
@@ -63,8 +66,29 @@ class Revision(NamedTuple):
         return name_of(self.manifest.model, self.manifest.revision)
 
 
-class Use:
-    """Of a revision: until it is closed, or the process has ended, it stays where it is."""
+class Said(msgspec.Struct):
+    """What a process that fills a revision writes of how far it is, for others."""
+
+    total_bytes: int
+    kept_bytes: int
+    by_source: dict[str, int]
+    bytes_per_s: float
+
+    @property
+    def left_bytes(self) -> int:
+        return self.total_bytes - self.kept_bytes - sum(self.by_source.values())
+
+
+def said_in(words: bytes) -> Said | None:
+    """None where that is nothing yet."""
+    try:
+        return msgspec.json.decode(words, type=Said)
+    except ParserErrors:
+        return None
+
+
+class _Held:
+    """A revision's directory, on which this process has a lock until it closes it, or has ended."""
 
     def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
         self.path = path
@@ -77,30 +101,24 @@ class Use:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class UnderWay:
-    """A revision that this process alone fills: files of their full length below `path`."""
+class Use(_Held):
+    """Of a whole revision: nobody evicts it meanwhile."""
 
-    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
-        self.path = path
-        self.manifest = manifest
-        self._fd = fd
 
-    @property
-    def progress_path(self) -> Path:
-        return self.path.with_name(self.path.name + PROGRESS)
+class UnderWay(_Held):
+    """A revision that this process alone fills: files of their full length below `path`. What was filled stays for the next one."""
 
-    def close(self) -> None:
-        """What was filled stays for the next one. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def say(self, said: Said) -> None:
+        """For whoever waits; nothing depends on it, and where the disk is full it is not said."""
+        with suppress(OSError):
+            _progress(self.path).write_bytes(msgspec.json.encode(said))
 
 
 class Home:
@@ -120,7 +138,7 @@ class Home:
         return self.path / f"{MODELS}{model}" / "snapshots" / revision
 
     def place_under_way(self, model: str, revision: str) -> Path:
-        """Of its files while they are filled; how far they are stands beside it."""
+        """Of its files while they are filled."""
         return self._under_way / name_of(model, revision)
 
     def find(self, model: str, revision: str = "") -> Revision:
@@ -137,27 +155,24 @@ class Home:
         """Raises ModelMissing, FilesWrong."""
         while True:
             found = self.find(model, revision)
-            fd = _opened(found.path)
-            if fd is None:
-                continue
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            if _lies_at(fd, found.path):
+            if (fd := shared(found.path)) is not None:  # else evicted in this moment
                 with suppress(OSError):  # another user's, or read-only
                     os.utime(found.path / MARK)
                 return Use(found.path, found.manifest, fd)
-            os.close(fd)  # evicted in this moment
 
     def revisions(self) -> list[Revision]:
         """Those that are whole, the one used last first."""
         found = []
-        for path in self.path.glob(f"{MODELS}*/snapshots/*"):
-            with suppress(ModelMissing, FilesWrong):
-                found.append(self._revision(path, path.parts[-3].removeprefix(MODELS), path.name))
+        for folder in filter(lambda name: name.startswith(MODELS), _names(self.path)):
+            for revision in _names(self.path / folder / "snapshots"):
+                model = folder.removeprefix(MODELS)
+                with suppress(ModelMissing, FilesWrong):
+                    found.append(self._revision(self.place(model, revision), model, revision))
         return sorted(found, key=lambda one: -one.used_s)
 
-    def under_way(self) -> list[tuple[str, bytes]]:
+    def under_way(self) -> list[tuple[str, Said | None]]:
         """Names of those that were begun, and what is known of how far they are."""
-        return [(name, _content(self._under_way / (name + PROGRESS))) for name in sorted(self._begun())]
+        return [(name, said_at(self._under_way / name)) for name in sorted(self._begun())]
 
     def is_used(self, model: str, revision: str) -> bool:
         return _is_held(self.place(model, revision))
@@ -167,16 +182,19 @@ class Home:
         return text if is_model_name(text) else "-"
 
     def _revision(self, path: Path, model: str, revision: str) -> Revision:
-        mark = path / MARK
-        manifest = _manifest(mark)
-        if (manifest.model, manifest.revision) != (model, revision):
-            raise FilesWrong(f"{mark}: says it is {name_of(manifest.model, manifest.revision)}")
+        manifest, name = read_mark(path), name_of(model, revision)
+        if manifest is None or manifest.name != manifest_name(model, revision):
+            raise FilesWrong(f"{path / MARK}: is not there, or of another revision")
         for file in manifest.files:
             if not _has_size(path / file.path, file.size_bytes):
                 raise FilesWrong(
-                    f"{path / file.path}: not {file.size_bytes} bytes long any more: kvstore model preload {name_of(model, revision)} mends it"
+                    f"{path / file.path}: not {file.size_bytes} bytes long any more: kvstore model preload {name} mends it"
                 )
-        return Revision(path, manifest, mark.stat().st_mtime, self._pin(model, revision).exists())
+        try:
+            used_s = os.lstat(path / MARK).st_mtime
+        except OSError as error:  # evicted in this moment
+            raise FilesWrong(f"{path / MARK}: {error.strerror}") from error
+        return Revision(path, manifest, used_s, self._pin(model, revision).exists())
 
     # -- pins --
 
@@ -199,10 +217,7 @@ class Home:
 
     def pins(self) -> set[str]:
         """Names of those that are pinned."""
-        try:
-            return set(os.listdir(self.path / _PINS))
-        except OSError:  # there is none yet
-            return set()
+        return set(_names(self.path / _PINS))
 
     def _pin(self, model: str, revision: str) -> Path:
         return self.path / _PINS / name_of(model, revision)
@@ -254,7 +269,7 @@ class Home:
             for folder in (place.parent, place.parent.parent, self.path, self._under_way):
                 _sync(folder)
             self._refer(manifest.model, manifest.revision, is_main)
-        filled.progress_path.unlink(missing_ok=True)
+        _progress(filled.path).unlink(missing_ok=True)
         filled.close()
         return place
 
@@ -270,7 +285,7 @@ class Home:
         is_free = not self.place(model, self._main(model)).is_dir()
         for name in (revision, *((MAIN,) if is_main or is_free else ())):
             if _content(refs / name) != revision.encode():
-                replace_file(refs / name, revision.encode())
+                replace_file(refs / name, revision.encode(), _MODE)
 
     def _is_whole(self, manifest: Manifest) -> bool:
         try:
@@ -299,7 +314,7 @@ class Home:
 
     def _allocate(self, manifest: Manifest, path: Path) -> None:
         mark = path / MARK
-        if not _says(mark, manifest):  # of another one, or not there
+        if not _says(path, manifest):  # of another one, or not there
             for entry in path.iterdir():
                 _remove(entry)
         own, folders = set[tuple[int, int]](), {path}
@@ -314,7 +329,7 @@ class Home:
                 )
             own.add((found.st_dev, found.st_ino))
         if not mark.exists():
-            replace_file(mark, encode(manifest))
+            replace_file(mark, encode(manifest), _MODE)
 
     # -- what leaves --
 
@@ -393,7 +408,7 @@ class Home:
             os.rename(path, target)
         self._forget(*name.split("@"))
         _remove(target)
-        (self._under_way / (name + PROGRESS)).unlink(missing_ok=True)
+        _progress(self._under_way / name).unlink(missing_ok=True)
         return True
 
     def _forget(self, model: str, revision: str) -> None:
@@ -409,22 +424,23 @@ class Home:
                 empty.rmdir()
 
     def _begun(self) -> set[str]:
-        found = os.listdir(self._under_way) if self._under_way.is_dir() else []
+        found = _names(self._under_way)
         return {name for name in found if "~" not in name and (self._under_way / name).is_dir()}
 
     def _begun_bytes(self, name: str) -> tuple[int, int]:
         """How large it will be, and how much of the disk it has."""
         path = self._under_way / name
         there_bytes = _allocated_bytes(path)
-        with suppress(ModelMissing, FilesWrong):
-            return _manifest(path / MARK).size_bytes, there_bytes
+        with suppress(FilesWrong):
+            if (manifest := read_mark(path)) is not None:
+                return manifest.size_bytes, there_bytes
         return there_bytes, there_bytes
 
     def _sweep(self) -> None:
         """What killed processes were removing."""
-        for entry in self._under_way.iterdir():
-            if entry.name.endswith(_LEAVING):
-                _remove(entry)
+        for name in _names(self._under_way):
+            if name.endswith(_LEAVING):
+                _remove(self._under_way / name)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -465,19 +481,22 @@ def default_models_dir() -> Path:
     return next((place for place in places if place.is_dir()), places[0])
 
 
-def _manifest(mark: Path) -> Manifest:
+def read_mark(directory: Path) -> Manifest | None:
+    """The manifest of the revision in this directory; None where it is a directory like any other. Raises FilesWrong."""
+    mark = directory / MARK
     try:
         return decode(read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), str(mark))
     except (Unreadable, Damaged) as error:
+        if isinstance(error, Unreadable) and error.is_missing:
+            return None
         raise FilesWrong(str(error)) from error
 
 
-def _says(mark: Path, manifest: Manifest) -> bool:
-    try:
-        found = _manifest(mark)
-    except FilesWrong:
-        return False
-    return (found.files, found.chunks) == (manifest.files, manifest.chunks)
+def _says(directory: Path, manifest: Manifest) -> bool:
+    with suppress(FilesWrong):
+        found = read_mark(directory)
+        return found is not None and (found.files, found.chunks) == (manifest.files, manifest.chunks)
+    return False
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:
@@ -494,25 +513,42 @@ def _content(path: Path) -> bytes:
     return b""
 
 
-def _opened(path: Path) -> int | None:
-    """A descriptor of a directory; None where it is gone."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _names(folder: Path) -> list[str]:
+    """What lies in it; [] where it is not there, or goes in this moment."""
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _progress(under_way: Path) -> Path:
+    return under_way.with_name(under_way.name + _PROGRESS)
+
+
+def said_at(under_way: Path) -> Said | None:
+    """How far the revision is that is filled there, as its process said last."""
+    return said_in(_content(_progress(under_way)))
+
+
+def shared(path: Path) -> int | None:
+    """A descriptor of a revision's directory, whose lock keeps it where it is; None where it is gone. Blocks while somebody is
+    about to move it."""
+    return _with_lock(path, fcntl.LOCK_SH)
 
 
 def _held(path: Path) -> int | None:
     """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there."""
-    fd = _opened(path)
-    if fd is None:
-        return None
+    return _with_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _with_lock(path: Path, how: int) -> int | None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _lies_at(fd, path):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(fd, how)
+        if os.path.samestat(os.fstat(fd), os.lstat(path)):
             return fd
-    except BlockingIOError:
-        pass
     os.close(fd)
     return None
 
@@ -534,13 +570,6 @@ def _is_held(path: Path, or_missing: bool = True) -> bool:
         return False
     with _holding(path) as is_free:
         return not is_free
-
-
-def _lies_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except OSError:
-        return False
 
 
 def _allocated_bytes(path: Path) -> int:

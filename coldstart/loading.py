@@ -32,15 +32,12 @@ from coldstart.blocks import read_all
 from coldstart.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
 from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
-from coldstart.home import MARK
 from coldstart.reading import Tensor
 from coldstart.ring import DAMAGED, FAILED, HUGE_PAGE_BYTES, NEVER_OFFSET, READY, Ring
 from coldstart.weight_plan import Piece, Plan, Span, WeightFile, is_cut_at_tensors
-from replication.errors import Damaged
-from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode
+from replication.manifests import Chunk, File, Manifest
 from tiers.copying import Pinned
 from tiers.pages import advise_huge
-from tiers.reading import Unreadable, read_bytes
 
 BUFFER_BYTES: Final = 512 << 20  # of the ring, by default: tensors up to a quarter of it are not copied
 THREADS: Final = 8  # that read, of all ranks of a node together
@@ -306,18 +303,6 @@ class Loading:
 
 
 # ---- which files, and what is in them ---------------------------------------------------------
-
-
-def read_mark(directory: Path) -> Manifest | None:
-    """The manifest of a whole revision in this directory; None where it is a directory like any other. Raises FilesWrong."""
-    try:
-        return decode(read_bytes(directory / MARK, MANIFEST_BYTES_MAX, follow=False), str(directory / MARK))
-    except Unreadable as error:
-        if error.is_missing:
-            return None
-        raise FilesWrong(str(error)) from error
-    except Damaged as error:
-        raise FilesWrong(str(error)) from error
 
 
 def weight_file(path: Path, file: File, manifest: Manifest, is_header_alone: bool = False) -> WeightFile:

@@ -12,39 +12,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
-
-import msgspec
 
 from coldstart.blocks import Tree
 from coldstart.errors import FilesWrong, ModelMissing
 from coldstart.filling import STREAMS, Filling, Progress
-from coldstart.home import Home, Revision, UnderWay, name_of
+from coldstart.home import Home, Revision, Said, UnderWay, name_of, said_at
 from coldstart.models import find, read
 from coldstart.reading import untrue
 from coldstart.sources import Bucket, Local
 from replication.manifests import Manifest
 from tiers.objects import Objects
-from tiers.parsing import ParserErrors
 from tiers.together import in_full, meanwhile
 
 LOOK_S: Final = 0.2  # between two looks how far another process is
 SAY_S: Final = 0.5  # between two words about how far this one is
-
-
-class Said(msgspec.Struct):
-    """What a process writes of how far it is, for others."""
-
-    total_bytes: int
-    kept_bytes: int
-    by_source: dict[str, int]
-    bytes_per_s: float
-
-    @property
-    def left_bytes(self) -> int:
-        return self.total_bytes - self.kept_bytes - sum(self.by_source.values())
 
 
 class Preloaded(NamedTuple):
@@ -83,12 +66,11 @@ async def preload(
         manifest = manifest or await read(objects, name_of(model, chosen))
         filling = await _begun(home, manifest)
         if filling is None:
-            words = dict(home.under_way()).get(name_of(model, chosen), b"")
-            if (said := said_in(words)) is not None:
+            if (said := said_at(home.place_under_way(model, chosen))) is not None:
                 follow(said)
             await asyncio.sleep(LOOK_S)
             continue
-        with closing(filling):
+        with filling:
             sources = [Local(await asyncio.to_thread(_others, home)), Bucket(objects)]
             async with meanwhile(_say(filling, progress, follow)):
                 await Filling(Tree(filling.path), manifest, sources, progress, streams).fill()
@@ -97,14 +79,6 @@ async def preload(
         is_new = True
     await asyncio.to_thread(home.refer, model, chosen, not revision)
     return Preloaded(found.path, found.manifest, is_new)
-
-
-def said_in(words: bytes) -> Said | None:
-    """What the process that fills a revision has written; None where that is nothing yet."""
-    try:
-        return msgspec.json.decode(words, type=Said)
-    except ParserErrors:
-        return None
 
 
 def _whole(home: Home, model: str, revision: str) -> Revision | None:
@@ -141,7 +115,7 @@ async def _say(filling: UnderWay, progress: Progress, follow: Follow) -> None:
     while True:
         said = _said(progress)
         follow(said)
-        filling.progress_path.write_bytes(msgspec.json.encode(said))
+        await asyncio.to_thread(filling.say, said)
         await asyncio.sleep(SAY_S)
 
 

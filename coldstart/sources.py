@@ -10,6 +10,7 @@ checksum, and counts the bytes under the source's name.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from coldstart.blocks import read_all
+from coldstart.errors import ChunkDamaged
 from replication.manifests import Chunk, Manifest
 from tiers.objects import Objects
 from tiers.together import in_full
@@ -62,6 +64,14 @@ class Bucket(Source):
             view[:] = content[at : at + len(view)]
             at += len(view)
         return True
+
+
+async def true_chunk(objects: Objects, chunk: Chunk) -> memoryview:
+    """From a bucket, compared with the SHA-256 that it is named by. Raises ChunkDamaged, ObjectError."""
+    content = memoryview(await objects.get_within(chunk.name, chunk.size_bytes))
+    if hashlib.sha256(content).digest() != chunk.sha256:
+        raise ChunkDamaged(f"{objects.where}: {chunk.name}: its bytes are not what its name says")
+    return content
 
 
 class Place(NamedTuple):

@@ -15,8 +15,6 @@ ones once they are.
 from __future__ import annotations
 
 import copy
-import fcntl
-import hashlib
 import os
 import subprocess
 import sys
@@ -34,12 +32,13 @@ from msgspec import Meta
 
 from coldstart.cutting import HEADER_BYTES_MAX
 from coldstart.direct_runs import RunsFile
-from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
-from coldstart.home import PROGRESS, Home, name_of
-from coldstart.loading import Chunks, WholeFiles, read_mark, weight_file
+from coldstart.errors import FilesWrong, ModelError
+from coldstart.home import Home, name_of, read_mark, said_at, shared
+from coldstart.loading import Chunks, WholeFiles, weight_file
+from coldstart.sources import true_chunk
 from coldstart.weight_plan import Piece, Plan, WeightFile
 from replication.errors import Damaged
-from replication.manifests import MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
+from replication.manifests import MANIFEST_BYTES_MAX, File, Manifest, decode, encode
 from replication.sealed import seal, unseal
 from tiers.objects import Objects
 from tiers.reading import Unreadable, read_bytes
@@ -49,18 +48,8 @@ START: Final = ".kvstore-start"
 SAFETENSORS: Final = ".safetensors"
 # Other files of weights: no part of a start directory.
 LEFT_OUT: Final = (
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".onnx",
-    ".onnx_data",
-    ".h5",
-    ".msgpack",
-    ".npz",
-    ".tflite",
-)
+    ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz", ".tflite",
+)  # fmt: skip
 SMALL_BYTES_MAX: Final = 512 << 20  # of all that an engine needs before weights: tokenizers have some 20 MB
 _MAGIC: Final = b"KVSTART1"
 _LOOK_S: Final = 0.02  # between looks for a piece
@@ -78,12 +67,6 @@ class _Start(msgspec.Struct, frozen=True, array_like=True):
     manifest: bytes
     home: Annotated[str, Meta(max_length=4096)]
     arguments: Annotated[list[str], Meta(max_length=64)]
-
-
-class _Said(msgspec.Struct):
-    """Of what a preload writes of how far it is (coldstart/preload.py, which imports more than an engine should)."""
-
-    by_source: dict[str, int]
 
 
 class Revision:
@@ -140,7 +123,7 @@ class Starting(Revision):
         super().__init__(directory, decode(start.manifest, str(directory / START)))
         home, names = Home(Path(start.home)), (self.manifest.model, self.manifest.revision)
         self.place, self.under_way = home.place(*names), home.place_under_way(*names)
-        self._order = [sys.executable, "-m", "kvstore", "model", "preload", self.name, *start.arguments]
+        self._order = [sys.executable, "-P", "-m", "kvstore", "model", "preload", self.name, *start.arguments]
         self._preload: subprocess.Popen[bytes] | None = None
         self._errors: Any = None
         self._by_source: dict[str, int] = {}
@@ -186,9 +169,8 @@ class Starting(Revision):
 
     def look(self) -> None:
         """How far it is. Raises ModelError where it will not come."""
-        with suppress(Unreadable, msgspec.MsgspecError):
-            words = read_bytes(self.under_way.with_name(self.under_way.name + PROGRESS), _SAID_BYTES_MAX)
-            self._by_source = msgspec.json.decode(words, type=_Said).by_source
+        if (said := said_at(self.under_way)) is not None:
+            self._by_source = said.by_source
         ended = None if self._preload is None else self._preload.poll()
         if ended == 0 and not self.is_whole():
             raise ModelError(f"{self.name}: has left {self.place.parent} again")
@@ -267,9 +249,7 @@ def _is_filled(fd: int, at: int, size_bytes: int) -> bool:
 
 def use(directory: Path) -> None:
     """Hold a revision until this process ends: nobody evicts it. Blocks while somebody is about to. Raises OSError."""
-    if directory not in _used:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+    if directory not in _used and (fd := shared(directory)) is not None:
         _used[directory] = fd
 
 
@@ -281,17 +261,23 @@ def open_revision(directory: Path) -> Revision | None:
     if manifest is not None:
         use(directory)
         return Revision(directory, manifest)
+    mark = directory / START
     try:
-        content = read_bytes(directory / START, MANIFEST_BYTES_MAX, follow=False)
-        return Starting(
-            directory, unseal(_MAGIC, content, _Start, str(directory / START), MANIFEST_BYTES_MAX)
+        start = unseal(
+            _MAGIC, read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), _Start, str(mark), MANIFEST_BYTES_MAX
         )
-    except Unreadable as error:
-        if error.is_missing:
+        found = Starting(directory, start)
+    except (Unreadable, Damaged) as error:
+        if isinstance(error, Unreadable) and error.is_missing:
             return None
         raise FilesWrong(str(error)) from error
-    except Damaged as error:
-        raise FilesWrong(str(error)) from error
+    if directory.resolve() != _place(Path(start.home), found.manifest).resolve():  # it says what is run
+        raise FilesWrong(f"{mark}: not of this place: kvstore model start {found.name}")
+    return found
+
+
+def _place(home: Path, manifest: Manifest) -> Path:
+    return home / ".starts" / name_of(manifest.model, manifest.revision)
 
 
 # ---- making one -----------------------------------------------------------------------------
@@ -309,7 +295,7 @@ async def make_start(objects: Objects, manifest: Manifest, home: Path, arguments
             manifest,
             f"its files beside the weights have {format_bytes(small_bytes)} of {format_bytes(SMALL_BYTES_MAX)}",
         )
-    target = home / ".starts" / name_of(manifest.model, manifest.revision)
+    target = _place(home, manifest)
     target.mkdir(parents=True, exist_ok=True)
     for file in needed:
         path = target / file.path
@@ -327,7 +313,7 @@ async def _put_start(objects: Objects, manifest: Manifest, file: File, path: Pat
     for _, chunk in manifest.chunks_of(file):
         if len(content) >= wanted:
             break
-        content += await _chunk(objects, chunk)
+        content += await true_chunk(objects, chunk)
         if is_weights and len(content) >= 8:
             header_bytes = int.from_bytes(content[:8], "little")
             if header_bytes > min(HEADER_BYTES_MAX, file.size_bytes - 8):
@@ -342,13 +328,6 @@ async def _put_start(objects: Objects, manifest: Manifest, file: File, path: Pat
 def _refuse(manifest: Manifest, why: str) -> NoReturn:
     name = name_of(manifest.model, manifest.revision)
     raise FilesWrong(f"{name}: an engine cannot start before it is here: {why}: kvstore model preload {name}")
-
-
-async def _chunk(objects: Objects, chunk: Chunk) -> bytes:
-    content = bytes(await objects.get_within(chunk.name, chunk.size_bytes))
-    if hashlib.sha256(content).digest() != chunk.sha256:
-        raise ChunkDamaged(f"{chunk.name}: its bytes are not those of its name, in {objects.where}")
-    return content
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -56,8 +56,6 @@ def show_local(args: argparse.Namespace) -> int:
 
 
 def _document(home: Home) -> dict[str, Any]:
-    from coldstart.preload import said_in
-
     whole = [
         {
             "model": one.manifest.model,
@@ -71,8 +69,7 @@ def _document(home: Home) -> dict[str, Any]:
         for one in home.revisions()
     ]
     begun = []
-    for name, words in home.under_way():
-        said = said_in(words)
+    for name, said in home.under_way():
         model, _, revision = name.partition("@")
         begun.append(
             {

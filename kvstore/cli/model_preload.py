@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coldstart.filling import Progress
-    from coldstart.preload import Preloaded, Said
+    from coldstart.home import Said
+    from coldstart.preload import Preloaded
     from tiers.objects import Objects
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Final
 
-from coldstart.preload import Said, said_in
+from coldstart.home import Said, said_in
 from kvstore.daemon.config import Config
 from kvstore.daemon.webbing import start_child
 from kvstore.protocol import answers

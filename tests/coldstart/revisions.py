@@ -11,8 +11,7 @@ from pathlib import Path
 import xxhash
 
 from coldstart.cutting import cut, read_header
-from coldstart.home import MARK
-from coldstart.loading import read_mark
+from coldstart.home import MARK, read_mark
 from coldstart.resident import CONTENT_BYTES, fill, layout_of
 from coldstart.sources import Local
 from kvstore.client import models

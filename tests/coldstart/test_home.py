@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -215,6 +216,45 @@ def test_a_damaged_mark_is_no_revision(tmp_path: Path, bring: Callable[..., Path
     (path / home_module.MARK).write_bytes(b"")
     Home(tmp_path).evict("a")
     assert not path.exists()
+
+
+def test_one_that_is_evicted_while_it_is_looked_at(
+    tmp_path: Path, bring: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists models has the others, and no failure; whoever looks for it hears that it is not there."""
+    for model in ("a", "b"):
+        bring(model)
+    has_size = home_module._has_size
+
+    def evicted_meanwhile(path: Path, size_bytes: int) -> bool:
+        found = has_size(path, size_bytes)
+        if path.name == "w.bin" and "models--a" in path.parts:
+            shutil.rmtree(tmp_path / "models--a")
+        return found
+
+    monkeypatch.setattr(home_module, "_has_size", evicted_meanwhile)
+    assert there(tmp_path) == {"b"}
+    with pytest.raises(ModelMissing):
+        Home(tmp_path).find("a")
+
+
+def test_users_of_other_names_may_read_what_is_whole(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """The daemon of one user preloads, an engine of another one loads: names and manifests are as readable as the files."""
+    umask = os.umask(0o022)
+    try:
+        path = bring("a")
+    finally:
+        os.umask(umask)
+    for file in (path / "w.bin", path / home_module.MARK, *(path.parents[1] / "refs").iterdir()):
+        assert file.stat().st_mode & 0o777 == 0o644, file
+
+
+def test_a_preload_that_cannot_say_how_far_it_is_goes_on(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """The room for its files was taken before; that of a word about them may be missing."""
+    (tmp_path / ".under-way").mkdir()
+    (tmp_path / ".under-way" / "a@r~progress").symlink_to("/dev/full")
+    bring("a")
+    assert os.listdir(tmp_path / ".under-way") == []
 
 
 @pytest.mark.parametrize("text", ["", "@", "a@", "../a", "a@../b", "A", "a/b", "a@b@c", "x" * 97])

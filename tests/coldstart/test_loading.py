@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from coldstart import ring as rings
 from coldstart.errors import ChunkDamaged, FilesWrong
-from coldstart.loading import Loading, WholeFiles, read_mark, weight_file
+from coldstart.home import read_mark
+from coldstart.loading import Loading, WholeFiles, weight_file
 from coldstart.ring import SharedRing, make_shared
 from coldstart.weight_plan import Plan
 from replication import manifests

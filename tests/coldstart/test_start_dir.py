@@ -173,6 +173,27 @@ def test_what_an_engine_needs_first_is_small(bucket: Bucket, monkeypatch: pytest
     assert not bucket.models.exists()
 
 
+def test_a_start_directory_counts_where_it_was_made(bucket: Bucket, tmp_path: Path) -> None:
+    """It says what is run, and where to: one that came with somebody's model is refused."""
+    directory = started(bucket)
+    (tmp_path / "link").symlink_to(directory)
+    assert isinstance(open_revision(tmp_path / "link"), Starting)
+    shutil.copytree(directory, tmp_path / "copy")
+    with pytest.raises(FilesWrong, match="not of this place: kvstore model start tiny@r1"):
+        open_revision(tmp_path / "copy")
+
+
+def test_the_folder_that_an_engine_runs_in_is_not_searched_for_our_code(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preload is ours, also where something else is called kvstore there."""
+    directory = started(bucket)
+    (tmp_path / "here" / "kvstore").mkdir(parents=True)
+    (tmp_path / "here" / "kvstore" / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert_right(bucket, load(directory)[1])
+
+
 def test_what_an_engine_imports_of_it() -> None:
     """Nothing of buckets and databases: a loader is imported in every rank."""
     heavy = ("obstore", "boto3", "rocksdict", "pydantic", "grpc", "torch", "aiohttp", "zstandard")
