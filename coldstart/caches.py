@@ -14,21 +14,20 @@ node that may use caches could sign some. SHA-256 is compared, of every chunk an
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import hmac
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from io import BufferedWriter
+from collections.abc import Mapping
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError, NoRoom
+from coldstart.home import locked
 from coldstart.models import published
 from coldstart.sources import true_chunk
 from replication.errors import Damaged
@@ -44,6 +43,7 @@ from replication.manifests import (
 )
 from tiers.direct import free_bytes
 from tiers.errors import ObjectMissing
+from tiers.files import replace_file
 from tiers.objects import Objects
 from tiers.reading import Unreadable, read_bytes
 from tiers.together import together
@@ -150,7 +150,7 @@ class Home:
         """
         os.makedirs(self.path, mode=0o700, exist_ok=True)
         final = self.path / manifest.key
-        with _locked(self.path / ".lock"):
+        with locked(self.path):
             if _restored(final) == manifest:
                 return final / "cache"
             if manifest.size_bytes > free_bytes(self.path):
@@ -178,8 +178,7 @@ class Home:
                 await _fetch(objects, manifest, file, cache / file.path)
 
         await together(fetch() for _ in range(READS))
-        with _new_file(under_way / "manifest") as into:
-            into.write(encode(manifest))
+        replace_file(under_way / "manifest", encode(manifest))
 
 
 def _restored(directory: Path) -> Manifest | None:
@@ -193,7 +192,8 @@ def _restored(directory: Path) -> Manifest | None:
 async def _fetch(objects: Objects, manifest: Manifest, file: File, path: Path) -> None:
     """One file, compared with its digests. Raises ChunkDamaged, ObjectError, OSError."""
     digest = hashlib.sha256()
-    with _new_file(path) as into:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with BufferedWriter(FileIO(os.open(path, flags, 0o600), "w")) as into:
         for place in file.chunks:
             content = await true_chunk(objects, manifest.chunks[place])
             digest.update(content)
@@ -203,22 +203,6 @@ async def _fetch(objects: Objects, manifest: Manifest, file: File, path: Path) -
             f"{objects.where}: {manifest.name}: {file.path}: its bytes are not what its digest says"
         )
     os.utime(path, ns=(0, RESTORED_NS))
-
-
-def _new_file(path: Path) -> BufferedWriter:
-    """Of this user alone. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o600), "wb")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 class Used(NamedTuple):

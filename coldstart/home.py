@@ -445,12 +445,19 @@ class Home:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._under_way.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._under_way, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(self._under_way):
             yield
-        finally:
-            os.close(fd)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """By nobody else meanwhile: waits for those that have it. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def name_of(model: str, revision: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,6 +46,13 @@ def asked_of_bucket(args: argparse.Namespace, work: Callable[[Objects], Awaitabl
     except ModelError as error:
         missing = isinstance(error, ModelMissing)
         raise CliError(str(error), exit_code=NOT_FOUND if missing else FAILED) from error
+
+
+def this_user() -> str:
+    """Who publishes, or removes: USER@HOST."""
+    from kvstore.doctor.findings import user_name
+
+    return f"{user_name(os.getuid())}@{platform.node()}"
 
 
 def _opening(args: argparse.Namespace) -> Callable[[], Awaitable[Objects]]:

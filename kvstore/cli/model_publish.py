@@ -15,19 +15,18 @@ Names that begin with a dot are left out. Files that are cut off, or change mean
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import NOT_FOUND, CliError
-from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
 from kvstore.cli.model_env import add_environment_arguments, environment_of, signing_key
 from kvstore.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, format_duration, plural, printable
 
 if TYPE_CHECKING:
+    from coldstart.tree import Tree
     from replication.manifests import Manifest
     from tiers.objects import Objects
 
@@ -50,39 +49,43 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 def run_verb(args: argparse.Namespace) -> int:
     if not args.directory.is_dir():
         raise CliError(f"model publish: {args.directory}: no such directory", exit_code=NOT_FOUND)
-    if args.with_cache:
-        signing_key(args)  # asked before the work
+    key = signing_key(args) if args.with_cache else b""
     with progress_bars(of_bytes=True) as bars:
-        document = asked_of_bucket(args, lambda objects: _published(objects, args, later(bars)))
+        document = asked_of_bucket(args, lambda objects: _published(objects, args, key, later(bars)))
     return present(args, document, _show)
 
 
-async def _published(objects: Objects, args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+async def _published(
+    objects: Objects, args: argparse.Namespace, key: bytes, progress: Progress
+) -> dict[str, Any]:
+    """Whatever can be refused of the model or its caches is, before anything of either is put. key: of caches."""
+    from coldstart.caches import signed
     from coldstart.models import check_name, published
     from coldstart.publish import digested, manifest_of, publish
     from coldstart.tree import find_files
-    from kvstore.doctor.findings import user_name
 
     begun_s = time.monotonic()
     check_name("model", args.name)
     if args.revision:
         check_name("revision", args.revision)
     tree = find_files(args.directory)
+    caches = find_files(args.with_cache) if args.with_cache else None
     await published(objects, args.name)  # a bucket that refuses says so before all files are read
-    by = args.by or f"{user_name(os.getuid())}@{platform.node()}"
+    by = (args.by or this_user())[:200]
     now_s = time.time()  # for people only: what counts is the store's clock
-    manifest = manifest_of(
-        await digested(tree, progress),
-        args.name,
-        args.revision,
-        by[:200],
-        printable(str(tree.directory))[:1000],
-        now_s,
-        {},
-    )
+
+    async def made(tree: Tree, revision: str, about: dict[str, str]) -> Manifest:
+        files, source = await digested(tree, progress), printable(str(tree.directory))[:1000]
+        return manifest_of(files, args.name, revision, by, source, now_s, about)
+
+    manifest = await made(tree, args.revision, {})
+    of_caches = None
+    if caches is not None:
+        about = environment_of(args, manifest.model, manifest.revision)
+        of_caches = signed(await made(caches, manifest.revision, about), key)
     stored = await publish(objects, tree, manifest, args.again, progress)
-    if args.with_cache:
-        await _publish_caches(objects, args, manifest, stored.manifest.revision, progress)
+    if caches is not None and of_caches is not None:
+        await publish(objects, caches, of_caches, args.again, progress)
     return {
         "bucket": objects.where,
         "model": stored.manifest.model,
@@ -97,21 +100,6 @@ async def _published(objects: Objects, args: argparse.Namespace, progress: Progr
         "with_cache": bool(args.with_cache),
         "took_s": round(time.monotonic() - begun_s, 3),
     }
-
-
-async def _publish_caches(
-    objects: Objects, args: argparse.Namespace, of: Manifest, revision: str, progress: Progress
-) -> None:
-    """Beside the revision, which is there."""
-    from coldstart.caches import signed
-    from coldstart.publish import digested, manifest_of, publish
-    from coldstart.tree import find_files
-
-    tree = find_files(args.with_cache)
-    source, about = printable(str(tree.directory))[:1000], environment_of(args, of.model, revision)
-    files = await digested(tree, progress)
-    made = manifest_of(files, of.model, revision, of.published_by, source, of.published_s, about)
-    await publish(objects, tree, signed(made, signing_key(args)), args.again, progress)
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -11,13 +11,11 @@ brings the revision back, and nobody publishes it under that name again.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import USAGE, CliError
-from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
+from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
 from kvstore.cli.output import present
 from kvstore.constants import DAY_S
 
@@ -49,10 +47,9 @@ def run_verb(args: argparse.Namespace) -> int:
 
 async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
     from coldstart.models import find, published, remove
-    from kvstore.doctor.findings import user_name
     from replication.removed_models import Removal
 
-    by, now_s = f"{user_name(os.getuid())}@{platform.node()}"[:200], time.time()
+    by, now_s = this_user()[:200], time.time()
     one = await find(objects, args.name)
     for each in (chosen := await published(objects, one.model) if args.all else [one]):
         await remove(

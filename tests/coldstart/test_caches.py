@@ -141,7 +141,7 @@ def test_a_damaged_chunk_leaves_nothing(tmp_path: Path, damage: str) -> None:
     objects.stored[name] = {"flipped": b"X" + content[1:], "cut off": content[:-1], "gone": b""}[damage]
     with pytest.raises(ChunkDamaged, match="not what its name says"):
         restored(objects, manifest, tmp_path / "into")
-    assert [path.name for path in (tmp_path / "into").iterdir()] == [".lock"]
+    assert not list((tmp_path / "into").iterdir())
     objects.stored[name] = content
     assert files_below(restored(objects, manifest, tmp_path / "into")) == FILES
 
@@ -308,6 +308,14 @@ def test_without_a_key_nothing_is_taken_or_published(there: Deployment) -> None:
     assert "other" not in kvstore("model", "ls", *bucket).stdout
 
 
+def test_caches_that_cannot_be_published_stop_the_model_too(there: Deployment) -> None:
+    """What is wrong with them, or with what they are of, is said before anything of the model is put."""
+    for words, code in ((["--tp", "0"], 2), (["--with-cache", there.into / "none"], 1)):
+        refused = there.publish(*words)
+        assert refused.returncode == code and len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert not list(there.bucket.iterdir())
+
+
 def test_a_damaged_bucket_is_one_line(there: Deployment) -> None:
     """Exit code 1, no exports, nothing restored."""
     there.publish()
@@ -315,7 +323,7 @@ def test_a_damaged_bucket_is_one_line(there: Deployment) -> None:
     (there.bucket / name).write_bytes(b"evil" * 1000)
     ended = there.run("env", "tiny")
     assert (ended.returncode, ended.stdout) == (1, "") and "not what its name says" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1 and {p.name for p in there.into.iterdir()} == {".lock"}
+    assert len(ended.stderr.splitlines()) == 1 and not list(there.into.iterdir())
 
 
 def test_weights_that_cannot_fit_are_refused_before_a_start(there: Deployment, tmp_path: Path) -> None:
