@@ -10,7 +10,8 @@ file. A file that says it is safetensors and is not is cut like any other: what 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Final, NamedTuple
 
@@ -20,9 +21,7 @@ from msgspec import Meta
 from replication.manifests import CHUNK_BYTES_MAX, MIB
 from tiers.parsing import ParserErrors
 
-JOINED_BYTES_MAX: Final = (
-    1 * MIB
-)  # of small tensors that share a chunk: what one changed tensor makes anew beside itself
+JOINED_BYTES_MAX: Final = 1 * MIB  # of small tensors that share a chunk: made anew where one of them changes
 HEADER_BYTES_MAX: Final = 100 * 1000 * 1000  # as safetensors itself allows
 _PREFIX_BYTES: Final = 8
 
@@ -54,14 +53,15 @@ class _Entry(msgspec.Struct):
 
 def read_header(fd: int) -> Header | None:
     """Of a safetensors file; None where it is none, whole and without gaps. Blocks; raises OSError."""
-    size_bytes = os.fstat(fd).st_size
-    prefix = os.pread(fd, _PREFIX_BYTES, 0)
-    header_bytes = int.from_bytes(prefix, "little")
-    if len(prefix) < _PREFIX_BYTES or not 0 < header_bytes <= min(
-        HEADER_BYTES_MAX, size_bytes - _PREFIX_BYTES
-    ):
+    return header_from(partial(os.pread, fd), os.fstat(fd).st_size)
+
+
+def header_from(read: Callable[[int, int], bytes], size_bytes: int) -> Header | None:
+    """Of a file of so many bytes. read: some of them, from there on."""
+    header_bytes = int.from_bytes(read(_PREFIX_BYTES, 0), "little") if size_bytes > _PREFIX_BYTES else 0
+    if not 0 < header_bytes <= min(HEADER_BYTES_MAX, size_bytes - _PREFIX_BYTES):
         return None
-    return parse_header(os.pread(fd, header_bytes, _PREFIX_BYTES), size_bytes)
+    return parse_header(read(header_bytes, _PREFIX_BYTES), size_bytes)
 
 
 def parse_header(text: bytes, size_bytes: int) -> Header | None:

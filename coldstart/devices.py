@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -18,14 +19,8 @@ from tiers.sizes import format_bytes
 
 T = TypeVar("T")
 
-LANE_BYTES_PER_S: Final = {
-    1: 0.25e9,
-    2: 0.5e9,
-    3: 0.985e9,
-    4: 1.97e9,
-    5: 3.94e9,
-    6: 7.56e9,
-}  # of a PCIe lane, by generation
+# Of a PCIe lane, by generation.
+LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 REFRESH_S: Final = 10.0
 STALE_S: Final = 60.0  # a driver that hangs says nothing any more
 _SYS: Final = Path("/sys/bus/pci/devices")
@@ -55,16 +50,14 @@ def devices(sys: Path = _SYS) -> list[Device]:
         import pynvml
     except ImportError:
         return []
-    try:
+    found = []
+    with suppress(pynvml.NVMLError):  # no driver
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [_device(pynvml, index, sys) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-    finally:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # one that is lost hides no other one
+                found.append(_device(pynvml, index, sys))
         pynvml.nvmlShutdown()
+    return found
 
 
 def _device(nvml: Any, index: int, sys: Path) -> Device:
@@ -78,9 +71,8 @@ def _device(nvml: Any, index: int, sys: Path) -> Device:
 
     memory = said(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     generation = said(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
-    lanes = said(
-        lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
-    )  # a bad seat shows in it; the generation drops when idle
+    # A bad seat shows in the width of now; the generation of now drops when a device is idle.
+    lanes = said(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
     address = said(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     return Device(
         index,

@@ -40,9 +40,7 @@ _DTYPES: Final = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 
-_MAPPING: Final = mmap.MAP_PRIVATE | getattr(
-    mmap, "MAP_NORESERVE", 0x4000
-)  # what is written needs memory, not what is read
+_NORESERVE: Final = 0x4000  # mmap has it from Python 3.13 on: what is written needs memory, not what is read
 
 
 class Tensor:
@@ -173,12 +171,12 @@ def _use_at(path: Path) -> Use | None:
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Names, and tensors over one mapping of the file."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, too
     try:
         header = read_header(fd)
         if header is None:
             raise FilesWrong(f"{file}: no safetensors file, or cut off")
-        memory = memoryview(mmap.mmap(fd, 0, _MAPPING, mmap.PROT_READ | mmap.PROT_WRITE))
+        memory = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE))
     finally:
         os.close(fd)
     for place in header.tensors:

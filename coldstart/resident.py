@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
-from coldstart.cutting import HEADER_BYTES_MAX, TensorPlace, parse_header
+from coldstart.cutting import TensorPlace, header_from
 from coldstart.errors import ChunkDamaged, ModelMissing, NoRoom
 from replication.errors import Damaged
 from replication.manifests import CHUNK_BYTES_MAX, MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
@@ -33,7 +33,6 @@ CONTENT_BYTES: Final = 16  # of the digest, by which contents of one name are to
 _MAGIC: Final = b"KVIMAGE1"
 _HEAD: Final = struct.Struct("<8sQ")
 _PAGE_BYTES: Final = 4096
-_PREFIX_BYTES: Final = 8  # of a safetensors file: the size of its header
 _SAFETENSORS: Final = ".safetensors"
 
 
@@ -112,11 +111,7 @@ class Image:
     def tensors(self, path: str) -> Iterator[tuple[TensorPlace, memoryview]]:
         """Of a safetensors file, in the order of its bytes. Raises ModelMissing, Damaged."""
         content = self.file(path)
-        header_bytes = int.from_bytes(content[:_PREFIX_BYTES], "little")
-        if len(content) < _PREFIX_BYTES or not 0 < header_bytes <= min(HEADER_BYTES_MAX, len(content)):
-            raise Damaged(f"{path}: no safetensors file")
-        text = bytes(content[_PREFIX_BYTES : _PREFIX_BYTES + header_bytes])
-        header = parse_header(text, len(content))
+        header = header_from(lambda size, at: bytes(content[at : at + size]), len(content))
         if header is None:
             raise Damaged(f"{path}: no safetensors file")
         for tensor in header.tensors:

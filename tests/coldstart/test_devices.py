@@ -39,6 +39,20 @@ def test_what_a_driver_does_not_say_is_not_known(tmp_path: Path) -> None:
     assert devices(tmp_path)[0].numa_node is None
 
 
+@pytest.mark.usefixtures("library")
+def test_a_device_that_is_lost_hides_no_other_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The driver refuses whatever is asked about it."""
+    import pynvml
+
+    def handle(index: int) -> int:
+        if index == 0:
+            raise pynvml.NVMLError("GPU is lost")
+        return index
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    assert devices(tmp_path) == [TWO]
+
+
 def test_without_library_or_driver_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No library, and one whose driver does not answer: an empty list, and no name."""
     monkeypatch.setitem(sys.modules, "pynvml", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -90,5 +91,12 @@ def test_a_file_that_is_cut_off_is_said(tmp_path: Path) -> None:
     """And nothing of it is a tensor."""
     save_file({"a": torch.zeros(1000)}, tmp_path / "x.safetensors")
     (tmp_path / "y.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-1])
+    with pytest.raises(FilesWrong, match=r"y\.safetensors: no safetensors file"):
+        open_model(tmp_path)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Nobody waits for whoever might write into it."""
+    os.mkfifo(tmp_path / "y.safetensors")
     with pytest.raises(FilesWrong, match=r"y\.safetensors: no safetensors file"):
         open_model(tmp_path)
