@@ -34,6 +34,7 @@ from benchmarks.pairs import Overhead, overhead
 from kvstore.bench.daemon import Daemon, settings
 from kvstore.bench.machine import Others, facts
 from kvstore.cli.output import print_json, print_table
+from kvstore.protocol.answers import Status
 from tests.objects import S3Server
 from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, init, regions_file
@@ -87,9 +88,12 @@ class Run:
     def new_prompt(self) -> Prompt:
         return self.pairs._prompt(PROMPT_TOKENS)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         with self.daemon.client(attach=False) as client:
             return client.status()
+
+    def durable_blocks(self) -> int | None:
+        return (self.status()["region"] or {}).get("blocks")
 
     def is_refused(self) -> bool:
         """Whether nobody is sent to the bucket any more."""
@@ -129,10 +133,10 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 run.ask(prompt)
                 run.pairs._settle()
             blocks = len(prompts) * (PROMPT_TOKENS // BLOCK_TOKENS)
-            run.until(lambda: run.status()["region"]["blocks"] == blocks, f"{blocks} durable blocks")
+            run.until(lambda: run.durable_blocks() == blocks, f"{blocks} durable blocks")
         _say("with a bucket that hangs")
         with Run(args, scratch, "dead", **region) as run:
-            run.until(lambda: run.status()["region"].get("blocks") == blocks, "reading the feed")
+            run.until(lambda: run.durable_blocks() == blocks, "reading the feed")
             proxy.mode = "hang"
             waits_s = [run.ask(prompts.pop())]
             while not run.is_refused() and len(prompts) > count:

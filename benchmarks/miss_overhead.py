@@ -46,6 +46,7 @@ from benchmarks.pairs import overhead
 from kvstore.bench.daemon import Daemon, settings
 from kvstore.bench.machine import Others, facts
 from kvstore.cli.output import print_json, print_table
+from kvstore.protocol.answers import Status
 from kvstore.units import exact_bytes
 from tiers.pages import choose_arena_path
 
@@ -273,7 +274,7 @@ def _report(args: argparse.Namespace, ttft: Timings, batch: Timings) -> dict[str
     }
 
 
-def _require_misses_and_saves(status: dict[str, Any], args: argparse.Namespace) -> None:
+def _require_misses_and_saves(status: Status, args: argparse.Namespace) -> None:
     """Else the figures would be of a connector that does nothing, or of hits."""
     requests = WARM_UP_PAIRS + args.pairs + BATCH_PROMPTS * (WARM_UP_PAIRS + args.batches)
     wanted = requests * (args.prompt_tokens // BLOCK_TOKENS)

@@ -106,13 +106,14 @@ def _ask_in_turn(
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """By kind: seconds to the first token, and how much of whole blocks was found, in per cent."""
     rng = random.Random()  # prompts that nobody asked before
+    vocabulary = int(str(MODEL["vocab_size"]))
     taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
     found, whole_tokens = dict.fromkeys(KINDS, 0), 0
     for number in range(-WARM_UP_ROUNDS, args.rounds):
         count = rng.randint(*args.tokens)
         whole_tokens += count // BLOCK_TOKENS * BLOCK_TOKENS if number >= 0 else 0
         for kind in KINDS if number % 2 else reversed(KINDS):
-            prompt = [rng.randrange(3, MODEL["vocab_size"]) for _ in range(count)]  # type: ignore[call-overload]  # a number
+            prompt = [rng.randrange(3, vocabulary) for _ in range(count)]
             answer = fronts[kind].ask(prompt, 1)
             if number >= 0:
                 taken[kind].append(answer.first_s)

@@ -228,7 +228,8 @@ def rag(world: World) -> None:
     def people() -> Session:
         while True:
             number = rng.randrange(len(systems))
-            chain, read = systems[number].fork(), (number,)
+            chain = systems[number].fork()
+            read: tuple[int, ...] = (number,)
             for document in rng.choices(range(count), cum_weights=weights, k=rng.choice((1, 1, 1, 2, 3))):
                 read += (document,)
                 if read not in known:

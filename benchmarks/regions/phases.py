@@ -194,7 +194,9 @@ class Show:
 def joined_s(daemon: Daemon) -> None:
     """Wait until a daemon has read all of its region's feed. Raises DaemonError, ClientError."""
     with daemon.client(attach=False) as client:
-        daemon.wait(lambda: client.status()["region"].get("feed_age_s") is not None, "joining the region")
+        daemon.wait(
+            lambda: (client.status()["region"] or {}).get("feed_age_s") is not None, "joining the region"
+        )
 
 
 def _arena_bytes(*parts: Sequence[Prompt]) -> int:

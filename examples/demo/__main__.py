@@ -56,7 +56,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="keep the directory with data and logs")
     add_html_argument(parser)
-    return parser.parse_args()
+    args: argparse.Namespace = parser.parse_args()
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
