@@ -1,4 +1,4 @@
-"""How well a mirror fills its links: `kvstore bench --region na --to eu` where each bucket is behind a link of its own.
+"""How well a mirror fills its links: `python -m benchmarks --region na --to eu` where each bucket is behind a link of its own.
 
     na: S3 emulator ── link ──╮                             ╭── link ── eu: S3 emulator
                               ╰─▶ obstore alone │ a mirror ─╯
@@ -8,7 +8,7 @@ mirror gets and puts at the same time. A link of less than the cores can do is a
 
     python -m benchmarks.mirror_link [--link-bytes-per-s 64MB] [--quick]
 
-Prints what `kvstore bench -o json` prints. Links are proxies (tests/region/proxy.py).
+Prints what `python -m benchmarks -o json` prints. Links are proxies (tests/region/proxy.py).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def main() -> int:
             )
         regions = Path(scratch) / "regions.toml"
         regions.write_text(files[0] + files[1].split("\n", 1)[1])  # one deployment
-        command = ["bench", "--region", "na", "--to", "eu", "--regions", str(regions), "-o", "json"]
+        command = ["--region", "na", "--to", "eu", "--regions", str(regions), "-o", "json"]
         command += ["--quick"] * args.quick
         return subprocess.run(
-            [sys.executable, "-m", "kvstore", *command], env={**os.environ, **S3_KEYS}, check=False
+            [sys.executable, "-m", "benchmarks", *command], env={**os.environ, **S3_KEYS}, check=False
         ).returncode
 
 

@@ -38,7 +38,7 @@ LINES_MAX = {
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,
     "kvstore": 1040,
-    "kvstore/bench": 2550,
+    "kvstore/bench": 1230,
     "kvstore/cli": 8400,
     "kvstore/client": 2570,
     "kvstore/daemon": 3910,

@@ -4,7 +4,7 @@
                     ├─ lookup    2048 hashes         against a bare round trip
                     ├─ disk      Device.write, read  against pwritev and preadv with O_DIRECT
                     ├─ promote   NVMe → DRAM         against preadv with O_DIRECT
-                    └─ restart   a million blocks    against the start of an empty daemon
+                    └─ packs     a region's bucket   against obstore alone
                           └─▶ figures ─▶ JSON or a table
 
 A figure alone says little on a shared or virtual machine: what else ran decides. So each is

@@ -48,28 +48,6 @@ FIGURES: tuple[Figure, ...] = (
     Figure("ping_p50_us", "an empty call: the floor under every other"),
     Figure("lookup_2048_blocks_p50_us", "2048 hashes of 32 bytes, all present", 150, "lower"),
     Figure("lookup_2048_blocks_p99_us", "the slowest of a hundred"),
-    Figure("policy_ops_per_s", "blocks decided about, of a million tracked: the policy by itself", 200_000),
-    Figure("engine_ops_per_s", "such blocks, the whole way: looked up, stored and evicted", 200_000),
-    Figure("dict_ops_per_s", "the same prompts, an OrderedDict as LRU and nothing else"),
-    Figure("engine_ratio", "engine_ops / dict_ops"),
-    Figure("index_bytes_per_block", "memory for each of a million tracked blocks", 250, "lower"),
-    Figure(
-        "tp8_tokens_per_s_block16",
-        "eight ranks, blocks of 16 tokens: missed, stored, hit, evicted",
-        1_000_000,
-    ),
-    Figure("policy_10m_ops_per_s", "the same with ten millions tracked", 200_000),
-    Figure("engine_10m_ops_per_s", "the whole way"),
-    Figure("dict_10m_ops_per_s", "an OrderedDict as LRU"),
-    Figure("engine_10m_ratio", "engine_10m_ops / dict_10m_ops"),
-    Figure("index_10m_bytes_per_block", "memory for each of these", 250, "lower"),
-    Figure(
-        "loop_hold_1m_ms_max",
-        "the slowest turn of the event loop, of all kinds of work that are measured, at a million blocks",
-        5,
-        "lower",
-    ),
-    Figure("loop_hold_10m_ms_max", "the slowest turn, at ten million blocks", 5, "lower"),
     Figure("disk_write_raw_gbps", "pwritev, O_DIRECT, preallocated file"),
     Figure("nvme_write_gbps", "Device.write of the same records"),
     Figure("nvme_write_ratio", "nvme_write / disk_write_raw", 0.9),
@@ -79,29 +57,17 @@ FIGURES: tuple[Figure, ...] = (
     Figure("promote_read_raw_gbps", "preadv in turn with the promotions"),
     Figure("nvme_promote_gbps", "acquire of blocks that only NVMe holds, through the daemon"),
     Figure("nvme_promote_ratio", "nvme_promote / promote_read_raw"),
-    Figure("restart_empty_s", "process start to first answer, nothing stored"),
-    Figure("restart_1m_blocks_s", "process start to first lookup answered, a million rows", 3, "lower"),
-    Figure("restart_1m_indexed_s", "process start until every row is read", 3, "lower"),
     Figure("pack_put_gbps", "records packed, hashed and put into the bucket"),
     Figure("pack_put_ratio", "pack_put / obstore alone, objects of the same size", 0.9),
     Figure("pack_get_gbps", "records of packs fetched into place, checksums compared"),
     Figure("pack_get_ratio", "pack_get / obstore alone", 0.9),
-    Figure(
-        "lookup_miss_extra_us",
-        "what ten million durable blocks add to the lookup of a prompt nobody stored",
-        50,
-        "lower",
-    ),
-    Figure("mirror_gbps", "packs of one region copied into another one by a mirror, from its start on", None),
-    Figure("mirror_ratio", "mirror / obstore alone, the slower of put and get", 0.8),
-    Figure("catchup_100k_entries_s", "a catalogue that knows nothing reads 100,000 packs of a feed"),
 )
 
 
-def flat(values: Mapping[str, Value]) -> dict[str, Value]:
+def flat(values: Mapping[str, Value], figures: Sequence[Figure] = FIGURES) -> dict[str, Value]:
     """The JSON document: figures in their order, each with its aim after it, then the rest."""
     document: dict[str, Value] = {}
-    for figure in FIGURES:
+    for figure in figures:
         if figure.name in values:
             document[figure.name] = values[figure.name]
             if figure.aim is not None:
@@ -109,10 +75,10 @@ def flat(values: Mapping[str, Value]) -> dict[str, Value]:
     return document | {name: value for name, value in values.items() if name not in document}
 
 
-def rows(values: Mapping[str, Value]) -> list[Sequence[object]]:
+def rows(values: Mapping[str, Value], figures: Sequence[Figure] = FIGURES) -> list[Sequence[object]]:
     """One line a figure: name, value, aim, verdict, meaning."""
     return [
         (figure.name, f"{value:g}", figure.aim_text(), figure.verdict(value), figure.meaning)
-        for figure in FIGURES
+        for figure in figures
         if isinstance(value := values.get(figure.name), int | float)
     ]

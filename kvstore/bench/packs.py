@@ -9,7 +9,10 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import obstore
@@ -20,6 +23,9 @@ from kvstore.bench.rounds import Rounds
 from tiers.checksum import digest
 from tiers.copying import copy
 from tiers.namespace_spec import NamespaceSpec
+from tiers.object_options import ObjectOptions
+from tiers.object_store import open_objects
+from tiers.object_urls import open_store
 from tiers.objects import Objects
 from tiers.pack_io import fetch_records, put_pack
 from tiers.pack_memory import PackRoom
@@ -123,6 +129,32 @@ class Packs:
     def _header(self) -> PackHeader:
         hashes = random.Random(next(self._names)).randbytes(len(self._records) * HASH_BYTES)
         return PackHeader(self._spec, b"", hashes, self._sums)
+
+
+def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
+    """Medians of the rounds, below a prefix of its own, which is removed at the end. Raises TierError."""
+    url = scratch_url(plan.region_url or f"file://{home}")
+    return asyncio.run(_measure(plan, url, replace(plan.region_options, create=True)))
+
+
+async def _measure(plan: Plan, url: str, options: ObjectOptions) -> dict[str, Value]:
+    async with scratch(url, options) as objects:
+        return await Packs(plan, objects, open_store(url, options)[1]).measure()
+
+
+def scratch_url(url: str) -> str:
+    """A prefix below `url` that nobody else has."""
+    return f"{url.rstrip('/')}/bench-{random.SystemRandom().getrandbits(48):x}"
+
+
+@asynccontextmanager
+async def scratch(url: str, options: ObjectOptions) -> AsyncIterator[Objects]:
+    """All that is there goes at the end."""
+    objects = open_objects(url, options)
+    try:
+        yield objects
+    finally:
+        await clear(objects)
 
 
 async def clear(objects: Objects) -> None:

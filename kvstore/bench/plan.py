@@ -1,7 +1,6 @@
 """How much is measured: sizes, rounds and bounds of one run of the benchmark.
 
-FULL takes about five minutes, QUICK about forty seconds, on two slow cores. Both have
-at least five rounds of everything that is given as a median, but for the restart in QUICK.
+FULL takes about two minutes, QUICK about twenty seconds, on two slow cores.
 """
 
 from __future__ import annotations
@@ -33,30 +32,13 @@ class Plan:
     promote_groups: int = 6  # of `blocks` each, on NVMe; the arena holds `arena_blocks`
     promote_rounds: int = 9
     io_threads: int = 4  # as engine.io_threads is by default
-    restart_blocks: int = 1_000_000
-    restart_chain_blocks: int = 100
-    restart_record_bytes: int = 4 * KIB
-    restart_rounds: int = 3
-    policy_blocks: int = 1_000_000
-    policy_10m_blocks: int = 10_000_000
-    policy_operations: int = 300_000
-    rank_slabs: int = 16  # of the arena that eight ranks share
-    rank_prompts: int = 200
     region_url: str = ""  # "": a directory of its own
     region_options: ObjectOptions = field(default_factory=ObjectOptions)
-    mirror_url: str = ""  # where the mirror copies to; "": into the same bucket
-    mirror_options: ObjectOptions = field(default_factory=ObjectOptions)
     region_pack_bytes: int = 16 * MIB
     region_record_bytes: int = 1 * MIB
     region_packs: int = 16  # in one round
     region_at_once: int = 4
     region_rounds: int = 7
-    region_entries: int = 100_000  # of a feed, each a pack of 16 blocks
-    region_segment_entries: int = 64
-    region_known_blocks: int = 10_000_000  # of a catalogue
-    region_misses: int = 2000
-    mirror_packs: int = 64  # in one round
-    mirror_rounds: int = 3
     warm_up_rounds: int = 2
 
     @property
@@ -76,16 +58,11 @@ QUICK = Plan(
     disk_bytes=256 * MIB,
     disk_rounds=5,
     promote_rounds=5,
-    restart_rounds=1,
-    policy_10m_blocks=0,
     region_rounds=3,
-    mirror_packs=32,
-    mirror_rounds=2,
     warm_up_rounds=1,
 )
 
 # Bounds, whatever the plan.
-POLICY_BYTES_PER_BLOCK_EST = 900  # while it is measured: the counted slots and its limit included
 DISK_FREE_SHARE_MAX = 0.5  # of the free bytes of --dir, for everything that is written there
 DISK_BYTES_MIN = 16 * MIB  # less per round is not worth a figure
 START_TIMEOUT_S = 60.0  # a daemon that is not ready by then counts as failed

@@ -5,29 +5,30 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from kvstore.bench import disk, dram, lookup, machine, policy, promote, ranks, region, restart
+from kvstore.bench import disk, dram, lookup, machine, packs, promote
 from kvstore.bench.figures import Value
 from kvstore.bench.plan import Plan
 from tiers.pages import choose_arena_path
 
-Measure = Callable[[Plan, Path, Path], dict[str, Value]]
+P = TypeVar("P", bound=Plan)
+Part = tuple[str, Callable[[P, Path, Path], dict[str, Value]]]  # what it measures, in words; and how
 
-PARTS: dict[str, tuple[str, Measure]] = {
+PARTS: dict[str, Part[Plan]] = {
     "dram": ("put and get through a daemon, and memcpy", dram.measure),
     "lookup": ("lookups of 2048 blocks", lookup.measure),
-    "policy": ("what deciding costs, at a million blocks and at ten", policy.measure),
-    "ranks": ("eight ranks through the engine", ranks.measure),
     "disk": ("the NVMe tier, and O_DIRECT", disk.measure),
     "promote": ("NVMe to DRAM through a daemon, and O_DIRECT", promote.measure),
-    "restart": ("starts over a million rows", restart.measure),
-    "region": ("packs in a bucket, and obstore alone; catching up", region.measure),
+    "region": ("packs in a bucket, and obstore alone", packs.measure),
 }
 
 
-def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None]) -> dict[str, Value]:
+def run(
+    plan: P, directory: Path, parts: Mapping[str, Part[P]], say: Callable[[str], None]
+) -> dict[str, Value]:
     """Measure these parts with files under `directory`. Raises DaemonError, KvstoreError, TierError, OSError."""
     # Where a daemon would put its arena, with room for a second one of our own beside it.
     arena_directory = choose_arena_path(None, "auto", 3 * plan.arena_bytes, "bench").parent
@@ -37,8 +38,7 @@ def run(plan: Plan, directory: Path, parts: list[str], say: Callable[[str], None
     with tempfile.TemporaryDirectory(prefix="kvb-", dir=directory, ignore_cleanup_errors=True) as scratch:
         facts = machine.facts(Path(scratch), arena_directory)
         others = machine.Others()
-        for name in parts:
-            summary, measure = PARTS[name]
+        for name, (summary, measure) in parts.items():
             say(f"{name}: {summary} …")
             home = Path(scratch) / name
             home.mkdir()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench.timed import Timed
 from benchmarks.envelope import generated
-from kvstore.bench.timed import Timed
 from kvstore.policies.names import OURS
 from kvstore.replay import cell
 from kvstore.replay.policies import POLICIES

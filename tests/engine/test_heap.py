@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 from kvstore.daemon import heap
-from kvstore.bench.policy import _resident_bytes
+from benchmarks.bench.policy import _resident_bytes
 kept = []
 gone = []
 for number in range(3000):  # every other one stays: no hole reaches the end of the heap

@@ -6,7 +6,7 @@
 
 Devices are counted: they have slots and rows, and no bytes. DRAM is a small arena. Chains of 500 blocks hang on one
 first block, as prompts hang on a system prompt; a quarter of the rows lies on the second device, with the first
-block, and is read last. Times are of the processor, as in `kvstore.bench.holds`.
+block, and is read last. Times are of the processor, as in `benchmarks.bench.holds`.
 """
 
 from __future__ import annotations

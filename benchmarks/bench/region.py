@@ -1,6 +1,6 @@
 """The region's bucket: packs and a mirror against obstore alone, catching up, and what a catalogue costs a lookup.
 
-    packs put and fetched (packs.py), mirrored (mirror.py)
+    packs put and fetched (kvstore/bench/packs.py), mirrored (mirror.py)
     a feed of 100,000 entries ─▶ a catalogue that knows nothing
     an engine over a catalogue of ten million blocks │ an engine without     lookups of prompts that nobody has stored
 
@@ -13,15 +13,15 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.bench.mirror import measure_mirror
+from benchmarks.bench.plan import Plan
 from kvstore.bench.figures import Value
-from kvstore.bench.mirror import measure_mirror
-from kvstore.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, clear
-from kvstore.bench.plan import Plan
+from kvstore.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, scratch, scratch_url
 from kvstore.bench.rounds import Rounds
 from kvstore.engine.engine import Engine
 from kvstore.index.block import Namespace
@@ -35,7 +35,6 @@ from replication.feed import FeedWriter
 from replication.tail import Tail
 from tiers.base import NAMESPACE_BYTES, Get
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_options import ObjectOptions
 from tiers.object_store import open_objects
 from tiers.object_urls import open_store
 from tiers.objects import Objects
@@ -49,12 +48,11 @@ def measure(plan: Plan, home: Path, _arena_directory: Path) -> dict[str, Value]:
 
 
 async def _measure(plan: Plan, home: Path) -> dict[str, Value]:
-    scratch = f"bench-{random.SystemRandom().getrandbits(48):x}"
-    url = f"{(plan.region_url or f'file://{home}').rstrip('/')}/{scratch}"
-    far_url = f"{plan.mirror_url.rstrip('/')}/{scratch}" if plan.mirror_url else url
+    url = scratch_url(plan.region_url or f"file://{home}")
+    far_url = scratch_url(plan.mirror_url) if plan.mirror_url else url
     options = replace(plan.region_options, create=True)
     far_options = replace(plan.mirror_options, create=True) if plan.mirror_url else options
-    async with _scratch(url, options) as objects, _scratch(far_url, far_options) as far_objects:
+    async with scratch(url, options) as objects, scratch(far_url, far_options) as far_objects:
         packs = Packs(plan, objects, open_store(url, options)[1])
         values = await packs.measure()
         values |= await measure_mirror(
@@ -67,15 +65,6 @@ async def _measure(plan: Plan, home: Path) -> dict[str, Value]:
         )
         values["catchup_100k_entries_s"] = await _catch_up(plan, objects, home)
     return values | _misses(plan)
-
-
-@asynccontextmanager
-async def _scratch(url: str, options: ObjectOptions) -> AsyncIterator[Objects]:
-    objects = open_objects(url, options)
-    try:
-        yield objects
-    finally:
-        await clear(objects)
 
 
 # -- catching up --
@@ -135,8 +124,8 @@ class _Known(SharedLevel):
 def _misses(plan: Plan) -> dict[str, Value]:
     """What the catalogue adds to the lookup of a prompt of 2,048 blocks that nobody has stored, in µs."""
     with (
-        tempfile.TemporaryDirectory() as scratch,
-        closing(Catalogue.open(Path(scratch) / "catalogue", "benchmark")) as catalogue,
+        tempfile.TemporaryDirectory() as place,
+        closing(Catalogue.open(Path(place) / "catalogue", "benchmark")) as catalogue,
     ):
         spec = NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS)
         chance = random.Random(2)

@@ -3,7 +3,7 @@
     request ─▶ steps of the engine ─▶ next() │ next() │ next() …      each is a turn; the slowest one counts
 
 The engine is driven as the door drives it, without a socket: counted slots, our policy, no NVMe. What NVMe, pins,
-quotas and dying clients cause is measured by `kvstore.bench.crowded`. Times are of the processor; what a hypervisor takes away counts as well, so measure on a quiet machine.
+quotas and dying clients cause is measured by `benchmarks.bench.crowded`. Times are of the processor; what a hypervisor takes away counts as well, so measure on a quiet machine.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ system prompts, as those of a node's applications do. Hashes have 32 bytes, as v
 of the processor, of which it uses one; what a hypervisor takes away counts as well.
 
 Two speeds come of it, in turn: of the whole way through the engine, and of the policy by itself, by the
-time that its own calls take (`kvstore.bench.timed`).
+time that its own calls take (`benchmarks.bench.timed`).
 
 The memory is what the process grew by: index, policy, what it remembers of blocks that left,
 slot numbers; the table of the counted slots, which no daemon has, exists before. What the C library
 keeps unused is given back first, as a daemon does every minute. Each size is measured in a process of its own.
 
-How long the event loop is held (`kvstore.bench.holds`) is measured of the same node, when it is full, and of one
-with everything (`kvstore.bench.crowded`).
+How long the event loop is held (`benchmarks.bench.holds`) is measured of the same node, when it is full, and of one
+with everything (`benchmarks.bench.crowded`).
 
 The limit is what the interpreter can do: an `OrderedDict` as LRU, without parents, leases,
 slots or tiers, is asked for the same prompts, in turn. It comes after the memory was measured.
@@ -32,12 +32,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore.bench.crowded import crowded_turns
+from benchmarks.bench.crowded import crowded_turns
+from benchmarks.bench.holds import slowest_turns
+from benchmarks.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
+from benchmarks.bench.timed import Timed
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
-from kvstore.bench.holds import slowest_turns
-from kvstore.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
-from kvstore.bench.timed import Timed
 from kvstore.daemon import heap
 from kvstore.index.forest import split_hashes
 from kvstore.processes import workers

@@ -12,9 +12,9 @@ import hashlib
 import time
 from pathlib import Path
 
+from benchmarks.bench.plan import Plan
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
-from kvstore.bench.plan import Plan
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking

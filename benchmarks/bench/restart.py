@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks.bench.plan import Plan
 from kvstore.bench.daemon import Daemon, settings
 from kvstore.bench.dram import HASH_BYTES
 from kvstore.bench.figures import Value
-from kvstore.bench.plan import Plan
 from kvstore.units import exact_bytes
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 from tiers.constants import SLAB_BYTES, SLOT_BYTES_MIN

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks.bench.plan import Plan
 from kvstore.bench.packs import Packs, clear
-from kvstore.bench.plan import Plan
 from kvstore.bench.rounds import Rounds
 from replication.announced import Announced
 from replication.catalogue import Catalogue
