@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import boto3  # type: ignore[import-untyped]  # it has no types
+import boto3
 
 from benchmarks.regions import radosgw
 from tests.objects import S3Server
