@@ -125,10 +125,14 @@ def disk_write(facts: Facts) -> Work:
     path, size_bytes = Path(facts["scratch"]) / "raw", facts["size_bytes"] & -mmap.PAGESIZE
     views = _disk_views()
 
+    def write() -> None:
+        _through(path, os.O_WRONLY, os.pwrite, size_bytes, views)
+        _sync(path)
+
     def work() -> float:
         allocate(path, size_bytes)
         try:
-            return timed(lambda: (_through(path, os.O_WRONLY, os.pwrite, size_bytes, views), _sync(path)))
+            return timed(write)
         finally:
             path.unlink()
 
@@ -141,10 +145,12 @@ def disk_read(facts: Facts) -> Work:
     def preadv(fd: int, view: memoryview, at: int) -> int:
         return os.preadv(fd, [view], at)
 
+    def read() -> None:
+        for path in files:
+            _through(path, os.O_RDONLY, preadv, path.stat().st_size, views)
+
     def work() -> float:
-        return timed(
-            lambda: [_through(path, os.O_RDONLY, preadv, path.stat().st_size, views) for path in files]
-        )
+        return timed(read)
 
     return work
 
@@ -183,7 +189,8 @@ def _sync(path: Path) -> None:
 
 
 def memcpy(facts: Facts) -> Work:
-    pieces = -(-facts["size_bytes"] // DISK_BYTES)
+    size_bytes: int = facts["size_bytes"]
+    pieces = -(-size_bytes // DISK_BYTES)
 
     def work() -> float:
         source, target = Region(pieces, DISK_BYTES), Region(pieces, DISK_BYTES)
@@ -193,7 +200,7 @@ def memcpy(facts: Facts) -> Work:
             for number in numbers:
                 ctypes.memmove(target.addresses[number], source.addresses[number], DISK_BYTES)
 
-        return timed(lambda: by_threads(2, some)) * facts["size_bytes"] / (pieces * DISK_BYTES)
+        return timed(lambda: by_threads(2, some)) * size_bytes / (pieces * DISK_BYTES)
 
     return work
 
@@ -242,7 +249,8 @@ def dram_attach(facts: Facts) -> Work:
 
 def dram_copy(facts: Facts) -> Work:
     def work() -> float:
-        target, at = Region(1, facts["size_bytes"]).views[0], 0
+        size_bytes: int = facts["size_bytes"]
+        target, at = Region(1, size_bytes).views[0], 0
         with _attached(facts) as model:
             jobs: list[tuple[memoryview, memoryview]] = []
             places: list[tuple[int, int]] = []
@@ -250,7 +258,7 @@ def dram_copy(facts: Facts) -> Work:
                 jobs.append((target[at : at + len(view)], view))
                 places.append((place, len(view)))
                 at += len(view)
-            return timed(lambda: copy(jobs, lambda n: model.touch(*places[n]))) * facts["size_bytes"] / at
+            return timed(lambda: copy(jobs, lambda n: model.touch(*places[n]))) * size_bytes / at
 
     return work
 

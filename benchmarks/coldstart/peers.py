@@ -89,7 +89,8 @@ def vllm_cached(facts: Facts) -> Work:
             content = tensor.view(torch.uint8).flatten()
             target[at : at + len(content)].copy_(content)
             at += len(content)
-        return (time.perf_counter() - began_s) * facts["size_bytes"] / at
+        size_bytes: int = facts["size_bytes"]
+        return (time.perf_counter() - began_s) * size_bytes / at
 
     return work
 
