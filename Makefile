@@ -97,7 +97,7 @@ soak: venv
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
-		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py) \
+		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py model_mirror_process.py read_through.py verify.py warm.py) \
 		$(addprefix tests/coldstart/test_,preload_command.py model_command.py)
 	PAIRS=$(PAIRS) $(VENV)/python -m pytest -q --timeout=0 tests/vllm/test_identity_engines.py
 	$(VENV)/python -m benchmarks.envelope

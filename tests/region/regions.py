@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from tests.running import Place, kvstore
 RECORD_BYTES = 64 * 1024
 HASH_BYTES = 32
 BLOCK_TOKENS = 64  # four blocks a granule
+STORES = ["s3", *(["file"] if "ROUNDS" in os.environ else [])]  # of buckets: both in `make soak`
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 

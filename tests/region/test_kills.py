@@ -22,6 +22,7 @@ from tests.objects import MemoryObjects, S3Server
 from tests.region.regions import (
     RECORD_BYTES,
     S3_KEYS,
+    STORES,
     arguments,
     chain,
     content,
@@ -46,7 +47,7 @@ SETTINGS = ("--set=durable.seen_times=1", f"--set=durable.pack_bytes={PACK_BLOCK
 Serve = Callable[..., Daemon]
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=STORES)
 def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in S3_KEYS.items():
         monkeypatch.setenv(name, value)

@@ -26,6 +26,7 @@ from tests.objects import S3Server
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import (
     S3_KEYS,
+    STORES,
     arguments,
     chain,
     init,
@@ -48,7 +49,7 @@ RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]'
 SPEC = NamespaceSpec(b"tests of mirrors", 4096, 16, 16, {"model": "a model", "tenant": ""})
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=STORES)
 def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the regions na and eu, whose buckets are ready; credentials are in the environment."""
     for name, value in S3_KEYS.items():

@@ -21,7 +21,7 @@ from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
 from replication.removed_models import Removal, remove
 from tests.objects import S3Server, flip
 from tests.region.mirrors import StartMirror, mirrors
-from tests.region.regions import S3_KEYS, arguments, init, regions_file, until
+from tests.region.regions import S3_KEYS, STORES, arguments, init, regions_file, until
 from tests.region.test_mirror_process import bucket, told
 from tests.replication.models import MadeModel, make_model, publish
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
@@ -32,7 +32,7 @@ RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]\nwhat = "weights"\nmodels = ["m*"
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=STORES)
 def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the regions na and eu, whose buckets are ready; credentials are in the environment."""
     for name, value in S3_KEYS.items():

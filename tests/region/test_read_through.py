@@ -18,6 +18,7 @@ from tests.region.mirrors import StartMirror, mirrors
 from tests.region.proxy import Proxy
 from tests.region.regions import (
     S3_KEYS,
+    STORES,
     arguments,
     chain,
     init,
@@ -51,7 +52,7 @@ def deployment(path: Path, s3: S3Server | None = None) -> Path:
     return file
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=STORES)
 def regions(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return deployment(tmp_path, request.getfixturevalue("s3_server") if request.param == "s3" else None)
 

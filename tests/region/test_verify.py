@@ -18,7 +18,7 @@ from replication.feed import FeedWriter
 from replication.segment import segment_name
 from replication.tombstones import Tombstone, bury
 from tests.objects import S3Server, flip
-from tests.region.regions import S3_KEYS, init, regions_file
+from tests.region.regions import S3_KEYS, STORES, init, regions_file
 from tests.replication.audited import SPECS, Made, make
 from tests.running import kvstore
 from tiers.objects import Objects
@@ -29,7 +29,7 @@ RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]\ntenants = ["acme"]'
 NOW_S = int(time.time())
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=STORES)
 def regions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the regions na and eu, whose buckets are ready; credentials are in the environment."""
     for name, value in S3_KEYS.items():

@@ -23,6 +23,7 @@ from tests.region.regions import (
     BLOCK_TOKENS,
     RECORD_BYTES,
     S3_KEYS,
+    STORES,
     arguments,
     chain,
     init,
@@ -84,7 +85,7 @@ def persist(client: Client, tenant: str = "", name: object = "prompt", blocks: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["file", "s3"])
+@pytest.mark.parametrize("kind", STORES)
 def test_a_new_cluster_is_warm_before_it_is_asked(
     kind: str,
     request: pytest.FixtureRequest,
