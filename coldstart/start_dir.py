@@ -35,7 +35,7 @@ from coldstart.direct_runs import RunsFile
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.home import Home, name_of, read_mark, said_at, shared
 from coldstart.loading import Chunks, WholeFiles, weight_file
-from coldstart.sources import true_chunk
+from coldstart.sources import THIS_DISK, true_chunk
 from coldstart.weight_plan import Piece, Plan, WeightFile
 from replication.errors import Damaged
 from replication.manifests import MANIFEST_BYTES_MAX, File, Manifest, decode, encode
@@ -93,6 +93,10 @@ class Revision:
         """From where, in words."""
         return "nothing: it was on this disk"
 
+    def by_source(self, read_bytes: int) -> dict[str, int]:
+        """Of what a rank has read: bytes by where they came from onto this node, or from within it."""
+        return {THIS_DISK: read_bytes}
+
     def at_home(self, source: Any) -> Any:
         """The same source of a loader, of whole files."""
         moved = copy.copy(source)
@@ -143,6 +147,12 @@ class Starting(Revision):
     def fetched(self) -> str:
         sources = ", ".join(f"{source} {size:,} bytes" for source, size in sorted(self._by_source.items()))
         return sources or super().fetched()
+
+    def by_source(self, read_bytes: int) -> dict[str, int]:
+        """What came by the preload counts once: for the rank that began it."""
+        if not self._by_source:
+            return super().by_source(read_bytes)
+        return dict(self._by_source) if self._preload is not None else {}
 
     def at_home(self, source: Any) -> Any:
         """When it is whole. Raises ModelError."""

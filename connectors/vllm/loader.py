@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from coldstart.weight_plan import Plan, WeightFile
 
 _log = logging.getLogger("vllm.kvstore")
 ATTACH_S = 5.0  # a daemon that does not answer within it is away
+TELL_S = 1.0  # for it to count a load
 OWN_KEYS = {
     "buffer_bytes": (BUFFER_BYTES, 1 << 20, 1 << 40),
     "threads": (THREADS, 1, 256),
@@ -129,12 +130,14 @@ class KVStoreModelLoader(DefaultModelLoader):
         finally:
             resident.close()
             revision.keep()
+        seconds = time.monotonic() - begun_s
         _log.info(
             "kvstore: %s: fetched nothing: it was in this node's DRAM · verified when it came there · loaded %s bytes, %.1f s",
             revision.name,
             f"{resident.loaded_bytes:,}",
-            time.monotonic() - begun_s,
+            seconds,
         )
+        tell(revision, {"dram": resident.loaded_bytes}, seconds)
 
     def _load(
         self, revision: Revision, files: list[WeightFile], wanted: Callable[[str], bool]
@@ -148,15 +151,17 @@ class KVStoreModelLoader(DefaultModelLoader):
                 yield from loading.tensors()
         finally:
             revision.close()
+        seconds = time.monotonic() - begun_s
         _log.info(
             "kvstore: %s: fetched %s · verified %s, %s of them read by this rank · loaded %.1f s, %.1f s of them waiting for bytes",
             revision.name,
             revision.fetched(),
             f"{plan.size_bytes:,} bytes",
             f"{loading.read_bytes:,} bytes",
-            time.monotonic() - begun_s,
+            seconds,
             loading.waited_s,
         )
+        tell(revision, revision.by_source(loading.read_bytes), seconds)
 
 
 @contextmanager
@@ -186,7 +191,7 @@ def in_order(paths: list[str]) -> list[str]:
     return sorted(paths, key=_natural_sort_key)
 
 
-# ---- DRAM -----------------------------------------------------------------------------------
+# ---- the daemon -----------------------------------------------------------------------------
 
 
 def in_dram(revision: Revision, paths: Sequence[Path]) -> ResidentWeights | None:
@@ -205,6 +210,15 @@ def in_dram(revision: Revision, paths: Sequence[Path]) -> ResidentWeights | None
         found.close()
         _log.info("kvstore: %s: not taken from DRAM: %s", revision.name, reason)
         return None
+
+
+def tell(revision: Revision, by_source: Mapping[Any, int], seconds: float) -> None:
+    """Have the daemon count a load, if it is there."""
+    from kvstore.client import ClientError, models
+
+    model, name = revision.manifest.model, revision.manifest.revision
+    with suppress(ClientError):
+        models.loaded(model, name, by_source, seconds, daemon_socket(), timeout_s=TELL_S)
 
 
 def daemon_socket() -> str | None:

@@ -57,6 +57,7 @@ from connectors.transfer.settings import Settings
 from connectors.transfer.storing import Store, Storing
 from connectors.vllm.adapters import Adapters
 from connectors.vllm.contents import Contents, Names
+from connectors.vllm.first_token import FirstToken
 from connectors.vllm.geometry import Group, Plan
 from connectors.vllm.guard import Guard
 from connectors.vllm.lookups import Lookups
@@ -94,6 +95,7 @@ class SchedulerHalf:
         self._prefill = PrefillSpeed()
         self._lookups = Lookups(self._line, tally, self._prefill, self._sync)
         self._patience = Patience(settings.still_writing_wait_s, self._prefill, tally)
+        self._first_token = FirstToken(tally.add)
         self._pool: Any = None
         self._requests: dict[str, Tracked] = {}
         self._wrong: set[str] = set()  # requests whose KV is not what its hashes say
@@ -320,6 +322,7 @@ class SchedulerHalf:
         orders = Orders(cancel=self._new_cancels, introduce=self._spaces.asks_ranks)
         self._new_cancels = []
         try:
+            self._first_token.look(tracked.request for tracked in self._requests.values())
             self._plan_step(orders, scheduler_output)
             self._queue.promote()
         except Exception as error:  # noqa: BLE001 - loads and draining requests must reach the workers whatever happens
@@ -549,6 +552,7 @@ class SchedulerHalf:
 
     def finished(self, request: Any, tables: Sequence[Sequence[int]]) -> bool:
         """Whether the request's blocks must stay until `draining` is reported for it."""
+        self._first_token.look([request])
         tracked = self._requests.get(request.request_id)
         if tracked is None or not self._saves:
             return False

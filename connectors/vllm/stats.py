@@ -36,6 +36,8 @@ MEANINGS = {
     "skipped_unavailable": "Blocks not saved because the daemon was away or refused",
     "unavailable": "Calls that the daemon did not answer in time",
     "refused": "Calls that the daemon refused",
+    "first_tokens": "Engines that have had a first token since they were started",
+    "first_token_seconds": "Seconds from the start of their process to it",
     "hook_errors": "Failures inside the connector that were kept away from the engine",
 }
 GAUGES = {

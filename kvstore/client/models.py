@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from kvstore.client.arena_view import OwnerLock
-    from kvstore.protocol import answers
+    from kvstore.protocol import answers, frames
     from kvstore.protocol.frames import Extents
 
 TIMEOUT_S = 10.0  # of each call: a daemon that is starting verifies much
@@ -72,6 +72,9 @@ class _ModelCalls(Calls):
 
     def drop_model(self, label: str) -> None:
         self._call((), lambda w, _: w.DropModel(label))
+
+    def model_loaded(self, label: str, by_source: dict[frames.ModelSource, int], seconds: float) -> None:
+        self._call((), lambda w, _: w.ModelLoaded(label, by_source, seconds))
 
     def list_models(self) -> Any:
         return self._call((), lambda w, _: w.ListModels()).report
@@ -344,3 +347,16 @@ def listed(socket_path: str | os.PathLike[str] | None = None) -> list[answers.Mo
     with _ModelCalls(socket_path, TIMEOUT_S, "models", attach=False) as calls:
         found: list[answers.Model] = calls.list_models()["models"]
         return found
+
+
+def loaded(
+    name: str,
+    revision: str,
+    by_source: Mapping[frames.ModelSource, int],
+    seconds: float,
+    socket_path: str | os.PathLike[str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Have it counted that this process has loaded a model. by_source: bytes. Raises Refused, Unavailable."""
+    with _ModelCalls(socket_path, timeout_s, "model loaded", attach=False) as calls:
+        calls.model_loaded(f"{name}@{revision}", dict(by_source), seconds)

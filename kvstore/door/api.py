@@ -28,7 +28,14 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
 from kvstore.door.holders import Holder, Holders, Limits
-from kvstore.door.models import attach_model, commit_model, drop_model, list_models, reserve_model
+from kvstore.door.models import (
+    attach_model,
+    commit_model,
+    drop_model,
+    list_models,
+    model_loaded,
+    reserve_model,
+)
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
@@ -766,6 +773,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.AttachModel: Kind(lambda c, r: attach_model(c._engine, c._session, r), "read", 1000),
     frames.DropModel: Kind(lambda c, r: drop_model(c._engine, r), "admin", 3000),
     frames.ListModels: Kind(lambda c, _: list_models(c._engine), "view", 200),
+    frames.ModelLoaded: Kind(lambda c, r: model_loaded(c._engine, r), "read", 20),
 }
 _BY_TAG = {kind.__struct_config__.tag: kind for kind in KINDS}
 

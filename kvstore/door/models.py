@@ -55,6 +55,11 @@ def list_models(engine: Engine) -> frames.Answer:
     return frames.StatusReport({"models": engine.models.status(), **held})
 
 
+def model_loaded(engine: Engine, r: frames.ModelLoaded) -> frames.Answer:
+    engine.models.loads.add(r.by_source.items(), r.seconds)
+    return frames.Done()
+
+
 def _attached(session: Session | None) -> Session:
     if session is None or session.owner < 0:
         raise BadRequest("models in DRAM: only for a connection with the arena")

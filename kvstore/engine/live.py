@@ -51,6 +51,7 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
         "sessions": [{"label": s.label, "leases": len(s.leases)} for s in sessions[:LIVE_SESSIONS_MAX]],
         "sessions_total": len(sessions),
         "models": figures["models"],
+        "model_loads": engine.models.loads.as_dict(),
         "tokens": tokens,
         "prefixes": prefixes,
         "latencies": {

@@ -253,6 +253,14 @@ class Histogram(TypedDict):
     buckets: list[int]
 
 
+class ModelLoads(TypedDict):
+    """by_source: bytes."""
+
+    count: int
+    seconds: float
+    by_source: dict[str, int]
+
+
 class EngineLive(TypedDict):
     counters: dict[str, int]
     namespaces_total: int
@@ -265,6 +273,7 @@ class EngineLive(TypedDict):
     sessions: list[SmallSession]
     sessions_total: int
     models: list[Model]
+    model_loads: ModelLoads
     tokens: list[SinceStart]
     prefixes: list[Prefix]
     latencies: dict[str, dict[str, Histogram]]

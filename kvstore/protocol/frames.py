@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -297,6 +297,7 @@ _Label = Annotated[
 ]
 _Content = Annotated[bytes, Meta(min_length=CONTENT_BYTES, max_length=CONTENT_BYTES)]
 _Slab = Annotated[int, Meta(ge=0, lt=SLABS_MAX)]
+ModelSource = Literal["dram", "disk", "bucket", "peers"]
 
 
 class ReserveModel(msgspec.Struct, array_like=True, tag=48):
@@ -333,6 +334,14 @@ class DropModel(msgspec.Struct, array_like=True, tag=51):
 
 class ListModels(msgspec.Struct, array_like=True, tag=52):
     """Answer: StatusReport, `models`: a list of `answers.Model`; `capacity_bytes`, `slab_bytes`."""
+
+
+class ModelLoaded(msgspec.Struct, array_like=True, tag=53):
+    """This process has loaded a model's weights, or its part of them: bytes by where they came from. Answer: Done."""
+
+    label: _Label
+    by_source: Annotated[dict[ModelSource, Annotated[int, Meta(ge=0, le=1 << 60)]], Meta(max_length=4)]
+    seconds: Annotated[float, Meta(ge=0, le=1e9)]
 
 
 # Seeing it live -------------------------------------------------------------------------
@@ -567,6 +576,7 @@ Request = (
     | AttachModel
     | DropModel
     | ListModels
+    | ModelLoaded
 )
 Answer = (
     Registered

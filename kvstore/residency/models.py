@@ -15,7 +15,8 @@ has are KV's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -76,6 +77,24 @@ class Resident:
         return (index for index in range(self.count) if index not in self.slots)
 
 
+@dataclass(slots=True)
+class Loads:
+    """What processes of this node said of the weights that they loaded, since the daemon started. by_source: bytes."""
+
+    count: int = 0
+    seconds: float = 0.0
+    by_source: Counter[str] = field(default_factory=Counter)
+
+    def add(self, by_source: Iterable[tuple[str, int]], seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        for source, size_bytes in by_source:
+            self.by_source[source] += size_bytes
+
+    def as_dict(self) -> answers.ModelLoads:
+        return {"count": self.count, "seconds": self.seconds, "by_source": dict(self.by_source)}
+
+
 class Models:
     """Those of one arena. Called from the engine's thread only. slabs: None where models can have none.
 
@@ -85,6 +104,7 @@ class Models:
         self, residency: Residency, takeovers: Takeovers, io: Io, clock: Callable[[], float]
     ) -> None:
         self.capacity_bytes = 0
+        self.loads = Loads()
         self.pins: Callable[[], Set[str]] = frozenset
         self._slabs: Slabs | None = residency.arena.slabs
         self._background = residency.background

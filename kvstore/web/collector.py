@@ -77,6 +77,11 @@ def families(answer: Answer) -> Iterator[Metric]:
     for field in ("capacity_bytes", "used_bytes", "model_bytes", "records"):
         rows = [((tier["name"],), tier[field]) for tier in live["tiers"]]
         yield _family(f"kvstore_tier_{field}", rows)
+    loads = live["model_loads"]
+    yield _one("kvstore_model_loads_total", loads["count"])
+    yield _one("kvstore_model_load_seconds_total", loads["seconds"])
+    by_source = [((source,), size) for source, size in loads["by_source"].items()]
+    yield _family("kvstore_model_loaded_bytes_total", by_source)
     yield from _times(live)
     yield from _levels(live)
     yield from _limits(live)

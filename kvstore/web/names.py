@@ -66,6 +66,14 @@ _TIERS: Final = (
     Metric("kvstore_tier_records", "gauge", "", ("tier",), "blocks held"),
 )  # fmt: skip
 
+_MODELS: Final = (
+    Metric("kvstore_model_loads_total", "counter", "", (),
+           "times that a process of an engine loaded a model's weights, or its part of them"),
+    Metric("kvstore_model_load_seconds_total", "counter", "seconds", (), "that these took"),
+    Metric("kvstore_model_loaded_bytes_total", "counter", "bytes", ("source",),
+           "that they read; `source` is `dram`, `disk`, or `bucket` by way of the disk"),
+)  # fmt: skip
+
 _TIMES: Final = (
     Metric("kvstore_request_seconds", "histogram", "seconds", ("request",),
            "from the moment that a request is served to its answer, loads that `acquire` waits for included; what it "
@@ -193,6 +201,7 @@ GROUPS: Final = (
     Group("The daemon", "", _SERVICE),
     Group("Hits and misses", "", _TOKENS),
     Group("Tiers", "", _TIERS),
+    Group("Models", "", _MODELS),
     Group("Times", "", _TIMES),
     Group("Disks and buckets", "with an NVMe directory or a region", _LEVELS),
     Group("Queues and the door", "", _LIMITS),

@@ -198,6 +198,18 @@ def test_without_the_arena_there_is_nothing_to_fill(daemon: Daemon) -> None:
         client.ping()
 
 
+def test_loads_are_counted_by_source(daemon: Daemon) -> None:
+    """What processes say that they loaded adds up in the live answer; a source that there is not is refused, and counts nothing."""
+    for by_source in ({"dram": 100}, {"bucket": 70, "disk": 3}, {"dram": 11}, {}):
+        models.loaded("random", "r1", by_source, 0.5, daemon.socket_path)  # type: ignore[arg-type]
+    for wrong in ({"tape": 1}, {"dram": -1}):
+        with pytest.raises((Refused, Unavailable)):
+            models.loaded("random", "r1", wrong, 0.5, daemon.socket_path)  # type: ignore[arg-type]
+    with Client(daemon.socket_path, attach=False) as client:
+        told = client.live()["model_loads"]
+    assert told == {"count": 4, "seconds": 2.0, "by_source": {"dram": 111, "bucket": 70, "disk": 3}}
+
+
 def test_many_slabs_come_in_several_answers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of more slabs than an answer tells is mapped whole."""
     monkeypatch.setattr(frames, "MODEL_SLABS_TOLD", 2)

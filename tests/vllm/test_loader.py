@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from coldstart.errors import ChunkDamaged, FilesWrong
 from connectors.vllm.model_files import weight_files
 from connectors.vllm_plugin import register
-from kvstore.client import ClientError, models
+from kvstore.client import Client, ClientError, models
 from tests.coldstart.revisions import into_dram, mark
 from tests.running import Daemon, Place
 
@@ -90,9 +90,17 @@ def assert_as_default(directory: Path, experts: set[int] | None = None, **model:
     ours, theirs = loader_of(), loader_of("auto")
     ours.local_expert_ids = theirs.local_expert_ids = experts
     found, expected = weights(ours, directory, **model), weights(theirs, directory, **model)
-    assert found.keys() == expected.keys() and expected
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert_same(found, expected)
     return found
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Bit for bit."""
+    assert found.keys() == expected.keys() and expected
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        bits = [each.reshape(-1).view(torch.uint8) for each in (found[name], tensor)]
+        assert torch.equal(*bits), name
 
 
 def test_it_is_vllms_default_loader_in_all_but_reading() -> None:
@@ -129,6 +137,27 @@ def test_weights_that_a_model_has_no_use_for(sharded: Path) -> None:
     ours = weights(loader_of(), sharded, is_unused_checkpoint_weight=lambda name: ".layers.1" in name)
     assert ours and not any(".layers.1" in name for name in ours)
     assert_as_default(sharded, is_unused_checkpoint_weight=lambda name: True)
+
+
+def test_fp8_with_its_scales(tmp_path: Path) -> None:
+    """Bit for bit, those that are no numbers, too."""
+    from safetensors.torch import save_file as save_tensors
+
+    directory = tmp_path / "m"
+    directory.mkdir()
+
+    def bits(rows: int) -> torch.Tensor:
+        return torch.arange(256, dtype=torch.uint8).repeat(rows, 1)
+
+    types = {"a.weight": bits(128).view(torch.float8_e4m3fn), "b.weight": bits(3).view(torch.float8_e5m2)}
+    scales = {
+        "a.weight_scale_inv": torch.rand(1, 2),
+        "b.weight_scale": torch.tensor(0.5),
+        "c.weight_scale": bits(2).view(torch.float8_e8m0fnu),
+    }
+    save_tensors(types | scales, directory / "model.safetensors")
+    mark(directory)
+    assert assert_as_default(directory)["a.weight"].dtype is torch.float8_e4m3fn
 
 
 def test_patterns_of_a_model(sharded: Path) -> None:
@@ -240,11 +269,12 @@ def test_a_model_in_dram_is_read_from_there(sharded: Path, dram: Daemon, lines: 
     into_dram(sharded, dram.socket)
     flip(sharded / "model-7.safetensors")
     found = weights(loader_of(), sharded)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert_same(found, expected)
     (line,) = lines
     assert line.startswith("kvstore: tiny@r1: fetched nothing: it was in this node's DRAM · verified ")
-    assert f"loaded {sum(tensor.nbytes for tensor in found.values()):,} bytes" in line
+    size_bytes = sum(tensor.nbytes for tensor in found.values())
+    assert counted(dram) == (1, {"dram": size_bytes})
+    assert f"loaded {size_bytes:,} bytes" in line
     experts = weights(loader_of_rank(1), sharded)
     assert any(".experts.1.w1.weight" in name for name in experts)
     assert not any(name.endswith(".experts.2.w1.weight") for name in experts)
@@ -256,6 +286,13 @@ def test_a_model_in_dram_is_read_from_there(sharded: Path, dram: Daemon, lines: 
     models.drop("tiny", "r1", dram.socket)
     with pytest.raises(ChunkDamaged):
         weights(loader_of(), sharded)
+
+
+def counted(daemon: Daemon) -> tuple[int, dict[str, int]]:
+    """Loads, and bytes by source, as the daemon has heard of them."""
+    with Client(daemon.socket, attach=False) as client:
+        loads = client.live()["model_loads"]
+    return loads["count"], loads["by_source"]
 
 
 def loader_of_rank(expert: int) -> Any:
@@ -282,8 +319,7 @@ def test_the_daemon_is_killed_while_tensors_are_taken(
     while models.listed(after.socket)[0]["state"] != "whole":
         pass
     found |= dict(coming)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert_same(found, expected)
     assert "it was in this node's DRAM" in lines[-1]
 
 
@@ -297,4 +333,6 @@ def test_other_files_of_that_name_in_dram(
     mark(other)
     into_dram(other, dram.socket)
     assert_as_default(sharded)
+    count, by_source = counted(dram)
+    assert count == 1 and by_source.keys() == {"disk"} and by_source["disk"] > 0
     assert "not taken from DRAM: tiny@r1: other files of that name" in lines[0] and "on this disk" in lines[1]

@@ -102,6 +102,36 @@ def test_weights_quantised_while_they_come(host: EngineHost, model: Path, tmp_pa
     assert_same_tokens(host, model, tmp_path / "m", quantization="fp8_per_block", dtype="bfloat16")
 
 
+def in_fp8(directory: Path, target: Path, block: int = 128) -> Path:
+    """The same model as DeepSeek publishes its own: in FP8, with a scale for each block of each matrix."""
+    import torch
+    from safetensors.torch import load_file as load_tensors
+    from safetensors.torch import save_file as save_tensors
+
+    shutil.copytree(directory, target)
+    held, made = load_tensors(directory / "model.safetensors"), {}
+    for name, tensor in held.items():
+        if not name.endswith("_proj.weight"):
+            made[name] = tensor.bfloat16()
+            continue
+        rows, columns = tensor.shape[0] // block, tensor.shape[1] // block
+        blocks = tensor.view(rows, block, columns, block)
+        scales = blocks.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+        made[name] = (blocks / scales[:, None, :, None]).view_as(tensor).to(torch.float8_e4m3fn)
+        made[name + "_scale_inv"] = scales
+    save_tensors(made, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block]}
+    config |= {"quantization_config": method, "torch_dtype": "bfloat16"}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_a_checkpoint_in_fp8(host: EngineHost, model: Path, tmp_path: Path) -> None:
+    """Numbers of one byte, and scales beside them."""
+    assert_same_tokens(host, in_fp8(model, tmp_path / "fp8"), tmp_path / "m", dtype="bfloat16")
+
+
 @pytest.mark.parametrize("harm", ["flipped", "cut off"])
 def test_damaged_files_refuse_the_start(host: EngineHost, model: Path, tmp_path: Path, harm: str) -> None:
     """The engine does not start, and one line of its log says which bytes of which file are wrong."""
@@ -189,6 +219,10 @@ def test_from_dram_with_an_adapter_beside_it(
     assert "fetched nothing: it was on this disk" in host.log()
     host.reset_prefix()
     assert host.generate(asked).tokens == expected[0]
+    first_s = [float(seconds) for seconds in re.findall(r"first token after ([\d.]+) s", host.log())]
+    assert len(first_s) == 2 and 0 < first_s[0] < first_s[1]  # one of each engine, since the process began
+    metrics = host.metrics()  # whole numbers
+    assert metrics["first_tokens"] == 1 and metrics["first_token_seconds"] == pytest.approx(first_s[1], abs=1)
 
 
 def started(model: Path, path: Path) -> str:

@@ -52,6 +52,7 @@ def live(**changes: Any) -> dict[str, Any]:
         ],
         "counters": {"evicted_dram": 1_930_211, "evicted_nvme": 0, "corrupt_dram": 0, "corrupt_nvme": 0},
         "sessions": [{"label": f"vllm rank {n}", "leases": n % 3} for n in range(8)], "sessions_total": 8,
+        "model_loads": {"count": 2, "seconds": 4.5, "by_source": {"dram": 1 << 30}},
         "namespaces_total": 24,
         "breakers": [breaker(f"{device} {way}") for device in ("nvme0", "nvme1") for way in ("loads", "stores")]
         + [breaker("object loads")],
