@@ -2,6 +2,7 @@
 # make demo   a real daemon and real engines, shown            make test   everything that proves it
 # make lint   format, lint, types                              make bench  figures of this machine
 # make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
+# make demo-coldstart a model published, preloaded, killed, resumed, mirrored, and served from everywhere: [SIZE=2GiB]
 # make docs   the documentation as a site, in site/
 # make dist   wheel and source distribution, in dist/          make first-hour   what a new user does in the first hour, from that wheel
 # make trial  answers in time among bursts                     make clean  what was made here, away
@@ -22,7 +23,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions test test-fast test-033 test-nixl trial lint format bench soak clean
+.PHONY: docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -43,6 +44,9 @@ demo: venv
 
 demo-regions: venv
 	@$(VENV)/python -m benchmarks.regions $(if $(SPEED),--speed $(SPEED)) $(if $(TRACE),--trace "$(TRACE)")
+
+demo-coldstart: venv
+	@$(VENV)/python -m examples.coldstart $(if $(SIZE),--size $(SIZE))
 
 # Tests without engines wait for timers half of their time, so twice as many as the cores run at a time. Tests that start engines want
 # the cores for themselves: they run after the others, a file on each core.

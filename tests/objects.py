@@ -322,7 +322,8 @@ def flip(content: bytes | memoryview, bit: int) -> bytes:
 class S3Server:
     """moto's S3 on a free port of this machine, in a process of its own. It believes any key. Buckets are made by `make_bucket`."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: int | None = 20) -> None:
+        """lines: of its log that are kept; None: all."""
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
             stdout=subprocess.DEVNULL,
@@ -336,8 +337,8 @@ class S3Server:
             found = re.search(r"Running on http://127\.0\.0\.1:(\d+)", line)
         assert found is not None, "moto did not start"
         self.port = int(found[1])
-        self._last: deque[str] = deque(maxlen=20)  # lines of its log: it logs every request
-        threading.Thread(target=self._last.extend, args=(self._said,), daemon=True).start()
+        self.last: deque[str] = deque(maxlen=lines)  # of its log, in which every request has a line
+        threading.Thread(target=self.last.extend, args=(self._said,), daemon=True).start()
 
     @property
     def endpoint(self) -> str:
@@ -349,7 +350,7 @@ class S3Server:
         return ObjectOptions(endpoint=self.endpoint, allow_http=True, **{**key, **more})
 
     def make_bucket(self, name: str) -> None:
-        assert self.process.poll() is None, f"moto has ended: {self.process.returncode}, {list(self._last)}"
+        assert self.process.poll() is None, f"moto has ended: {self.process.returncode}, {list(self.last)}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
             connection.request("PUT", f"/{name}")

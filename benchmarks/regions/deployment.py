@@ -130,12 +130,10 @@ def start(home: Path, arenas: Path, arena_bytes: int, more: Settings) -> Daemon:
     return Daemon(home, {**chosen, **more})
 
 
-def kvstore(*words: object, allowed: Sequence[int] = (0,)) -> bytes:
+def kvstore(*words: object, allowed: Sequence[int] = (0,), timeout_s: float = COMMAND_S_MAX) -> bytes:
     """What the command says on stdout. Raises DaemonError."""
     command = [sys.executable, "-m", "kvstore", *map(str, words)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, timeout=COMMAND_S_MAX, env=_environment()
-    )
+    done = subprocess.run(command, check=False, capture_output=True, timeout=timeout_s, env=_environment())
     if done.returncode not in allowed:
         raise DaemonError(
             f"kvstore {' '.join(map(str, words))}: {done.stderr.decode(errors='replace').strip()}"

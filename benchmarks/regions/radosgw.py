@@ -37,9 +37,10 @@ def is_installed() -> bool:
 class Radosgw:
     """A running server with one user. key, secret: its own, made anew each time."""
 
-    def __init__(self, home: Path) -> None:
-        """home: an empty directory. Raises ServerError; then nothing is left running."""
-        self.key, self.secret = secrets.token_hex(10), secrets.token_hex(20)
+    def __init__(self, home: Path, keys: tuple[str, str] | None = None) -> None:
+        """home: an empty directory. keys: of its user, if they are not to be new. Raises ServerError; then nothing is left running."""
+        self.key, self.secret = keys or (secrets.token_hex(10), secrets.token_hex(20))
+        self.requests_path = home / "client.rgw.a.log"  # with a line for each request
         self._home = home
         self._monitor_port, self._port = _free_ports(2)
         self.endpoint = f"http://127.0.0.1:{self._port}"

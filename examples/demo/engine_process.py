@@ -30,7 +30,8 @@ ENVIRONMENT = {  # offline, quiet and in one process
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """What kind of engine. role: vLLM's kv_role. extra: the connector's settings. warm_up: a prompt of its own."""
+    """What kind of engine. role: vLLM's kv_role; "": no connector. extra: the connector's settings. warm_up: a prompt of its own,
+    and how many tokens it is answered with."""
 
     model: str
     extra: dict[str, str]
@@ -38,6 +39,8 @@ class Job:
     dtype: str
     kv_bytes: int
     warm_up: str
+    warm_up_tokens: int = c.OUTPUT_TOKENS
+    load_format: str = "auto"
 
 
 @dataclass(slots=True, frozen=True)
@@ -72,7 +75,7 @@ def serve(pipe: Connection, log_path: Path) -> None:
         job = pipe.recv()
         engine = _make(vllm, job)
         _yield_while_loading(engine)
-        _run(engine, vllm, [job.warm_up], c.OUTPUT_TOKENS)
+        _run(engine, vllm, [job.warm_up], job.warm_up_tokens)
         pipe.send("ready")
         with contextlib.suppress(EOFError):
             while True:
@@ -81,8 +84,16 @@ def serve(pipe: Connection, log_path: Path) -> None:
 
 
 def _make(vllm: Any, job: Job) -> Any:
+    connector = {
+        "kv_connector": "KVStoreConnector",
+        "kv_connector_module_path": "connectors.vllm",
+        "kv_role": job.role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": job.extra,
+    }
     return vllm.LLM(
         model=job.model,
+        load_format=job.load_format,
         dtype=job.dtype,
         block_size=c.BLOCK_TOKENS,
         max_model_len=c.POSITIONS_MAX,
@@ -90,13 +101,7 @@ def _make(vllm: Any, job: Job) -> Any:
         max_num_seqs=1,
         enforce_eager=True,
         disable_log_stats=False,
-        kv_transfer_config={
-            "kv_connector": "KVStoreConnector",
-            "kv_connector_module_path": "connectors.vllm",
-            "kv_role": job.role,
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": job.extra,
-        },
+        kv_transfer_config=connector if job.role else None,
     )
 
 

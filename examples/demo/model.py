@@ -20,22 +20,35 @@ making the model.
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
 SEED = 20_260_101
 VOCABULARY = 512
-HIDDEN = 256
-LAYERS = 4
-HEADS = 4
-KV_HEADS = 2
 HEAD_DIM = 64
-INTERMEDIATE = 512
 POSITIONS_MAX = 4096
 ATTENTION_SCALE = 3.0  # times 1/sqrt(fan-in): scores spread over several units, softmax is peaked
+
+
+class Shape(NamedTuple):
+    """Of the layers, and how many there are."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+
+LAYERS = 4
+TINY = Shape(LAYERS, 256, 4, 2, 512)
+WIDE = Shape(LAYERS, 1024, 16, 4, 4096)  # its larger tensors have 16 MiB
 END_OF_TEXT = "<|end|>"
 
 TRAINING_TEXT = """
@@ -57,13 +70,14 @@ blocks on Monday, and how many of 0 1 2 3 4 5 6 7 8 9 were read again? Answer:
 """
 
 
-def make_model(directory: Path) -> Path:
-    """A new directory under `directory` with the model. Blocks for about a second. Raises OSError."""
+def make_model(directory: Path, shape: Shape = TINY, shard_bytes: int = 1 << 30) -> Path:
+    """A new directory under `directory` with the model. shard_bytes: of each file of weights, about. Blocks for about a second,
+    and four more for each GB. Raises OSError."""
     target = directory / "tiny-llama"
     target.mkdir(parents=True)
     _write_tokenizer(target)
-    _write_weights(target)
-    _write_config(target)
+    _write_weights(target, shape, shard_bytes)
+    _write_config(target, shape)
     return target
 
 
@@ -92,36 +106,55 @@ def _write_tokenizer(directory: Path) -> None:
     )
 
 
-def _write_weights(directory: Path) -> None:
-    import numpy as np
+def _write_weights(directory: Path, shape: Shape, shard_bytes: int) -> None:
+    """Shard after shard: memory has one of them."""
     from safetensors.numpy import save_file
 
+    shards: list[list[str]] = []
+    held: dict[str, Any] = {}
+    left = _tensors(shape)
+    while held or not shards:
+        for name, tensor in left:
+            held[name] = tensor
+            if sum(each.nbytes for each in held.values()) >= shard_bytes:
+                break
+        shards.append(list(held))
+        save_file(held, str(directory / f"model-{len(shards):05}.safetensors"), metadata={"format": "pt"})
+        held = dict(islice(left, 1))
+    if len(shards) == 1:
+        (directory / "model-00001.safetensors").rename(directory / "model.safetensors")
+        return
+    places = {name: f"model-{n:05}.safetensors" for n, names in enumerate(shards, 1) for name in names}
+    _write_json(directory / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+
+
+def _tensors(shape: Shape) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    import numpy as np
+
     rng = np.random.default_rng(SEED)
+    hidden, queries, keys = shape.hidden, shape.heads * HEAD_DIM, shape.kv_heads * HEAD_DIM
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
         values: np.ndarray[Any, Any] = rng.standard_normal((rows, columns)) * (scale / columns**0.5)
         return values.astype(np.float32)
 
-    tensors = {
-        "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN, HIDDEN**0.5),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
-        "lm_head.weight": matrix(VOCABULARY, HIDDEN, 4.0),
-    }
-    for layer in range(LAYERS):
+    yield "model.embed_tokens.weight", matrix(VOCABULARY, hidden, hidden**0.5)
+    yield "model.norm.weight", np.ones(hidden, np.float32)
+    yield "lm_head.weight", matrix(VOCABULARY, hidden, 4.0)
+    for layer in range(shape.layers):
         head = f"model.layers.{layer}."
-        tensors[head + "input_layernorm.weight"] = np.ones(HIDDEN, np.float32)
-        tensors[head + "post_attention_layernorm.weight"] = np.ones(HIDDEN, np.float32)
-        tensors[head + "self_attn.q_proj.weight"] = matrix(HEADS * HEAD_DIM, HIDDEN, ATTENTION_SCALE)
-        tensors[head + "self_attn.k_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, HIDDEN)
-        tensors[head + "self_attn.v_proj.weight"] = matrix(KV_HEADS * HEAD_DIM, HIDDEN, ATTENTION_SCALE)
-        tensors[head + "self_attn.o_proj.weight"] = matrix(HIDDEN, HEADS * HEAD_DIM)
-        tensors[head + "mlp.gate_proj.weight"] = matrix(INTERMEDIATE, HIDDEN)
-        tensors[head + "mlp.up_proj.weight"] = matrix(INTERMEDIATE, HIDDEN)
-        tensors[head + "mlp.down_proj.weight"] = matrix(HIDDEN, INTERMEDIATE)
-    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+        yield head + "input_layernorm.weight", np.ones(hidden, np.float32)
+        yield head + "post_attention_layernorm.weight", np.ones(hidden, np.float32)
+        yield head + "self_attn.q_proj.weight", matrix(queries, hidden, ATTENTION_SCALE)
+        yield head + "self_attn.k_proj.weight", matrix(keys, hidden)
+        yield head + "self_attn.v_proj.weight", matrix(keys, hidden, ATTENTION_SCALE)
+        yield head + "self_attn.o_proj.weight", matrix(hidden, queries)
+        yield head + "mlp.gate_proj.weight", matrix(shape.intermediate, hidden)
+        yield head + "mlp.up_proj.weight", matrix(shape.intermediate, hidden)
+        yield head + "mlp.down_proj.weight", matrix(hidden, shape.intermediate)
 
 
-def _write_config(directory: Path) -> None:
+def _write_config(directory: Path, shape: Shape) -> None:
     _write_json(directory / "generation_config.json", {"eos_token_id": 0})
     _write_json(
         directory / "config.json",
@@ -129,11 +162,11 @@ def _write_config(directory: Path) -> None:
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "vocab_size": VOCABULARY,
-            "hidden_size": HIDDEN,
-            "intermediate_size": INTERMEDIATE,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
             "head_dim": HEAD_DIM,
             "max_position_embeddings": POSITIONS_MAX,
             "rms_norm_eps": 1e-5,

@@ -44,10 +44,10 @@ class LLM:
 """
 
 
-def demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(directory: Path, *arguments: str, module: str = "examples.demo") -> subprocess.CompletedProcess[str]:
     """Run the command with its files in `directory`, where a vllm.py shadows the installed one."""
     return subprocess.run(
-        [sys.executable, "-m", "examples.demo", *arguments],
+        [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=600,
