@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     document = {
         "server": show.server,
         "model_bytes": show.model_bytes,
-        "stages": [asdict(stage) for stage in show.stages],
+        "stages": [{**asdict(stage), "seconds": round(stage.seconds, 2)} for stage in show.stages],
         "seconds": round(time.monotonic() - begun_s, 1),
         "ok": not show.problems,
         "problems": show.problems,

@@ -168,7 +168,8 @@ class Show:
         self._add(stage)
         stage = self._engine(name, Path(said.decode().strip()))
         self._wait(lambda: any((home / f"models--{NAME}/snapshots").glob("*")), "the preload of an engine")
-        stage.sources["bucket"], stage.twice = self._sent(s3, region)
+        sent_bytes, stage.twice = self._sent(s3, region)
+        stage.sources = {"bucket": sent_bytes}
         self._add(stage, "bucket")
 
     def _mirror(self, na: S3, eu: S3) -> None:
