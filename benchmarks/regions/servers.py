@@ -30,7 +30,7 @@ class S3:
         home.mkdir()
         self._server: Any
         if prefer_real and radosgw.is_installed():
-            self.name, self._server = "radosgw", radosgw.Radosgw(home, beside and beside.keys)
+            self.name, self._server = "radosgw", radosgw.Radosgw(home, beside.keys if beside else None)
             self.keys: tuple[str, str] = self._server.key, self._server.secret
         else:
             self.name, self._server = "moto", S3Server(None)
