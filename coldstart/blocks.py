@@ -1,13 +1,14 @@
 """Runs of bytes at any place of a file, past the page cache as far as that goes.
 
     file       │····:■■■■│■■■■■■■■│■■■■■■■■│■■■:····│      ■ a run; │ borders of blocks
-    slot       │····:■■■■│■■■■■■■■│■■■■■■■■│■■■:    │      lies as far behind a border as in the file
+    memory     │····:■■■■│■■■■■■■■│■■■■■■■■│■■■:    │      lies as far behind a border as in the file
                  edge     ╰─ O_DIRECT ────╯  edge
 
 O_DIRECT wants address, length and offset on borders of blocks, and chunks begin at any byte. A run that lies in memory as far
-behind a border as in the file has all but its edges moved directly; the edges, less than a block each, go through the page
-cache, because the neighbour's bytes in their blocks come at another time. Runs that lie otherwise, and file systems without
-O_DIRECT, go through the page cache altogether.
+behind a border as in the file has all but its edges moved directly. The blocks of its edges hold bytes of neighbours, too: read,
+they come in the same call, by way of a bounce buffer of the thread, out of which only the run's own bytes are copied; written,
+they go through the page cache, because the neighbour's bytes come at another time. Runs that lie otherwise are not read, and
+written through the page cache altogether, as on file systems without O_DIRECT.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ from tiers.pages import advise_huge
 BLOCK_BYTES: Final = 4096
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 _HUGE_PAGE_BYTES: Final = 2 << 20
+_thread = threading.local()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -43,10 +46,6 @@ class Slot:
         start = at % BLOCK_BYTES
         return self._memory[start : start + size_bytes]
 
-    def around(self, at: int, size_bytes: int) -> memoryview:
-        """The whole blocks that this run lies in."""
-        return self._memory[: _up(at % BLOCK_BYTES + size_bytes)]
-
 
 def slots(count: int, run_bytes_max: int) -> list[Slot]:
     """A ring of them, on huge pages where the kernel has some."""
@@ -58,6 +57,65 @@ def slots(count: int, run_bytes_max: int) -> list[Slot]:
     return [Slot(view[start : start + slot_bytes]) for start in range(0, count * slot_bytes, slot_bytes)]
 
 
+class RunsFile:
+    """One file, to be read. fd: for whoever asks about it. Thread-safe. Every method blocks, and may raise OSError."""
+
+    def __init__(self, path: Path, flags: int = 0) -> None:
+        flags |= os.O_RDONLY | os.O_CLOEXEC
+        self.fd = os.open(path, flags)
+        self._direct: int | None = None
+        try:
+            self._direct = os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno not in _NO_DIRECT:
+                os.close(self.fd)
+                raise
+
+    def close(self) -> None:
+        os.close(self.fd)
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def read(self, view: memoryview, at: int) -> bool:
+        """Fill the view, which lies as far behind a border of a block as the run does. False where the file ends before."""
+        count = 0
+        if self._direct is not None and len(view):
+            try:
+                count = _read_direct(self._direct, view, at)
+            except OSError as error:
+                if error.errno not in _NO_DIRECT:
+                    raise
+        return read_all(self.fd, view[count:], at + count)
+
+
+def _read_direct(fd: int, view: memoryview, at: int) -> int:
+    """How many bytes of the run were read, from its start: less than all where the file ends, or the kernel had enough."""
+    head, tail = at % BLOCK_BYTES, (at + len(view)) % BLOCK_BYTES
+    low, high = -at % BLOCK_BYTES, len(view) - tail  # of the whole blocks, in the view
+    edges = _bounce()
+    if low >= high:  # no block is the run's alone
+        read = os.preadv(fd, [edges], at - head)
+        count = max(0, min(len(view), read - head))
+        view[:count] = edges[head : head + count]
+        return count
+    first, last = edges[:BLOCK_BYTES], edges[BLOCK_BYTES : 2 * BLOCK_BYTES]
+    buffers = [first] * bool(head) + [view[low:high]] + [last] * bool(tail)
+    count = max(0, os.preadv(fd, buffers, at - head) - head)
+    if head:
+        view[:low] = first[head:]
+    if tail and count > high:
+        view[high:] = last[:tail]
+    return count if count <= high else min(count, len(view))
+
+
+def _bounce() -> memoryview:
+    """Three blocks of this thread: a run shorter than two blocks may lie in three."""
+    held: mmap.mmap | None = getattr(_thread, "bounce", None)
+    if held is None:
+        held = _thread.bounce = mmap.mmap(-1, 3 * BLOCK_BYTES)
+    return memoryview(held)
+
+
 class Tree:
     """Files below a directory: reading and writing runs of them. Blocks; raises OSError. Thread-safe."""
 
@@ -67,17 +125,9 @@ class Tree:
 
     def read(self, path: str, at: int, slot: Slot, size_bytes: int) -> memoryview | None:
         """The run in the slot; None where the file ends before."""
-        run, around = slot.run(at, size_bytes), slot.around(at, size_bytes)
-        if self._has_direct:
-            try:
-                with self._opened(path, os.O_RDONLY | os.O_DIRECT) as fd:
-                    count = os.preadv(fd, [around], at - at % BLOCK_BYTES)
-                if count >= at % BLOCK_BYTES + size_bytes:
-                    return run
-            except OSError as error:
-                self._without_direct(error)
-        with self._opened(path, os.O_RDONLY) as fd:
-            return run if read_all(fd, run, at) else None
+        run = slot.run(at, size_bytes)
+        with closing(RunsFile(self.root / path, os.O_NOFOLLOW)) as file:
+            return run if file.read(run, at) else None
 
     def write(self, path: str, at: int, run: memoryview, is_aligned: bool) -> None:
         """is_aligned: it lies as far behind a border of a block as in the file."""

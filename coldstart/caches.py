@@ -46,7 +46,7 @@ from tiers.errors import ObjectMissing
 from tiers.files import replace_file
 from tiers.objects import Objects
 from tiers.reading import Unreadable, read_bytes
-from tiers.together import together
+from tiers.together import each
 
 SIGNATURE: Final = "signature"  # its place in `about`
 KEY_BYTES_MIN, KEY_BYTES_MAX = 32, 4096
@@ -171,13 +171,7 @@ class Home:
         os.makedirs(cache, mode=0o700)
         for folder in sorted({os.path.dirname(file.path) for file in manifest.files}):
             os.makedirs(cache / folder, mode=0o700, exist_ok=True)
-        waiting = iter(manifest.files)
-
-        async def fetch() -> None:
-            for file in waiting:
-                await _fetch(objects, manifest, file, cache / file.path)
-
-        await together(fetch() for _ in range(READS))
+        await each(lambda file: _fetch(objects, manifest, file, cache / file.path), manifest.files, READS)
         replace_file(under_way / "manifest", encode(manifest))
 
 

@@ -8,21 +8,17 @@ Manifests are read one after the other, and of each only its chunks are kept: wh
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import xxhash
-
 from coldstart.models import Progress, Published
+from replication.chunks import sizes_of, wrong_bytes
 from replication.errors import Damaged
 from replication.manifests import Chunk, Manifest, read_manifest
 from tiers.errors import ObjectDamaged, ObjectMissing
 from tiers.objects import Objects
-from tiers.together import together
+from tiers.together import each
 
-FOLDERS_AT_ONCE: Final = 16
 READS_AT_ONCE: Final = 8
 FILES_SAID_MAX: Final = 1000  # of one verification
 
@@ -44,23 +40,6 @@ class Report(NamedTuple):
     bytes: int
     read_bytes: int
     findings: list[Finding]
-
-
-async def sizes_of(objects: Objects, chunks: Iterable[Chunk]) -> dict[bytes, int]:
-    """The bytes that a store has of each chunk, by its SHA-256; without those that are not there. Raises ObjectError."""
-    folders: dict[str, dict[str, bytes]] = {}
-    for chunk in chunks:
-        folders.setdefault(chunk.name.rpartition("/")[0] + "/", {})[chunk.name] = chunk.sha256
-    found: dict[bytes, int] = {}
-
-    async def look(folder: str) -> None:
-        async for page in objects.list(folder):
-            found.update({folders[folder][i.name]: i.size_bytes for i in page if i.name in folders[folder]})
-
-    names = list(folders)
-    for start in range(0, len(names), FOLDERS_AT_ONCE):
-        await together(map(look, names[start : start + FOLDERS_AT_ONCE]))
-    return found
 
 
 async def verify(objects: Objects, revisions: Sequence[Published], deep: bool, progress: Progress) -> Report:
@@ -92,7 +71,7 @@ async def _wrong_sizes(objects: Objects, chunks: set[Chunk]) -> dict[Chunk, tupl
     sizes = await sizes_of(objects, chunks)
     wrong = {}
     for chunk in chunks:
-        found = sizes.get(chunk.sha256)
+        found = sizes.get(chunk.name)
         if found is None:
             wrong[chunk] = ("missing", "it is not there")
         elif found != chunk.size_bytes:
@@ -104,34 +83,23 @@ async def _wrong_bytes(
     objects: Objects, chunks: Sequence[Chunk], progress: Progress
 ) -> dict[Chunk, tuple[str, str]]:
     wrong: dict[Chunk, tuple[str, str]] = {}
-    waiting = iter(chunks)
     done_bytes, all_bytes = 0, sum(chunk.size_bytes for chunk in chunks)
 
-    async def work() -> None:
+    async def read(chunk: Chunk) -> None:
         nonlocal done_bytes
-        for chunk in waiting:
-            try:
-                content = await objects.get_within(chunk.name, chunk.size_bytes)
-                if not await asyncio.to_thread(is_true, chunk, content):
-                    wrong[chunk] = ("damaged", "its bytes are not what its name says")
-            except ObjectMissing:
-                wrong[chunk] = ("missing", "it is not there")
-            except ObjectDamaged as error:
-                wrong[chunk] = ("damaged", str(error))
-            done_bytes += chunk.size_bytes
-            progress("reading chunks", done_bytes, all_bytes)
+        try:
+            content = await objects.get_within(chunk.name, chunk.size_bytes)
+            if reason := await wrong_bytes(chunk, content):
+                wrong[chunk] = ("damaged", reason)
+        except ObjectMissing:
+            wrong[chunk] = ("missing", "it is not there")
+        except ObjectDamaged as error:
+            wrong[chunk] = ("damaged", str(error))
+        done_bytes += chunk.size_bytes
+        progress("reading chunks", done_bytes, all_bytes)
 
-    await together(work() for _ in range(READS_AT_ONCE))
+    await each(read, chunks, READS_AT_ONCE)
     return wrong
-
-
-def is_true(chunk: Chunk, content: bytes | memoryview) -> bool:
-    """Whether these bytes are the chunk, by both digests."""
-    return (
-        len(content) == chunk.size_bytes
-        and xxhash.xxh3_128_digest(content) == chunk.checksum
-        and hashlib.sha256(content).digest() == chunk.sha256
-    )
 
 
 async def _files_with(

@@ -21,16 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
 from coldstart.blocks import BLOCK_BYTES, Filled, Slot, Tree, slots
-from coldstart.errors import ChunkDamaged
-from coldstart.sources import THIS_DISK, Source
+from coldstart.sources import THIS_DISK, Source, fetched
 from replication.manifests import Chunk, Manifest
 from tiers.checksum import digest
-from tiers.errors import ObjectDamaged, ObjectError
 from tiers.together import in_full, together
 
 STREAMS: Final = 16  # chunks under way; each has memory for one
 RATE_S: Final = 5.0  # the rate is that of so long
-ROUNDS_MAX: Final = 2  # all sources are asked so often for a chunk that came damaged
 
 T = TypeVar("T")
 
@@ -128,7 +125,8 @@ class Filling:
             self._progress.kept_bytes += chunk.size_bytes * (len(runs) - len(missing))
             copies = len(missing)
             if len(missing) == len(runs):
-                source = await self._fetch(chunk, slot.run(runs[0].at, chunk.size_bytes))
+                near = [source for source, has in self._has if chunk in has]
+                source = await fetched(near, chunk, slot.run(runs[0].at, chunk.size_bytes))
                 self._progress.came(source, chunk.size_bytes)
                 copies -= 1
             if copies:
@@ -138,35 +136,6 @@ class Filling:
             for path in {run.path for run in runs}:
                 if not self._left[path]:
                     await self._in_thread(self._tree.sync, path)
-
-    async def _fetch(self, chunk: Chunk, run: memoryview) -> str:
-        """The name of the source whose bytes are true. Raises ChunkDamaged, ObjectError."""
-        failure: ObjectError | None = None
-        damaged: set[str] = set()
-        for _ in range(ROUNDS_MAX):
-            for source, has in self._has:
-                if chunk not in has:
-                    continue
-                try:
-                    is_read = await source.read(chunk, [run])
-                except ObjectDamaged:
-                    damaged.add(source.name)
-                    continue
-                except ObjectError as error:
-                    failure = error
-                    continue
-                if is_read and await self._in_thread(digest, run) == chunk.checksum:
-                    return source.name
-                if is_read:
-                    damaged.add(source.name)
-            if not damaged:  # who failed has tried more than once
-                break
-        if failure is not None:
-            raise failure
-        where = " and ".join(sorted(damaged)) or "every place that had it"
-        raise ChunkDamaged(
-            f"{chunk.name}: its bytes are not those of its name: damaged in {where}; nothing of it was used"
-        )
 
     # -- in a thread --
 

@@ -28,9 +28,8 @@ from typing import Any, Final, Protocol
 
 import xxhash
 
-from coldstart.blocks import read_all
+from coldstart.blocks import RunsFile, read_all
 from coldstart.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
-from coldstart.direct_runs import RunsFile
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
 from coldstart.reading import Tensor
 from coldstart.ring import DAMAGED, FAILED, HUGE_PAGE_BYTES, NEVER_OFFSET, READY, Ring

@@ -18,7 +18,7 @@ import os
 import random
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -26,13 +26,13 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from coldstart.checking import is_true, sizes_of
 from coldstart.cutting import cut
 from coldstart.errors import FilesWrong, ModelExists
 from coldstart.models import Progress, check_name
 from coldstart.tree import Tree, TreeFile, header_of, opened
 from replication.announced_models import announced_model
 from replication.announcing import announce_in_region
+from replication.chunks import lacking, wrong_bytes
 from replication.collecting import LOCK_S, publishing
 from replication.errors import Damaged
 from replication.manifests import (
@@ -48,7 +48,7 @@ from replication.manifests import (
 from replication.removed_models import read_removal
 from tiers.errors import ObjectMissing
 from tiers.objects import Objects
-from tiers.together import together
+from tiers.together import each, together
 
 HASHERS: Final = min(8, os.cpu_count() or 1)  # files at once, each with CHUNK_BYTES_MAX of memory
 PUTS_AT_ONCE: Final = 16  # each with a chunk in memory
@@ -168,7 +168,7 @@ async def publish(
 
     async def read(chunk: Chunk) -> bytes:
         content = await asyncio.to_thread(_read_chunk, chunk, *places[chunk])
-        if there and not await asyncio.to_thread(is_true, chunk, content):  # whose names others have given
+        if there and await wrong_bytes(chunk, content):  # whose names others have given
             raise Damaged(f"{manifest.name}: its chunks are not those of its files")
         return content
 
@@ -195,8 +195,7 @@ async def store(objects: Objects, manifest: Manifest, read: Read, again: bool, p
         progress("waiting for a collection", int(passed_s), int(LOCK_S))
 
     async with publishing(objects, manifest, uuid.uuid4().hex, waits) as intent:
-        sizes = {} if again else await sizes_of(objects, manifest.chunks)
-        missing = [chunk for chunk in manifest.chunks if sizes.get(chunk.sha256) != chunk.size_bytes]
+        missing = manifest.chunks if again else await lacking(objects, manifest.chunks)
         await _put(objects, missing, read, progress)
         await intent.require()
         is_new = await objects.put(manifest.name, encode(manifest), only_new=True)
@@ -231,19 +230,16 @@ def _words(who: str) -> str:
     return " ".join(who.split())[:100] or "somebody"
 
 
-async def _put(objects: Objects, chunks: Iterable[Chunk], read: Read, progress: Progress) -> None:
-    waiting = list(chunks)
-    done_bytes, all_bytes = 0, sum(chunk.size_bytes for chunk in waiting)
-    each: Iterator[Chunk] = iter(waiting)
+async def _put(objects: Objects, chunks: Sequence[Chunk], read: Read, progress: Progress) -> None:
+    done_bytes, all_bytes = 0, sum(chunk.size_bytes for chunk in chunks)
 
-    async def work() -> None:
+    async def put(chunk: Chunk) -> None:
         nonlocal done_bytes
-        for chunk in each:
-            await objects.put(chunk.name, await read(chunk))
-            done_bytes += chunk.size_bytes
-            progress("putting chunks", done_bytes, all_bytes)
+        await objects.put(chunk.name, await read(chunk))
+        done_bytes += chunk.size_bytes
+        progress("putting chunks", done_bytes, all_bytes)
 
-    await together(work() for _ in range(PUTS_AT_ONCE))
+    await each(put, chunks, PUTS_AT_ONCE)
 
 
 async def _published(objects: Objects, manifest: Manifest) -> Manifest | None:

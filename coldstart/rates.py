@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import mmap
 import time
-from itertools import islice
 from typing import Final
 
 from replication.manifests import Chunk, Manifest
 from tiers.copying import copy
 from tiers.objects import Objects
-from tiers.together import together
+from tiers.together import each
 
 MEMORY_BYTES: Final = 256 << 20
 PIECES: Final = 16  # of that memory: two threads take turns
@@ -48,13 +47,7 @@ async def store_rate(objects: Objects, manifest: Manifest) -> float:
             break
         wanted.append(chunk)
         left -= chunk.size_bytes
-    waiting = iter(wanted)
-
-    async def read() -> None:
-        for chunk in waiting:
-            await objects.get_within(chunk.name, chunk.size_bytes)
-
     began_s = time.perf_counter()
-    await together(read() for _ in islice(wanted, STORE_READS))
+    await each(lambda chunk: objects.get_within(chunk.name, chunk.size_bytes), wanted, STORE_READS)
     took_s = time.perf_counter() - began_s
     return sum(chunk.size_bytes for chunk in wanted) / took_s if wanted else 0.0

@@ -21,11 +21,12 @@ from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 from coldstart.cutting import TensorPlace, header_from
-from coldstart.errors import ChunkDamaged, ModelMissing, NoRoom
+from coldstart.errors import ModelMissing, NoRoom
+from coldstart.sources import Source, fetched
 from replication.errors import Damaged
 from replication.manifests import CHUNK_BYTES_MAX, MANIFEST_BYTES_MAX, Chunk, File, Manifest, decode, encode
 from tiers.checksum import digest
-from tiers.together import together
+from tiers.together import in_thread, together
 
 STREAMS: Final = 4  # chunks that are read at a time, from a disk
 ROOM_S: Final = 60.0  # for KV to give way, for one slab
@@ -34,14 +35,6 @@ _MAGIC: Final = b"KVIMAGE1"
 _HEAD: Final = struct.Struct("<8sQ")
 _PAGE_BYTES: Final = 4096
 _SAFETENSORS: Final = ".safetensors"
-
-
-class ChunkSource(Protocol):
-    """As `coldstart.sources.Source`. name: under which its bytes are counted."""
-
-    name: str
-
-    async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool: ...
 
 
 class Filling(Protocol):
@@ -133,7 +126,7 @@ class _Job(NamedTuple):
 async def fill(
     filling: Filling,
     manifest: Manifest,
-    sources: Sequence[ChunkSource],
+    sources: Sequence[Source],
     came: Callable[[int], None] = lambda size_bytes: None,
     room_s: float = ROOM_S,
     streams: int = STREAMS,
@@ -155,7 +148,7 @@ class _Work:
         self,
         filling: Filling,
         manifest: Manifest,
-        sources: Sequence[ChunkSource],
+        sources: Sequence[Source],
         came: Callable[[int], None],
         room_s: float,
     ) -> None:
@@ -199,7 +192,7 @@ class _Work:
 
     async def _arrive(self, slab: int) -> None:
         async with self._asking:
-            if not await asyncio.to_thread(self._filling.arrived, slab, self._room_s):
+            if not await in_thread(self._filling.arrived, slab, self._room_s):
                 name = f"{self._manifest.model}@{self._manifest.revision}"
                 raise NoRoom(
                     f"{name}: no slab of DRAM has become free for {self._room_s:g} s: what is there is in use, or pinned; "
@@ -214,23 +207,12 @@ class _Work:
             self._filling.view[low:high] = content[low - job.at : high - job.at]
 
     async def _fetch(self, chunk: Chunk, view: memoryview) -> None:
-        damaged = []
-        for source in self._sources:
-            if not await source.read(chunk, [view]):
-                continue
-            if await asyncio.to_thread(digest, view) == chunk.checksum:
-                self.by_source[source.name] += chunk.size_bytes
-                self._came(chunk.size_bytes)
-                return
-            damaged.append(source.name)
-        where = f"damaged in {', '.join(damaged)}" if damaged else "nowhere"
-        raise ChunkDamaged(
-            f"{chunk.name}: its bytes are not those of its name: {where}; nothing of it was used"
-        )
+        self.by_source[await fetched(self._sources, chunk, view)] += chunk.size_bytes
+        self._came(chunk.size_bytes)
 
     async def _commit(self, slab: int) -> None:
-        checksum = await asyncio.to_thread(self._sealed, slab)
-        await asyncio.to_thread(self._filling.commit, {slab: checksum})
+        checksum = await in_thread(self._sealed, slab)
+        await in_thread(self._filling.commit, {slab: checksum})
 
     def _sealed(self, slab: int) -> bytes:
         """Zeros between its files and behind the last one; its checksum."""

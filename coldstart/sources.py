@@ -9,7 +9,6 @@ checksum, and counts the bytes under the source's name.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -20,10 +19,13 @@ from typing import Final, NamedTuple
 from coldstart.blocks import read_all
 from coldstart.errors import ChunkDamaged
 from replication.manifests import Chunk, Manifest
+from tiers.checksum import digest
+from tiers.errors import ObjectDamaged, ObjectError
 from tiers.objects import Objects
-from tiers.together import in_full
+from tiers.together import in_thread
 
 THIS_DISK: Final = "disk"
+ROUNDS_MAX: Final = 2  # all sources are asked so often for a chunk that came damaged
 
 
 class Source(ABC):
@@ -66,6 +68,32 @@ class Bucket(Source):
         return True
 
 
+async def fetched(sources: Sequence[Source], chunk: Chunk, view: memoryview) -> str:
+    """Fill the view; the name of the source whose bytes were true. Raises ChunkDamaged, ObjectError."""
+    failure: ObjectError | None = None
+    damaged: set[str] = set()
+    for _ in range(ROUNDS_MAX):
+        for source in sources:
+            try:
+                if not await source.read(chunk, [view]):
+                    continue
+                if await in_thread(digest, view) == chunk.checksum:
+                    return source.name
+                damaged.add(source.name)
+            except ObjectDamaged:
+                damaged.add(source.name)
+            except ObjectError as error:
+                failure = error
+        if not damaged:  # who failed has tried more than once
+            break
+    if failure is not None:
+        raise failure
+    where = " and ".join(sorted(damaged)) or "every place that had it"
+    raise ChunkDamaged(
+        f"{chunk.name}: its bytes are not those of its name: damaged in {where}; nothing of it was used"
+    )
+
+
 async def true_chunk(objects: Objects, chunk: Chunk) -> memoryview:
     """From a bucket, compared with the SHA-256 that it is named by. Raises ChunkDamaged, ObjectError."""
     content = memoryview(await objects.get_within(chunk.name, chunk.size_bytes))
@@ -102,7 +130,7 @@ class Local(Source):
         place = self._places.get(chunk)
         if place is None:
             return False
-        return await in_full(asyncio.get_running_loop().run_in_executor(None, _read, place, views))
+        return await in_thread(_read, place, views)
 
 
 def _read(place: Place, views: Sequence[memoryview]) -> bool:

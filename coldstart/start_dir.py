@@ -30,8 +30,8 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
+from coldstart.blocks import RunsFile
 from coldstart.cutting import HEADER_BYTES_MAX
-from coldstart.direct_runs import RunsFile
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.home import Home, name_of, read_mark, said_at, shared
 from coldstart.loading import Chunks, WholeFiles, weight_file

@@ -17,7 +17,7 @@ from replication.constants import KIB
 from replication.manifests import CHUNKS, Chunk
 from tiers.errors import ObjectMissing
 from tiers.objects import Bytes, Objects
-from tiers.together import together
+from tiers.together import each
 
 CHUNKS_ASKED_MAX: Final = 4  # of a folder, one by one; of more, the folder is listed
 FOLDERS_ASKED_MAX: Final = 16  # at a time
@@ -27,16 +27,17 @@ CHUNK_INLINE_BYTES_MAX: Final = 256 * KIB  # hashed by the loop itself
 async def lacking(objects: Objects, chunks: Iterable[Chunk]) -> list[Chunk]:
     """Those that are not there, or have another size, in their order. Raises ObjectError."""
     wanted = {chunk.name: chunk for chunk in chunks}
-    folders: dict[str, list[Chunk]] = {}
-    for chunk in wanted.values():
-        folders.setdefault(chunk.name[: len(CHUNKS) + 3], []).append(chunk)
-    there: dict[str, int] = {}
-    names = sorted(folders)
-    for at in range(0, len(names), FOLDERS_ASKED_MAX):
-        some = names[at : at + FOLDERS_ASKED_MAX]
-        for found in await together(_sizes(objects, folder, folders[folder]) for folder in some):
-            there |= found
+    there = await sizes_of(objects, wanted.values())
     return [chunk for name, chunk in wanted.items() if there.get(name) != chunk.size_bytes]
+
+
+async def sizes_of(objects: Objects, chunks: Iterable[Chunk]) -> dict[str, int]:
+    """The bytes that are there of each, by its name; without those that are not there. Raises ObjectError."""
+    folders: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        folders.setdefault(chunk.name[: len(CHUNKS) + 3], []).append(chunk)
+    found = await each(lambda one: _sizes(objects, *one), folders.items(), FOLDERS_ASKED_MAX)
+    return {name: size for sizes in found for name, size in sizes.items()}
 
 
 async def _sizes(objects: Objects, folder: str, chunks: Sequence[Chunk]) -> Mapping[str, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+X = TypeVar("X")
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
@@ -21,6 +22,19 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     except BaseExceptionGroup as failures:
         raise first_failure(failures) from None
     return [task.result() for task in begun]
+
+
+async def each(work: Callable[[X], Awaitable[T]], items: Iterable[X], at_once: int) -> list[T]:
+    """What it returns of each item, in order; at most so many at a time. Of several failures the first one is raised."""
+    found: dict[int, T] = {}
+    waiting = enumerate(items)
+
+    async def stream() -> None:
+        for number, item in waiting:
+            found[number] = await work(item)
+
+    await together(stream() for _ in range(at_once))
+    return [found[number] for number in sorted(found)]
 
 
 @asynccontextmanager
@@ -61,6 +75,11 @@ async def in_full(work: asyncio.Future[T]) -> T:
     except asyncio.CancelledError:
         await ended(work)
         raise
+
+
+async def in_thread(work: Callable[..., T], *arguments: object) -> T:
+    """What it returns, in a thread; as `in_full`."""
+    return await in_full(asyncio.get_running_loop().run_in_executor(None, lambda: work(*arguments)))
 
 
 async def _awaited(one: Awaitable[T]) -> T:

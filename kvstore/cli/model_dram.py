@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coldstart.home import Home
-    from coldstart.resident import ChunkSource
+    from coldstart.sources import Source
     from replication.manifests import Manifest
     from tiers.objects import Objects
 
@@ -105,7 +105,7 @@ async def _from_bucket(
 
 
 async def _brought(
-    args: argparse.Namespace, manifest: Manifest, sources: Sequence[ChunkSource], streams: int
+    args: argparse.Namespace, manifest: Manifest, sources: Sequence[Source], streams: int
 ) -> dict[str, int]:
     """Bytes by source; none where it is in DRAM already."""
     from coldstart.resident import CONTENT_BYTES, fill, layout_of

@@ -43,17 +43,14 @@ def run_verb(args: argparse.Namespace) -> int:
 
 async def _listed(objects: Objects, name: str) -> dict[str, Any]:
     from coldstart.models import check_name, find, published
-    from tiers.together import together
+    from tiers.together import each
 
     if name:
         check_name("model", name)
         await find(objects, name)
     found = await published(objects, name)
-    rows: list[dict[str, Any]] = []
-    for start in range(0, len(found), READ_AT_ONCE):
-        read = await together(_row(objects, one) for one in found[start : start + READ_AT_ONCE])
-        rows += filter(None, read)
-    return {"bucket": objects.where, "revisions": rows}
+    rows = await each(lambda one: _row(objects, one), found, READ_AT_ONCE)
+    return {"bucket": objects.where, "revisions": list(filter(None, rows))}
 
 
 async def _row(objects: Objects, one: Published) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from coldstart.cutting import cut, parse_header
+from coldstart.sources import Source
 from replication.manifests import Chunk, File, Manifest, content_of
 from tiers.checksum import digest
+from tiers.errors import ObjectUnavailable
 
 
 def safetensors(chance: random.Random, tensors: int, size_bytes: int) -> bytes:
@@ -60,12 +62,13 @@ def chunk_of(piece: bytes) -> Chunk:
     return Chunk(hashlib.sha256(piece).digest(), digest(piece), len(piece))
 
 
-class Memory:
-    """A source. flipped: chunks that come with a wrong byte."""
+class Memory(Source):
+    """A source. flipped: chunks that come with a wrong byte. failing: those that cannot be had."""
 
     def __init__(self, files: dict[str, bytes], name: str = "memory") -> None:
         self.name = name
         self.flipped: set[bytes] = set()
+        self.failing: set[bytes] = set()
         self.read_chunks: list[bytes] = []
         self._content: dict[bytes, bytes] = {}
         manifest = manifest_of(files)
@@ -73,7 +76,12 @@ class Memory:
             for at, chunk in manifest.chunks_of(file):
                 self._content[chunk.sha256] = files[file.path][at : at + chunk.size_bytes]
 
+    async def has(self, chunks: Iterable[Chunk]) -> set[Chunk]:
+        return {chunk for chunk in chunks if chunk.sha256 in self._content}
+
     async def read(self, chunk: Chunk, views: Sequence[memoryview]) -> bool:
+        if chunk.sha256 in self.failing:
+            raise ObjectUnavailable("away")
         content = bytearray(self._content.get(chunk.sha256, b""))
         if not content:
             return False

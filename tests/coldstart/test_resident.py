@@ -14,6 +14,7 @@ from coldstart.resident import Image, fill, layout_of
 from replication.errors import Damaged
 from tests.coldstart.images import Memory, files_of, manifest_of
 from tiers.checksum import digest
+from tiers.errors import ObjectUnavailable
 
 SLAB_BYTES = 1 << 16
 GARBAGE = 0xA5
@@ -120,6 +121,19 @@ def test_a_wrong_chunk_is_never_committed() -> None:
     with pytest.raises(ChunkDamaged, match="damaged in disk"):
         asyncio.run(fill(slabs, manifest, [wrong]))
     assert len(slabs.ready) < slabs.count and slabs.is_untouched()
+
+
+def test_a_source_that_fails_is_passed_over() -> None:
+    """The next one has it; where none has, it is said why, and of a chunk that is nowhere, that it is."""
+    files = files_of(1)
+    manifest = manifest_of(files)
+    away, right = Memory(files, "disk"), Memory(files, "bucket")
+    away.failing = {manifest.chunks[2].sha256}
+    slabs = Slabs(layout_of(manifest).size_bytes)
+    assert asyncio.run(fill(slabs, manifest, [away, right]))["bucket"] == manifest.chunks[2].size_bytes
+    for sources, failure in (([away], ObjectUnavailable), ([Memory({}, "disk")], ChunkDamaged)):
+        with pytest.raises(failure):
+            asyncio.run(fill(Slabs(layout_of(manifest).size_bytes), manifest, sources))
 
 
 def test_without_room_it_says_so() -> None:
