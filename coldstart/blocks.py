@@ -24,11 +24,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from tiers.pages import advise_huge
+from tiers.pages import private_memory, whole_pages
 
 BLOCK_BYTES: Final = 4096
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
-_HUGE_PAGE_BYTES: Final = 2 << 20
 _thread = threading.local()
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,10 +49,7 @@ class Slot:
 def slots(count: int, run_bytes_max: int) -> list[Slot]:
     """A ring of them, on huge pages where the kernel has some."""
     slot_bytes = _up(run_bytes_max) + BLOCK_BYTES
-    whole_bytes = -(-count * slot_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-    memory = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    advise_huge(memory)
-    view = memoryview(memory)
+    view = private_memory(whole_pages(count * slot_bytes))
     return [Slot(view[start : start + slot_bytes]) for start in range(0, count * slot_bytes, slot_bytes)]
 
 

@@ -38,7 +38,7 @@ from replication.errors import Damaged
 from replication.manifests import MANIFEST_BYTES_MAX, Manifest, decode, encode, is_model_name, manifest_name
 from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.direct import free_bytes
-from tiers.files import replace_file
+from tiers.files import replace_file, sync_directory
 from tiers.parsing import ParserErrors
 from tiers.reading import Unreadable, read_bytes
 from tiers.sizes import format_bytes
@@ -260,14 +260,14 @@ class Home:
         """It is whole, and on disk. is_main: its name alone stands for it from now on. Returns where it lies."""
         manifest = filled.manifest
         for inner, _, _ in os.walk(filled.path):
-            _sync(Path(inner))
+            sync_directory(Path(inner))
         place = self.place(manifest.model, manifest.revision)
         with self._locked():
             place.parent.mkdir(parents=True, exist_ok=True)
             os.utime(filled.path / MARK)
             os.rename(filled.path, place)
             for folder in (place.parent, place.parent.parent, self.path, self._under_way):
-                _sync(folder)
+                sync_directory(folder)
             self._refer(manifest.model, manifest.revision, is_main)
         _progress(filled.path).unlink(missing_ok=True)
         filled.close()
@@ -611,11 +611,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -13,7 +13,6 @@ one of them is gone, each of those left reads the rest itself.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -32,11 +31,11 @@ from coldstart.blocks import RunsFile, read_all
 from coldstart.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
 from coldstart.reading import Tensor
-from coldstart.ring import DAMAGED, FAILED, HUGE_PAGE_BYTES, NEVER_OFFSET, READY, Ring
+from coldstart.ring import DAMAGED, FAILED, NEVER_OFFSET, READY, Ring
 from coldstart.weight_plan import Piece, Plan, Span, WeightFile, is_cut_at_tensors
 from replication.manifests import Chunk, File, Manifest
 from tiers.copying import Pinned
-from tiers.pages import advise_huge
+from tiers.pages import HUGE_PAGE_BYTES, private_memory
 
 BUFFER_BYTES: Final = 512 << 20  # of the ring, by default: tensors up to a quarter of it are not copied
 THREADS: Final = 8  # that read, of all ranks of a node together
@@ -380,8 +379,5 @@ def _address(view: memoryview) -> int:
 
 
 def _own(size_bytes: int) -> memoryview:
-    if size_bytes < HUGE_PAGE_BYTES:
-        return memoryview(bytearray(size_bytes))
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    advise_huge(memory)
-    return memoryview(memory)
+    is_small = size_bytes < HUGE_PAGE_BYTES
+    return memoryview(bytearray(size_bytes)) if is_small else private_memory(size_bytes)

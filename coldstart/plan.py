@@ -85,13 +85,8 @@ def plan(size_bytes: int, machines: Machines) -> Plan:
     return Plan(size_bytes, size_bytes * machines.nodes, stages, ready)
 
 
-FETCH, LOAD, COPY, START, COMPILE = (
-    "bucket to NVMe",
-    "NVMe to devices",
-    "DRAM to devices",
-    "engine start",
-    "compile",
-)
+FETCH, LOAD, COPY = "bucket to NVMe", "NVMe to devices", "DRAM to devices"
+START, COMPILE = "engine start", "compile"
 WAYS: Final[dict[Place, tuple[str, ...]]] = {
     "bucket": (FETCH, LOAD),
     "bucket, loading meanwhile": (FETCH, LOAD),

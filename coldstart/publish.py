@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from coldstart.blocks import read_all
 from coldstart.cutting import cut
 from coldstart.errors import FilesWrong, ModelExists
 from coldstart.models import Progress, check_name
@@ -110,7 +111,7 @@ def _digest(file: TreeFile, threads: ThreadPoolExecutor, passed: Callable[[int],
         memory = memoryview(bytearray(min(file.size_bytes, CHUNK_BYTES_MAX)))
         for start, end in pairwise(cuts):
             view = memory[: end - start]
-            if os.preadv(fd, [view], start) != len(view):
+            if not read_all(fd, view, start):
                 raise FilesWrong(f"{file.place}: it is changed while it is read: publish what is complete")
             of_chunk = threads.submit(_chunk_of, view)
             whole.update(view)
@@ -166,7 +167,7 @@ async def publish(
         chunk: (by_path[file.path], at) for file in manifest.files for at, chunk in manifest.chunks_of(file)
     }
 
-    async def read(chunk: Chunk) -> bytes:
+    async def read(chunk: Chunk) -> memoryview:
         content = await asyncio.to_thread(_read_chunk, chunk, *places[chunk])
         if there and await wrong_bytes(chunk, content):  # whose names others have given
             raise Damaged(f"{manifest.name}: its chunks are not those of its files")
@@ -176,10 +177,10 @@ async def publish(
     return stored._replace(was_there=there is not None)
 
 
-def _read_chunk(chunk: Chunk, file: TreeFile, at: int) -> bytes:
+def _read_chunk(chunk: Chunk, file: TreeFile, at: int) -> memoryview:
     with opened(file) as fd:
-        content = os.pread(fd, chunk.size_bytes, at)
-    if xxhash.xxh3_128_digest(content) != chunk.checksum:
+        is_whole = read_all(fd, content := memoryview(bytearray(chunk.size_bytes)), at)
+    if not is_whole or xxhash.xxh3_128_digest(content) != chunk.checksum:
         raise FilesWrong(f"{file.place}: it is changed while it is published: publish what is complete")
     return content
 

@@ -25,9 +25,8 @@ from typing import Final
 
 from tiers.copying import Pinned
 from tiers.locks import is_locked, try_lock
-from tiers.pages import SHM, advise_huge, has_pages, places
+from tiers.pages import SHM, advise_huge, has_pages, places, private_memory, whole_pages
 
-HUGE_PAGE_BYTES: Final = 2 << 20
 READY, DAMAGED, FAILED = 1, 2, 3
 NEVER_OFFSET: Final = 1 << 62  # freed: of a rank that reads no more
 _SHARED_NAME: Final = "kvstore-load-"
@@ -58,11 +57,11 @@ class Ring:
         self.size_bytes = size_bytes
         self.states = memoryview(bytearray(pieces))
         self.freed = memoryview(bytearray(8)).cast("Q")
-        self.memory = self.seen = _anonymous(size_bytes)
+        self.memory = self.seen = private_memory(size_bytes)
 
     def leave_seen(self) -> None:
         """What is seen stays as it is for whoever holds it, and the ring is free: nothing may be under way."""
-        self.memory = self.seen = _anonymous(self.size_bytes)
+        self.memory = self.seen = private_memory(self.size_bytes)
 
     def is_there(self, rank: int) -> bool:
         """Whether a rank still reads its pieces. Raises OSError."""
@@ -139,15 +138,5 @@ def make_shared(size_bytes: int, pieces: int, count: int) -> Path:
     return path
 
 
-def whole_pages(size_bytes: int) -> int:
-    return -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-
-
 def _words_bytes(pieces: int, count: int) -> int:
     return whole_pages(8 * count + pieces)
-
-
-def _anonymous(size_bytes: int) -> memoryview:
-    memory = mmap.mmap(-1, size_bytes, flags=_PRIVATE)
-    advise_huge(memory)
-    return memoryview(memory)

@@ -40,22 +40,16 @@ OLDEST: Final = (1, 3)
 TIMEOUT_S: Final = 60.0
 COPY_S_MAX: Final = 24 * 3600.0  # of a warmup, a sync
 VOLUME_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+# Of metadata.
 ENGINES: Final = ("sqlite3", "redis", "rediss", "unix", "postgres", "mysql", "tikv", "etcd", "fdb")
 SECRETS: Final = (
     *("META_PASSWORD", "SENTINEL_PASSWORD", "ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "JFS_RSA_PASSPHRASE"),
 )
-INTERNAL: Final = (
-    ".accesslog",
-    ".config",
-    ".control",
-    ".stats",
-    ".trash",
-    ".jfs.*",
-)  # at the root of a mount
-SAID_BYTES_MAX: Final = (
-    16 << 20
-)  # of what the program says, at its end: a sync that fails has a line for each file
+# At the root of a mount.
+INTERNAL: Final = (".accesslog", ".config", ".control", ".stats", ".trash", ".jfs.*")
+# Of what the program says, at its end: a sync that fails has a line for each file.
+SAID_BYTES_MAX: Final = 16 << 20
 _MIB: Final = 1 << 20
 _VERSION: Final = re.compile(r"version v?(([0-9]+)\.([0-9]+)[0-9A-Za-z.+-]*)")
 _ENDED: Final = re.compile(r"<INFO>: Found: ([0-9]+),.*copied: ([0-9]+).*checked: ([0-9]+).*failed: ([0-9]+)")

@@ -19,8 +19,8 @@ import xxhash
 
 from coldstart.blocks import BLOCK_BYTES
 from coldstart.cutting import TensorPlace
-from coldstart.ring import whole_pages
 from replication.manifests import Chunk
+from tiers.pages import whole_pages
 
 SPANS_MIN: Final = (
     4  # that the ring has room for: engines still hold the last ones while they ask for the next

@@ -28,6 +28,7 @@ from tiers.sizes import format_bytes
 HugePages = Literal["auto", "on", "off"]
 PageKind = Literal["hugetlb", "huge tmpfs", "4 KiB"]
 
+HUGE_PAGE_BYTES: Final = 2 << 20
 SHM: Final = Path("/dev/shm")
 HUGE_TMPFS: Final = Path("/run/kvstore/huge")
 _THP: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
@@ -147,6 +148,18 @@ def require_room(directory: Path, size_bytes: int) -> None:
 def advise_huge(mapping: mmap.mmap) -> None:
     """Ask for huge pages where the kernel gives them on request only; never an error."""
     _advise(mapping, mmap.MADV_HUGEPAGE)
+
+
+def private_memory(size_bytes: int) -> memoryview:
+    """New memory of this process, on huge pages where the kernel has some."""
+    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise_huge(mapping)
+    return memoryview(mapping)
+
+
+def whole_pages(size_bytes: int) -> int:
+    """As many bytes in whole huge pages."""
+    return -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def advise_small(mapping: mmap.mmap) -> None:

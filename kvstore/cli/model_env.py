@@ -18,17 +18,16 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.cli.options import load_config
-from kvstore.cli.output import print_json
+from kvstore.cli.output import present
 from kvstore.units import format_bytes, format_duration, plural, printable
 
 if TYPE_CHECKING:
     from coldstart.caches import Found, Home
-    from coldstart.models import Published
     from replication.manifests import Manifest
     from tiers.objects import Objects
 
@@ -107,7 +106,7 @@ def run_verb(args: argparse.Namespace) -> int:
     key = key_of(args)
     home = Home((args.into or default_home()).absolute())
 
-    async def ask(objects: Objects) -> tuple[Published, dict[str, str], Found, Path | None]:
+    async def ask(objects: Objects) -> tuple[Found, Path]:
         one = await find(objects, args.name)
         about = environment_of(args, one.model, one.revision)
         if not args.check:
@@ -115,27 +114,28 @@ def run_verb(args: argparse.Namespace) -> int:
         found = Found(None, "there is no key that they are signed with (models.cache_key_file, --key-file)")
         if key:
             found = await find_caches(objects, one.model, one.revision, about, key)
-        if found.manifest is None or args.check:
-            return one, about, found, None
-        return one, about, found, await home.restore(objects, found.manifest)
+        if args.check:
+            return found, home.path
+        if found.manifest is None:
+            return found, home.empty(about, one.model, one.revision)
+        return found, await home.restore(objects, found.manifest)
 
     began_s = time.monotonic()
     try:
-        one, about, found, cache = asked_of_bucket(args, ask)
+        found, cache = asked_of_bucket(args, ask)
         if args.check:
             return _check(args, home, found)
-        cache = cache or home.empty(about, one.model, one.revision)
     except OSError as error:
-        raise CliError(
-            f"model env: {error.filename or home.path}: {error.strerror}", exit_code=FAILED
-        ) from error
+        where = error.filename or home.path
+        raise CliError(f"model env: {where}: {error.strerror}", exit_code=FAILED) from error
     _say(found, time.monotonic() - began_s)
-    if args.output == "json":
-        print_json({"hit": found.manifest is not None, "why": found.why, "exports": exports(cache)})
-    else:
-        for name, value in exports(cache).items():
-            print(f"export {name}={shlex.quote(value)}")
-    return OK
+    document = {"hit": found.manifest is not None, "why": found.why, "exports": exports(cache)}
+    return present(args, document, _show)
+
+
+def _show(document: dict[str, Any]) -> None:
+    for name, value in document["exports"].items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 def _require_room(args: argparse.Namespace, manifest: Manifest) -> None:
@@ -169,14 +169,13 @@ def _check(args: argparse.Namespace, home: Home, found: Found) -> int:
         seen = used(home.path / found.manifest.key / "cache")
     except FilesWrong as error:
         raise CliError(f"model env: {error}", exit_code=NOT_FOUND) from error
-    if args.output == "json":
-        print_json({"hit": seen.is_hit, "read": seen.read, "made": seen.made})
-    elif seen.made:
-        print(f"miss: the engine compiled anew, under {', '.join(seen.made)}: something of its key differs")
+    if seen.made:
+        text = f"miss: the engine compiled anew, under {', '.join(seen.made)}: something of its key differs"
     elif seen.read:
-        print(f"hit: {plural(seen.read, 'restored file')} read, nothing compiled beside them")
+        text = f"hit: {plural(seen.read, 'restored file')} read, nothing compiled beside them"
     else:
-        print(
+        text = (
             "unknown: nothing was read or compiled: no engine has started, or this file system keeps no times"
         )
+    present(args, {"hit": seen.is_hit, "read": seen.read, "made": seen.made}, lambda _: print(text))
     return OK if seen.is_hit else FAILED if seen.made else NOT_FOUND

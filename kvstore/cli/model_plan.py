@@ -16,16 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli import FAILED, OK, USAGE, CliError
+from kvstore.cli import FAILED, USAGE, CliError
 from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.cli.options import duration, size
-from kvstore.cli.output import Figure, print_json, print_table
+from kvstore.cli.output import Figure, present, print_table
 from kvstore.constants import TIB
 from kvstore.units import NOTHING, format_bytes, format_duration, format_rate, parse_rate, plural
 
 if TYPE_CHECKING:
-    from coldstart.plan import Plan
-    from replication.manifests import Manifest
     from tiers.objects import Objects
 
 RATES = {
@@ -72,11 +70,16 @@ def run_verb(args: argparse.Namespace) -> int:
         )
     machines = Machines(args.nodes, args.devices, **known)
     planned = plan(size_bytes, machines)
-    if args.output == "json":
-        print_json(_document(args, planned, asdict(machines), measured))
-    else:
-        _show(args, planned, measured)
-    return OK
+    document = {
+        "model": args.name,
+        "size_bytes": planned.size_bytes,
+        "bucket_bytes": planned.bucket_bytes,
+        "machines": asdict(machines),
+        "measured": measured,
+        "stages": [stage._asdict() for stage in planned.stages],
+        "ready": [ready._asdict() for ready in planned.ready],
+    }
+    return present(args, document, _show)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -111,9 +114,10 @@ def _asked(args: argparse.Namespace, given: dict[str, float]) -> tuple[dict[str,
 
     async def ask(objects: Objects) -> tuple[int, float]:
         from coldstart.models import read
+        from coldstart.rates import store_rate
 
         manifest = await read(objects, args.name)
-        return manifest.size_bytes, await _store_rate(objects, manifest) if wants_store else 0.0
+        return manifest.size_bytes, await store_rate(objects, manifest) if wants_store else 0.0
 
     size_bytes, rate = asked_of_bucket(args, ask)
     if rate:
@@ -135,52 +139,33 @@ def _measured(args: argparse.Namespace, given: dict[str, float]) -> dict[str, fl
     return found
 
 
-async def _store_rate(objects: Objects, manifest: Manifest) -> float:
-    from coldstart.rates import store_rate
-
-    return await store_rate(objects, manifest)
-
-
-def _document(
-    args: argparse.Namespace, plan: Plan, machines: dict[str, Any], measured: dict[str, float]
-) -> dict[str, Any]:
-    return {
-        "model": args.name,
-        "size_bytes": plan.size_bytes,
-        "bucket_bytes": plan.bucket_bytes,
-        "machines": machines,
-        "measured": measured,
-        "stages": [stage._asdict() for stage in plan.stages],
-        "ready": [ready._asdict() for ready in plan.ready],
-    }
-
-
-def _show(args: argparse.Namespace, plan: Plan, measured: dict[str, float]) -> None:
-    for what, rate in measured.items():
-        alone = (
-            f" ({args.nodes} times what this node gets alone)" if what == "store" and args.nodes > 1 else ""
-        )
+def _show(document: dict[str, Any]) -> None:
+    nodes = document["machines"]["nodes"]
+    for what, rate in document["measured"].items():
+        alone = f" ({nodes} times what this node gets alone)" if what == "store" and nodes > 1 else ""
         print(f"measured: {what} {format_rate(rate)}{alone}")
-    name = args.name or "a model"
     stages = [
         [
-            stage.name,
-            Figure(format_duration(stage.seconds)),
-            Figure(format_rate(stage.rate) if stage.rate else NOTHING),
-            stage.limit,
+            stage["name"],
+            Figure(format_duration(stage["seconds"])),
+            Figure(format_rate(stage["rate"]) if stage["rate"] else NOTHING),
+            stage["limit"],
         ]
-        for stage in plan.stages
+        for stage in document["stages"]
     ]
-    print_table(
-        f"{name}, {format_bytes(plan.size_bytes)}: stages of a node",
-        ("stage", "time", "rate", "limited by"),
-        stages,
-    )
+    title = f"{document['model'] or 'a model'}, {format_bytes(document['size_bytes'])}: stages of a node"
+    print_table(title, ("stage", "time", "rate", "limited by"), stages)
     ready = [
-        [one.place, "hit" if one.cache_hit else "miss", Figure(format_duration(one.seconds)), one.bottleneck]
-        for one in plan.ready
+        [
+            one["place"],
+            "hit" if one["cache_hit"] else "miss",
+            Figure(format_duration(one["seconds"])),
+            one["bottleneck"],
+        ]
+        for one in document["ready"]
     ]
-    print_table(
-        "until ready, by where the weights are", ("weights in", "compile cache", "time", "longest"), ready
+    columns = ("weights in", "compile cache", "time", "longest")
+    print_table("until ready, by where the weights are", columns, ready)
+    print(
+        f"{plural(nodes, 'node')} without it: {format_bytes(document['bucket_bytes'])} read from the bucket"
     )
-    print(f"{plural(args.nodes, 'node')} without it: {format_bytes(plan.bucket_bytes)} read from the bucket")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from kvstore.cli import OK
 from kvstore.cli.model_bucket import add_bucket_arguments, asked_of_bucket
 from kvstore.cli.model_local import asked_of_home, home_of, in_words
-from kvstore.cli.output import print_json, progress_bars
+from kvstore.cli.output import present, progress_bars
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME[@REVISION]", help="which")
     parser.add_argument("--verify", action="store_true", help="read again what is here already, and mend it")
-    parser.add_argument(
-        "--child", action="store_true", help=argparse.SUPPRESS
-    )  # of a daemon: see kvstore/daemon/preloading.py
+    # Of a daemon: see kvstore/daemon/preloading.py.
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     add_bucket_arguments(parser, "text", "json")
 
 
@@ -59,7 +58,8 @@ def run_verb(args: argparse.Namespace) -> int:
         done = asked_of_home(
             lambda: asked_of_bucket(args, lambda objects: _preload(args, objects, progress, follow))
         )
-    _say(args, done, progress)
+    if not args.child:
+        _say(args, done, progress)
     return OK
 
 
@@ -74,25 +74,21 @@ async def _preload(
 
 
 def _say(args: argparse.Namespace, done: Preloaded, progress: Progress) -> None:
-    if args.output == "json":
-        print_json(
-            {
-                "model": done.manifest.model,
-                "revision": done.manifest.revision,
-                "path": str(done.path),
-                "bytes": done.manifest.size_bytes,
-                "by_source": dict(progress.by_source),
-                "kept_bytes": progress.kept_bytes,
-                "seconds": round(progress.seconds, 3),
-            }
-        )
-    elif not args.child:
-        how = (
-            in_words(progress.by_source, progress.kept_bytes, progress.seconds)
-            if done.is_new
-            else "here already"
-        )
-        print(f"{done.path}\n{done.manifest.model}@{done.manifest.revision}: {how}")
+    document = {
+        "model": done.manifest.model,
+        "revision": done.manifest.revision,
+        "path": str(done.path),
+        "bytes": done.manifest.size_bytes,
+        "by_source": dict(progress.by_source),
+        "kept_bytes": progress.kept_bytes,
+        "seconds": round(progress.seconds, 3),
+    }
+    how = (
+        in_words(progress.by_source, progress.kept_bytes, progress.seconds) if done.is_new else "here already"
+    )
+    present(
+        args, document, lambda _: print(f"{done.path}\n{done.manifest.model}@{done.manifest.revision}: {how}")
+    )
 
 
 def _line(said: Said) -> str:

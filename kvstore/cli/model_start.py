@@ -20,15 +20,8 @@ from kvstore.cli.model_local import asked_of_home, home_of
 if TYPE_CHECKING:
     from tiers.objects import Objects
 
-OPTIONS = (
-    "region",
-    "to",
-    "endpoint",
-    "regions",
-    "config",
-    "data_dir",
-    "socket",
-)  # that the preload needs, too
+# That the preload needs, too.
+OPTIONS = ("region", "to", "endpoint", "regions", "config", "data_dir", "socket")
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:

@@ -132,8 +132,8 @@ def test_memory_is_bounded_where_nobody_keeps_tensors(
 ) -> None:
     """One ring does for all of it: none of its memory is left to anybody."""
     made = []
-    true_anonymous = rings._anonymous
-    monkeypatch.setattr(rings, "_anonymous", lambda size: made.append(size) or true_anonymous(size))
+    true_anonymous = rings.private_memory
+    monkeypatch.setattr(rings, "private_memory", lambda size: made.append(size) or true_anonymous(size))
     plan = plan_of(model(tmp_path / "m", numbers(3, *MANY)))
     for _ in loading_of(plan).tensors():
         pass

@@ -64,6 +64,15 @@ class FailingObjects(MemoryObjects):
         return await super().put(name, content, only_new)
 
 
+def test_a_file_system_may_give_less_than_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some do, over a network; the rest is asked for again, and the model is none that changes."""
+    objects, model, whole = MemoryObjects(), make_model(tmp_path / "m"), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: whole(fd, [views[0][:10_000]], at))
+    assert unpacked(objects, put(objects, model).manifest) == contents(model)
+
+
 def test_what_is_published_is_the_model(tmp_path: Path) -> None:
     """Every file comes back byte by byte; nothing is left of how it got there; the name finds it."""
     objects, model = MemoryObjects(), make_model(tmp_path / "m")
