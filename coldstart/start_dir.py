@@ -206,6 +206,7 @@ class Following:
     def __init__(self, revision: Starting, names: Sequence[Path]) -> None:
         self._revision, self._names = revision, names
         self._open: dict[int, RunsFile] = {}
+        self._replaced: list[RunsFile] = []
         self._guard = threading.Lock()
 
     def read(self, piece: Piece, view: memoryview, stopped: Callable[[], bool]) -> bool:
@@ -219,7 +220,6 @@ class Following:
                     return True
                 if is_whole:
                     return False
-                self._forget(piece.file)  # it may lie elsewhere by now
             self._revision.look()
             if time.monotonic() - begun_s > _JOIN_S:
                 self._revision.begin()
@@ -228,25 +228,22 @@ class Following:
 
     def close(self) -> None:
         with self._guard:
-            for file in self._open.values():
+            for file in (*self._open.values(), *self._replaced):
                 file.close()
-            self._open.clear()
+            self._open, self._replaced = {}, []
 
     def _file(self, number: int) -> RunsFile | None:
+        """As it lies now: it may have been filled anew, and others may still read the one before."""
         with self._guard:
-            found = self._open.get(number)
+            held = self._open.get(number)
             for folder in (self._revision.place, self._revision.under_way):
-                if found is None:
-                    with suppress(FileNotFoundError):
-                        found = self._open[number] = RunsFile(folder / self._names[number])
-            return found
-
-    def _forget(self, number: int) -> None:
-        """Left open until nobody can be reading it."""
-        with self._guard:
-            old = self._open.pop(number, None)
-            if old is not None:
-                self._open[-1 - len(self._open)] = old
+                with suppress(FileNotFoundError):
+                    path = folder / self._names[number]
+                    if held is None or not os.path.samestat(os.fstat(held.fd), path.stat()):
+                        self._replaced += [] if held is None else [held]
+                        held = self._open[number] = RunsFile(path)
+                    break
+            return held
 
 
 def _is_filled(fd: int, at: int, size_bytes: int) -> bool:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from coldstart import start_dir
+from coldstart.blocks import slots
 from coldstart.errors import FilesWrong, ModelError
 from coldstart.loading import Loading
 from coldstart.start_dir import Revision, Starting, open_revision
@@ -171,6 +172,32 @@ def test_what_an_engine_needs_first_is_small(bucket: Bucket, monkeypatch: pytest
     ):
         asyncio.run(start_dir.make_start(open_objects(bucket.url), bucket.manifest, bucket.models, []))
     assert not bucket.models.exists()
+
+
+def test_who_waits_for_bytes_opens_a_file_once(bucket: Bucket) -> None:
+    """However often it looks at what is not true yet; one that is filled anew is opened again."""
+    revision = open_revision(started(bucket))
+    assert isinstance(revision, Starting)
+    files = [revision.weight_file(path) for path in sorted(revision.directory.glob("*.safetensors"))]
+    for file in files:
+        revision.under_way.mkdir(parents=True, exist_ok=True)
+        (revision.under_way / file.path.name).write_bytes(bytes(4 * MIB * 3))
+    plan = Plan(files, lambda _: True, 4 * MIB)
+    following, piece = revision.chunks(plan, begins=False), plan.pieces[-1]
+    view = slots(1, piece.chunk.size_bytes)[0].run(piece.at, piece.chunk.size_bytes)
+
+    def looked(times: int) -> set[str]:
+        """What is open then."""
+        looks = iter(range(times))
+        assert not following.read(piece, view, lambda: next(looks, None) is None)
+        return set(os.listdir("/proc/self/fd"))
+
+    assert looked(1) == looked(4)
+    path = revision.under_way / files[piece.file].path.name
+    path.unlink()
+    shutil.copy(bucket.model / path.name, path)
+    assert following.read(piece, view, lambda: False)
+    following.close()
 
 
 def test_a_start_directory_counts_where_it_was_made(bucket: Bucket, tmp_path: Path) -> None:
