@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from kvstore.constants import GIB, MIB, TIB
 from kvstore.units import format_bytes, plural
 
 if TYPE_CHECKING:
-    from coldstart.volume import Juicefs, Status
+    from coldstart.volume import Juicefs, Status, Storage, Volume
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,68 +74,54 @@ def run_verb(args: argparse.Namespace) -> int:
     from coldstart.errors import ModelError
     from coldstart.volume import find_juicefs
 
-    actions: dict[str, Callable[[argparse.Namespace, Juicefs], tuple[dict[str, Any], str]]] = {
-        "format": _format,
-        "mount": _mount,
-        "warmup": _warmup,
-        "status": _status,
-        "sync": _sync,
-    }
     try:
-        facts, text = actions[args.action](args, find_juicefs(os.environ))
+        facts, text = _done(args, find_juicefs(os.environ))
     except ModelError as error:
         raise CliError(f"model volume {args.action}: {error}", exit_code=FAILED) from error
     return present(args, facts, lambda _: print(text))
 
 
-def _format(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
-    from coldstart.volume import Volume, storage_of
+def _done(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
+    """What was done, for programs and for people."""
+    from coldstart.volume import Tree, Volume, sync, warmup
 
+    if args.action == "warmup":
+        files, percentage = warmup(program, args.paths)
+        text = f"{plural(files, 'file')}, {percentage:g} % of them in the cache"
+        return {"files": files, "cached_share": percentage / 100}, text
+    if args.action == "sync":
+        ends = Tree(args.source, args.source_meta), Tree(args.destination, args.destination_meta)
+        done = sync(program, *ends, args.deep)
+        text = f"{plural(done.found, 'file')} found, {done.copied} copied, all as in the source"
+        return done._asdict(), text
     volume = Volume(program, args.meta)
-    endpoint = (
-        args.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    )
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "")
-    facts = _facts(volume.meta, volume.format(args.name, storage_of(args.store, endpoint, region)))
-    return facts, f"{volume.meta} is volume {facts['name']}, its data at {facts['bucket']}"
-
-
-def _mount(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
-    from coldstart.volume import Volume
-
-    cache_bytes = size("model volume mount: --cache-size", args.cache_size, MIB, 1024 * TIB)
-    if args.cache.absolute().is_relative_to(args.directory.absolute()):
-        raise CliError(f"model volume mount: --cache {args.cache}: lies in {args.directory}", exit_code=USAGE)
-    volume, directory = Volume(program, args.meta), args.directory.absolute()
-    volume.mount(directory, args.cache.absolute(), cache_bytes, args.read_only)
-    facts = {"meta": volume.meta, "directory": str(directory), "cache": str(args.cache.absolute())}
-    return facts, f"{volume.meta} is mounted at {directory}; umount {directory} ends it"
-
-
-def _warmup(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
-    from coldstart.volume import warmup
-
-    files, percentage = warmup(program, args.paths)
-    facts = {"files": files, "cached_share": percentage / 100}
-    return facts, f"{plural(files, 'file')}, {percentage:g} % of them in the cache"
-
-
-def _status(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
-    from coldstart.volume import Volume
-
-    volume = Volume(program, args.meta)
+    if args.action == "mount":
+        return _mounted(args, volume)
+    if args.action == "format":
+        facts = _facts(volume.meta, volume.format(args.name, _storage(args)))
+        return facts, f"{volume.meta} is volume {facts['name']}, its data at {facts['bucket']}"
     facts = _facts(volume.meta, volume.status())
     used = f"{format_bytes(facts['used_bytes'])} in {plural(facts['files'], 'file')}"
     text = f"volume {facts['name']}: {used}, {plural(facts['sessions'], 'session')}, its data at {facts['bucket']}"
     return {**facts, "juicefs": program.version}, text
 
 
-def _sync(args: argparse.Namespace, program: Juicefs) -> tuple[dict[str, Any], str]:
-    from coldstart.volume import Tree, sync
+def _storage(args: argparse.Namespace) -> Storage:
+    from coldstart.volume import storage_of
 
-    source, destination = Tree(args.source, args.source_meta), Tree(args.destination, args.destination_meta)
-    done = sync(program, source, destination, args.deep)
-    return done._asdict(), f"{plural(done.found, 'file')} found, {done.copied} copied, all as in the source"
+    said = os.environ.get
+    endpoint = args.endpoint or said("AWS_ENDPOINT_URL_S3") or said("AWS_ENDPOINT_URL", "")
+    return storage_of(args.store, endpoint, said("AWS_REGION") or said("AWS_DEFAULT_REGION", ""))
+
+
+def _mounted(args: argparse.Namespace, volume: Volume) -> tuple[dict[str, Any], str]:
+    cache_bytes = size("model volume mount: --cache-size", args.cache_size, MIB, 1024 * TIB)
+    cache, directory = args.cache.absolute(), args.directory.absolute()
+    if cache.is_relative_to(directory):
+        raise CliError(f"model volume mount: --cache {args.cache}: lies in {args.directory}", exit_code=USAGE)
+    volume.mount(directory, cache, cache_bytes, args.read_only)
+    facts = {"meta": volume.meta, "directory": str(directory), "cache": str(cache)}
+    return facts, f"{volume.meta} is mounted at {directory}; umount {directory} ends it"
 
 
 def _facts(meta: str, status: Status) -> dict[str, Any]:
