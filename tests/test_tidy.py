@@ -32,14 +32,14 @@ ROOT_FILES_MAX = 10
 # Of each package, with its folders: about a tenth above what it has. What grows beyond is worth a second thought, and
 # usually a cut elsewhere; what has shrunk is lowered.
 LINES_MAX = {
-    "coldstart": 5490,
+    "coldstart": 5300,
     "connectors": 90,
     "connectors/device": 710,
     "connectors/transfer": 1540,
     "connectors/vllm": 4480,
     "kvstore": 1040,
     "kvstore/bench": 1230,
-    "kvstore/cli": 8400,
+    "kvstore/cli": 8250,
     "kvstore/client": 2570,
     "kvstore/daemon": 3910,
     "kvstore/doctor": 1800,
