@@ -46,9 +46,9 @@ def mark(directory: Path, model: str = "tiny", revision: str = "r1") -> Manifest
     return manifest
 
 
-def into_dram(directory: Path, socket: Path) -> None:
+def into_dram(directory: Path, socket: Path, manifest: Manifest | None = None) -> None:
     """As `kvstore model load` does it with a revision that lies anywhere."""
-    manifest = read_mark(directory)
+    manifest = manifest or read_mark(directory)
     assert manifest is not None
     size_bytes, content = layout_of(manifest).size_bytes, manifest.content[:CONTENT_BYTES]
     with models.fill(manifest.model, manifest.revision, content, size_bytes, socket) as filling:

@@ -25,7 +25,7 @@ from coldstart.errors import ChunkDamaged, FilesWrong
 from connectors.vllm.model_files import weight_files
 from connectors.vllm_plugin import register
 from kvstore.client import Client, ClientError, models
-from tests.coldstart.revisions import into_dram, mark
+from tests.coldstart.revisions import Bucket, into_dram, mark
 from tests.running import Daemon, Place
 
 pytestmark = pytest.mark.vllm
@@ -299,6 +299,23 @@ def loader_of_rank(expert: int) -> Any:
     loader = loader_of()
     loader.local_expert_ids = {expert}
     return loader
+
+
+def test_a_start_directory_of_a_model_in_dram(
+    sharded: Path, dram: Daemon, tmp_path: Path, lines: list[str]
+) -> None:
+    """Nothing of it is on the disk: it is loaded out of DRAM, and then comes to the disk, which names its KV."""
+    (sharded / ".kvstore-model").unlink()
+    bucket = Bucket(sharded, tmp_path)
+    done = bucket.start()
+    assert done.returncode == 0, done.stderr
+    directory = Path(done.stdout.strip())
+    into_dram(sharded, dram.socket, bucket.manifest)
+    assert_same(weights(loader_of(), directory), weights(loader_of("auto"), sharded))
+    assert "it was in this node's DRAM" in lines[0]
+    config = SimpleNamespace(model=str(directory), revision=None, quantization=None, hf_overrides={})
+    files = weight_files(config, LoadConfig(load_format="kvstore"))
+    assert [path.read_bytes() for path in files] == [(sharded / path.name).read_bytes() for path in files]
 
 
 def test_the_daemon_is_killed_while_tensors_are_taken(
