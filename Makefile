@@ -8,7 +8,8 @@
 # make trial  answers in time among bursts                     make clean  what was made here, away
 # make test-nixl  prefill and decode with NIXL between them and ours beside it (70 MB more)
 # make soak   SEEDS=10000 simulated deployments, feeds, and loads and saves over a simulated accelerator; ROUNDS=500 kills; our policy on every traffic;
-#             REGION_ROUNDS=50 kills of daemons and mirrors of regions, partitions of PARTITION_S=60 seconds;
+#             REGION_ROUNDS=50 kills of daemons and mirrors of regions, and of who publishes, preloads, mirrors, collects and loads models,
+#             partitions of PARTITION_S=60 seconds;
 #             PAIRS=5 rounds of engines that must share what they store or must not; INPUTS=100000 damaged inputs of each format
 
 VENV := .venv/bin
@@ -102,7 +103,7 @@ soak: venv
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
 		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py model_mirror_process.py read_through.py verify.py warm.py) \
-		$(addprefix tests/coldstart/test_,preload_command.py model_command.py)
+		$(addprefix tests/coldstart/test_,preload_command.py model_command.py) $(addprefix tests/kill/test_,models.py model_loads.py)
 	PAIRS=$(PAIRS) $(VENV)/python -m pytest -q --timeout=0 tests/vllm/test_identity_engines.py
 	$(VENV)/python -m benchmarks.envelope
 

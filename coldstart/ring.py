@@ -20,6 +20,8 @@ import errno
 import mmap
 import os
 import secrets
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,7 @@ from tiers.pages import SHM, advise_huge, has_pages, places, private_memory, who
 
 READY, DAMAGED, FAILED = 1, 2, 3
 NEVER_OFFSET: Final = 1 << 62  # freed: of a rank that reads no more
+LEFT_S: Final = 600.0  # a ring has a name for as long as ranks need to open it, which are waiting for that
 _SHARED_NAME: Final = "kvstore-load-"
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
@@ -122,7 +125,10 @@ class SharedRing(Ring):
 
 
 def make_shared(size_bytes: int, pieces: int, count: int) -> Path:
-    """A new file for the ring of so many ranks, with all of its memory. Raises OSError where that cannot be had."""
+    """A new file for the ring of so many ranks, with all of its memory; its name is to be removed when all of them have it, and
+    who was killed before is cleaned up after. Raises OSError where that cannot be had."""
+    for folder in {*places(None, "auto"), SHM}:
+        _sweep(folder)
     whole_bytes = _words_bytes(pieces, count) + size_bytes
     place = next((place for place in places(None, "auto") if has_pages(place, whole_bytes)), SHM)
     path = place / f"{_SHARED_NAME}{secrets.token_hex(8)}"
@@ -136,6 +142,15 @@ def make_shared(size_bytes: int, pieces: int, count: int) -> Path:
     finally:
         os.close(fd)
     return path
+
+
+def _sweep(folder: Path) -> None:
+    """Names of rings that nobody has removed within LEFT_S: whoever made them is dead."""
+    with suppress(OSError):
+        for path in folder.glob(f"{_SHARED_NAME}*"):
+            with suppress(OSError):  # gone by now, or another user's
+                if time.time() - path.lstat().st_mtime > LEFT_S:
+                    path.unlink()
 
 
 def _words_bytes(pieces: int, count: int) -> int:

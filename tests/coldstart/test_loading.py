@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from coldstart import ring as rings
 from coldstart.errors import ChunkDamaged, FilesWrong
 from coldstart.home import read_mark
 from coldstart.loading import Loading, WholeFiles, weight_file
-from coldstart.ring import SharedRing, make_shared
+from coldstart.ring import LEFT_S, SharedRing, make_shared
 from coldstart.weight_plan import Plan
 from replication import manifests
 from tests.coldstart.revisions import mark
@@ -344,6 +345,18 @@ def test_a_rank_that_is_killed_does_not_stop_the_others(tmp_path: Path) -> None:
     read, found = run_ranks(directory, 3, dies=1)
     assert found[0] == found[2] == digests(directory)
     assert sum(read.values()) < 2.5 * plan_of(directory).size_bytes
+
+
+def test_a_ring_whose_makers_are_dead_is_removed() -> None:
+    """Its memory would be gone until the next boot: who makes the next one removes its name; that of a new one stays."""
+    old, new = (make_shared(1 << 21, 1, 2) for _ in range(2))
+    os.utime(old, (time.time() - LEFT_S - 1,) * 2)
+    third = make_shared(1 << 21, 1, 2)
+    try:
+        assert (old.exists(), new.exists(), third.exists()) == (False, True, True)
+    finally:
+        for path in (old, new, third):
+            path.unlink(missing_ok=True)
 
 
 def test_what_a_shared_ring_asks_for(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.units import REPLACED
+from replication.collecting import COLLECTING, LOCK_S
 from replication.manifests import CHUNKS, MANIFESTS, Chunk, encode
 from tests.coldstart.model_files import contents, make_model
 from tests.objects import S3Server
@@ -272,6 +274,49 @@ def test_a_publisher_that_is_killed(tmp_path: Path, s3_server: S3Server) -> None
     gone = kvstore("model", "gc", "--grace=0", *where, "-o", "json", **S3_KEYS)
     assert json.loads(gone.stdout)["named"] == named and json.loads(gone.stdout)["deleted"] == 0
     assert killed >= ROUNDS // 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_collector_that_is_killed(tmp_path: Path, bucket: Path) -> None:
+    """Killed with -9 at any instant: what is named is whole and true; once its lock has run out (it is made older) the next one deletes
+    the rest, and nothing else."""
+    chance = random.Random(int(os.environ.get("SEED", "3")))
+    kept = make_model(tmp_path / "kept")
+    answer("publish", kept, "--name=kept", to=bucket)
+    named, last_s, killed, partly = files_of(bucket, CHUNKS), 1.0, 0, 0
+    for number in range(ROUNDS):
+        directory = make_model(tmp_path / "gone", tensors=200, tensor_bytes=1 << 14, seed=number)
+        (directory / "many").mkdir(exist_ok=True)
+        for file in range(300):
+            (directory / "many" / str(file)).write_bytes(chance.randbytes(40))
+        made = answer("publish", directory, "--name=gone", to=bucket)
+        answer("rm", f"gone@{made['revision']}", to=bucket)
+        there = len(files_of(bucket, CHUNKS))
+        collector = subprocess.Popen(
+            [sys.executable, "-m", "kvstore", "model", "gc", "--grace=0", "--to", f"file://{bucket}"],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            collector.wait(chance.uniform(0.4 * last_s, last_s))
+        except subprocess.TimeoutExpired:
+            collector.kill()
+            killed += collector.wait(TIMEOUT_S) == -signal.SIGKILL
+        left = len(files_of(bucket, CHUNKS))
+        partly += len(named) < left < there
+        assert answer("verify", "--deep", to=bucket)["ok"]
+        for lock in files_of(bucket, COLLECTING):
+            os.utime(lock, (time.time() - LOCK_S - 1,) * 2)
+        begun_s = time.monotonic()
+        assert answer("gc", "--grace=0", to=bucket)["deleted"] == left - len(named)
+        last_s = time.monotonic() - begun_s if left == there else last_s
+        assert files_of(bucket, CHUNKS) == named
+        for lock in files_of(
+            bucket, COLLECTING
+        ):  # that of the rerun, which stays for a while behind its last delete
+            os.utime(lock, (time.time() - LOCK_S - 1,) * 2)
+    assert killed >= ROUNDS // 4 and (partly or ROUNDS < 20)
 
 
 def test_chunks_that_lie_are_not_put_by_a_name_of_others(tmp_path: Path, bucket: Path) -> None:
