@@ -365,3 +365,27 @@ def test_a_delete_that_comes_late_finds_nothing_that_is_named(
         assert len(late) == 1 and not lacking(objects)
 
     run(main())
+
+
+def test_a_lock_that_is_put_anew_while_it_is_read_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listed when it was old, read when it had been put for some seconds more behind the last delete: its end is that of the new one."""
+    _clock_of_the_loop(monkeypatch)
+
+    async def main() -> None:
+        loop, again_s = asyncio.get_running_loop(), 0.0
+
+        class Renewed(Watched):
+            async def get(self, name: str) -> memoryview:
+                nonlocal again_s
+                if name.startswith(COLLECTING) and not again_s:
+                    again_s = loop.time()
+                    await self.put(name, signs.encode_lock(signs.Lock(30.0)))
+                return await super().get(name)
+
+        objects = Renewed()
+        await objects.put(f"{COLLECTING}{'0' * 16}", signs.encode_lock(signs.Lock(LOCK_S)))
+        await asyncio.sleep(60)
+        async with publishing(objects, manifest_of({"f": [b"a"]}), "me"):
+            assert again_s and loop.time() >= again_s + 30
+
+    run(main())
