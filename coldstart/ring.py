@@ -20,7 +20,7 @@ import errno
 import mmap
 import os
 import secrets
-import time
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -145,12 +145,15 @@ def make_shared(size_bytes: int, pieces: int, count: int) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Names of rings that nobody has removed within LEFT_S: whoever made them is dead."""
-    with suppress(OSError):
-        for path in folder.glob(f"{_SHARED_NAME}*"):
-            with suppress(OSError):  # gone by now, or another user's
-                if time.time() - path.lstat().st_mtime > LEFT_S:
-                    path.unlink()
+    """Names of rings that nobody has removed within LEFT_S, by the clock of files: whoever made them is dead."""
+    left = list(folder.glob(f"{_SHARED_NAME}*"))
+    if left:
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder) as new:
+            now_s = os.fstat(new.fileno()).st_mtime
+            for path in left:
+                with suppress(OSError):  # gone by now, or another user's
+                    if now_s - path.lstat().st_mtime > LEFT_S:
+                        path.unlink()
 
 
 def _words_bytes(pieces: int, count: int) -> int:
