@@ -357,18 +357,18 @@ class Home:
         """Who must leave, so that a revision fits that is filled at this path. Raises NoRoom."""
         begun = {name: self._begun_bytes(name) for name in self._begun() if name != path.name}
         whole = self.revisions()
+        broken = self._broken(whole)
         over_bytes = over_disk_bytes = 0
         if self.capacity_bytes:
-            held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(
-                size for size, _ in begun.values()
-            )
+            held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(broken.values())
+            held_bytes += sum(size for size, _ in begun.values())
             over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
         promised_bytes = sum(max(0, size - there) for size, there in begun.values())
         missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
         if missing_bytes:
             over_disk_bytes = missing_bytes + promised_bytes + NVME_HEADROOM_BYTES - free_bytes(self.path)
         leaving: list[tuple[Path, str]] = []
-        candidates = self._candidates(whole, begun)
+        candidates = self._candidates(whole, broken, begun)
         while max(over_bytes, over_disk_bytes) > 0:
             candidate = next(candidates, None)
             if candidate is None:
@@ -379,13 +379,24 @@ class Home:
             over_disk_bytes -= size_bytes
         return leaving
 
+    def _broken(self, whole: Sequence[Revision]) -> dict[Path, int]:
+        """The bytes of what was a revision and is none: cut off, its manifest damaged. What never was one is somebody else's."""
+        there = {one.path for one in whole}
+        marks = self.path.glob(f"{MODELS}*/snapshots/*/{MARK}")
+        return {mark.parent: _allocated_bytes(mark.parent) for mark in marks if mark.parent not in there}
+
     def _candidates(
-        self, whole: Sequence[Revision], begun: Mapping[str, tuple[int, int]]
+        self, whole: Sequence[Revision], broken: Mapping[Path, int], begun: Mapping[str, tuple[int, int]]
     ) -> Iterator[tuple[Path, str, int]]:
-        """What may leave, in the order in which it does: what was begun and given up, then what was used longest ago."""
+        """What may leave, in the order in which it does: what was begun and given up, what is whole no more, then what was used
+        longest ago."""
         for name, (size_bytes, _) in begun.items():
             if not _is_held(self._under_way / name):
                 yield self._under_way / name, name, size_bytes
+        for path, size_bytes in broken.items():
+            model = path.parts[-3].removeprefix(MODELS)
+            if not self._pin(model, path.name).exists() and not _is_held(path):
+                yield path, name_of(model, path.name), size_bytes
         for one in reversed(whole):
             if not one.is_pinned and not _is_held(one.path):
                 yield one.path, one.name, one.manifest.size_bytes

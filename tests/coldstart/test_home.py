@@ -257,6 +257,20 @@ def test_a_preload_that_cannot_say_how_far_it_is_goes_on(tmp_path: Path, bring: 
     assert os.listdir(tmp_path / ".under-way") == []
 
 
+def test_what_is_whole_no_more_counts_and_leaves_first(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """A revision whose manifest is damaged takes room like any other, and leaves before those that are whole; a snapshot that somebody
+    else keeps in this directory is neither counted nor touched."""
+    strange = tmp_path / "models--org--Name/snapshots/abc"
+    strange.mkdir(parents=True)
+    (strange / "w.bin").write_bytes(bytes(4 * MODEL_BYTES))
+    for model in ("a", "b", "c"):
+        path = bring(model)
+    (path / home_module.MARK).write_bytes(b"KVMODEL1 nonsense")
+    bring("d")
+    assert there(tmp_path) == {"a", "b", "d"} and not path.exists()
+    assert (strange / "w.bin").stat().st_size == 4 * MODEL_BYTES
+
+
 @pytest.mark.parametrize("text", ["", "@", "a@", "../a", "a@../b", "A", "a/b", "a@b@c", "x" * 97])
 def test_names_stay_inside(text: str) -> None:
     """What is no name of a model is no path either."""

@@ -20,6 +20,7 @@ import pytest
 from replication.manifests import MIB, Manifest
 from tests.coldstart.models import cut_evenly, files_at, made, put, random_files
 from tests.objects import S3Server, flip
+from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, init, regions_file
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
 from tiers.object_store import open_objects
@@ -173,6 +174,41 @@ def test_bits_that_flip_are_never_under_a_final_name(node: Node) -> None:
     path.write_bytes(flip(path.read_bytes(), 999))
     mended = answer(node.preload("-o", "json", "--verify"))
     assert mended["by_source"] == {"bucket": CHUNK_BYTES} and files_at(path.parent) == FILES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["503", "cut", "hang"])
+def test_a_bucket_that_fails_in_the_middle_is_one_line(
+    tmp_path: Path, s3_server: S3Server, mode: str
+) -> None:
+    """It answers 503, breaks connections off, or answers no more: exit code 4, nothing has its final name; when it is well again what came
+    is not fetched twice."""
+    node, proxy = Node(tmp_path, s3_server, tmp_path.name), Proxy(s3_server.port, bytes_per_s=8 * MIB)
+    node.words[-1] = proxy.endpoint
+    try:
+        process = node.begin("-o", "json")
+        while not filled_bytes(node):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        proxy.mode = mode
+        said, problem = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, said, problem.count("\n")) == (4, "", 1), problem
+        assert "s3://kvstore/" in problem and not list(node.models.glob("models--*"))
+        proxy.mode, there_bytes = "pass", filled_bytes(node)
+        done = answer(node.preload("-o", "json"))
+        assert files_at(Path(done["path"])) == FILES
+        assert done["kept_bytes"] > 0 and done["kept_bytes"] + done["by_source"]["bucket"] == done["bytes"]
+        assert (
+            there_bytes - done["kept_bytes"] <= 16 * CHUNK_BYTES
+        )  # what was half-written: one of each stream at most
+    finally:
+        proxy.close()
+
+
+def filled_bytes(node: Node) -> int:
+    """Of what is under way, at least as much as is true."""
+    files = node.models.glob(".under-way/tiny@r1/f*")
+    return sum(len(file.read_bytes().replace(bytes(4096), b"")) for file in files)
 
 
 def test_a_disk_that_fills_up_is_one_line(node: Node) -> None:
