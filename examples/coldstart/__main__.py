@@ -114,7 +114,8 @@ def _end_preloads(directory: Path) -> None:
     """Those that engines have begun go on when their engines end."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it ended meanwhile
-            if f"{directory}/".encode() in path.read_bytes():
+            words = path.read_bytes()
+            if f"{directory}/".encode() in words and b"\0preload\0" in words:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.coldstart.phases import Show, Stage
 from tests.demo.test_demo import ROOT, demo, environment_in, in_shared_memory, is_running
 
 SMALL = ("--size", "40MiB", "--moto")
@@ -38,6 +39,19 @@ def test_the_tokens_are_those_of_the_directory_and_no_byte_comes_twice(tmp_path:
     kept = stages["preload, resumed"]["sources"]
     assert 0 < kept["there already"] < document["model_bytes"] == kept["there already"] + kept["bucket"]
     assert not list(tmp_path.glob("kvstore-*"))
+
+
+def test_what_did_not_come_out_as_it_must_is_said(tmp_path: Path) -> None:
+    """Other tokens, chunks that came twice though nothing was killed, bytes that came from elsewhere: a line each."""
+    show = Show(tmp_path, tmp_path, 1, lambda text: None, real_server=False)
+    show._add(Stage("killed", 1.0, {"bucket": 5}, twice=16, tokens_equal=True), "bucket", 16)
+    assert not show.problems
+    show._add(Stage("damaged", 1.0, {"bucket": 5}, twice=1, tokens_equal=False), "DRAM")
+    assert [line.partition(": ")[2][:10] for line in show.problems] == [
+        "the tokens",
+        "1 chunks c",
+        "nothing ca",
+    ]
 
 
 def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
