@@ -121,7 +121,8 @@ class Filling:
 
     async def _stream(self, jobs: Iterator[tuple[Chunk, list[Run]]], slot: Slot) -> None:
         for chunk, runs in jobs:
-            missing = await self._in_thread(self._missing, chunk, runs, slot)
+            there = [run for run in runs if self._filled[run.path].covers(run.at, run.at + chunk.size_bytes)]
+            missing = await self._in_thread(self._missing, chunk, runs, there, slot) if there else runs
             self._progress.kept_bytes += chunk.size_bytes * (len(runs) - len(missing))
             copies = len(missing)
             if len(missing) == len(runs):
@@ -139,14 +140,10 @@ class Filling:
 
     # -- in a thread --
 
-    def _missing(self, chunk: Chunk, runs: Sequence[Run], slot: Slot) -> list[Run]:
-        """The runs that are not on disk, or not true; if some are, the chunk is in the slot, as for the first run."""
-        true = [
-            run
-            for run in runs
-            if self._filled[run.path].covers(run.at, run.at + chunk.size_bytes)
-            and self._is_true(chunk, run, slot)
-        ]
+    def _missing(self, chunk: Chunk, runs: Sequence[Run], there: Sequence[Run], slot: Slot) -> list[Run]:
+        """The runs that are not on disk, or not true; if some are, the chunk is in the slot, as for the first run. there: those
+        that may be."""
+        true = [run for run in there if self._is_true(chunk, run, slot)]
         if true and len(true) < len(runs):
             found = self._tree.read(true[0].path, true[0].at, slot, chunk.size_bytes)
             if found is None or digest(content := bytes(found)) != chunk.checksum:
