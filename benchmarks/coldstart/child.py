@@ -82,5 +82,8 @@ def serve(ways: Mapping[str, Callable[[Facts], Work]]) -> None:
 
 
 def touch(size_bytes: int) -> None:
-    """Have the host give so much memory, and leave it to whoever asks next."""
-    mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+    """Have the host give so much memory, and leave it to whoever asks next: on huge pages, for small ones are not where rings are."""
+    with mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size_bytes, mmap.PAGESIZE):
+            memory[at] = 1

@@ -37,7 +37,7 @@ def test_all_figures_come_with_their_aims(tmp_path: Path, capsys: pytest.Capture
     for figure in command.FIGURES:
         assert document.get(f"{figure.name}_aim") == (figure.aim if figure.name in document else None)
     assert document["bucket_server"] == "moto, on the same cores"
-    assert document["s3_raw_setting"] == "CONNECTIONS=2"
+    assert document["s3_raw_setting"] == "CONNECTIONS=4"
     assert document["rounds"] == 1 and 4 << 20 < document["model_bytes"] < 16 << 20
     assert not list(tmp_path.iterdir())
 
