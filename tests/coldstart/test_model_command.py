@@ -316,7 +316,7 @@ def test_a_collector_that_is_killed(tmp_path: Path, bucket: Path) -> None:
             bucket, COLLECTING
         ):  # that of the rerun, which stays for a while behind its last delete
             os.utime(lock, (time.time() - LOCK_S - 1,) * 2)
-    assert killed >= ROUNDS // 4 and (partly or ROUNDS < 20)
+    assert killed and (partly or ROUNDS < 20)
 
 
 def test_chunks_that_lie_are_not_put_by_a_name_of_others(tmp_path: Path, bucket: Path) -> None:

@@ -95,7 +95,11 @@ def test_a_load_into_dram_that_is_killed(place: Place, serve: Callable[..., Daem
     for number in range(ROUNDS):
         if number % 2 and not Home(bucket.models).revisions():
             assert kvstore("model", "preload", "tiny", *bucket.words).returncode == 0
-        killed += kill_within(begin("kvstore", *load), chance.uniform(0.4 * last_s, last_s))
+        process = begin("kvstore", *load)
+        while number % 3 and process.poll() is None and not models.listed(place.socket):
+            time.sleep(0.002)  # until it has begun to fill
+        longest_s = chance.uniform(0.0, 0.1) if number % 3 else chance.uniform(0.4 * last_s, last_s)
+        killed += kill_within(process, longest_s)
         ready_bytes = seen_by_others(place, whole)
         partly += 0 < ready_bytes < bucket.manifest.size_bytes
         done = answer(kvstore(*load, "-o", "json"))
@@ -105,7 +109,7 @@ def test_a_load_into_dram_that_is_killed(place: Place, serve: Callable[..., Daem
         assert sum(done["by_source"].values()) <= done["bytes"] - ready_bytes + again_bytes + SLAB_BYTES
         assert seen_by_others(place, whole) >= done["bytes"]
         assert kvstore("model", "unload", "tiny", f"--socket={place.socket}").returncode == 0
-    assert killed >= ROUNDS // 3 and (partly or ROUNDS < 20), (killed, partly)
+    assert killed and (partly or ROUNDS < 20), (killed, partly)
 
 
 def seen_by_others(place: Place, whole: dict[str, bytes]) -> int:
@@ -186,10 +190,10 @@ def test_ranks_that_are_killed_while_they_load(bucket: Bucket, preloads: Callabl
         while preloads():  # the last one may still be syncing
             time.sleep(0.05)
         assert rings() == before
-        assert files_at(Home(bucket.models).find("tiny").path) == whole
+        assert files_at(Home(bucket.models).find("tiny", "r1").path) == whole
         if number % 2:
-            Home(bucket.models).evict("tiny")  # nobody uses it
-    assert killed >= ROUNDS // 3
+            Home(bucket.models).evict("tiny", "r1")  # nobody uses it
+    assert killed
 
 
 def ranks(directory: Path, plan: Plan, count: int, pause_s: float) -> list[subprocess.Popen[str]]:
