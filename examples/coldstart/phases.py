@@ -29,14 +29,13 @@ from benchmarks.regions.servers import BUCKET_REGION, S3
 from coldstart.filling import STREAMS
 from examples.demo.engine import Engine
 from examples.demo.engine_process import Job
-from examples.demo.model import TINY, TRAINING_TEXT, WIDE, make_model
+from examples.demo.model import HEAD_DIM, POSITIONS_MAX, TINY, TRAINING_TEXT, WIDE, make_model
 from kvstore.bench.daemon import DaemonError
 
 NAME = "demo"
 CHUNKS, MANIFESTS = "models/chunks/", "models/manifests/"
 PROMPTS = [f"{name} asks. {TRAINING_TEXT[:200]}" for name in ("Ada", "Blaise")]
 OUTPUT_TOKENS = 8
-ENGINE_KV_BYTES = 512 << 20
 WIDE_BYTES_MIN = 512 << 20  # smaller models have narrow layers, so that they have some
 SHARDS = 8
 KILL_AT_SHARE = 0.4
@@ -93,8 +92,11 @@ class Show:
 
     def _make(self) -> Path:
         shape = WIDE if self._size_bytes >= WIDE_BYTES_MIN else TINY
-        layer = shape.hidden * (3 * shape.intermediate + 2 * 64 * (shape.heads + shape.kv_heads))
+        layer = shape.hidden * (3 * shape.intermediate + 2 * HEAD_DIM * (shape.heads + shape.kv_heads))
         shape = shape._replace(layers=max(2, round(self._size_bytes / 4 / layer)))
+        self._kv_bytes = (
+            10 * shape.layers * shape.kv_heads * HEAD_DIM * POSITIONS_MAX
+        )  # one prompt, and a bit
         begun_s = time.monotonic()
         plain = make_model(self._directory, shape, self._size_bytes // SHARDS)
         os.sync()  # nothing of it is written any more while others are measured
@@ -190,7 +192,7 @@ class Show:
         self._stack.callback(engine.kill)
         engine.receive(WAIT_S_MAX)
         begun_s = time.monotonic()
-        engine.send(Job(str(model), {}, "", "float32", ENGINE_KV_BYTES, "Nobody asked this.", 1, load_format))
+        engine.send(Job(str(model), {}, "", "float32", self._kv_bytes, "Nobody asked this.", 1, load_format))
         engine.receive(WAIT_S_MAX)
         ready_s = time.monotonic() - begun_s
         tokens = [reply.tokens for reply in engine.run(PROMPTS, OUTPUT_TOKENS).replies]
