@@ -178,8 +178,17 @@ class Home:
         return _is_held(self.place(model, revision))
 
     def _main(self, model: str) -> str:
+        """What its name alone stands for: "-" if that is nothing. The only revision that is whole, where who made it whole was
+        killed before its name could stand for it."""
         text = _content(self.path / f"{MODELS}{model}" / "refs" / MAIN).decode(errors="replace").strip()
-        return text if is_model_name(text) else "-"
+        named = text if is_model_name(text) else "-"
+        if self.place(model, named).is_dir():
+            return named
+        try:
+            [only] = os.listdir(self.place(model, named).parent)
+        except (OSError, ValueError):  # there is none, or several
+            return named
+        return only
 
     def _revision(self, path: Path, model: str, revision: str) -> Revision:
         manifest, name = read_mark(path), name_of(model, revision)

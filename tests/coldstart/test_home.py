@@ -51,6 +51,17 @@ def there(path: Path) -> set[str]:
     return {one.manifest.model for one in Home(path).revisions()}
 
 
+def test_a_name_that_its_maker_could_not_give_any_more(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """Who made a revision whole was killed before its name stood for it: it does, as long as it is the only one."""
+    path = bring("a")
+    shutil.rmtree(path.parents[1] / "refs")
+    assert Home(tmp_path).find("a").path == path
+    bring("a", "other")
+    (path.parents[1] / "refs" / home_module.MAIN).unlink()
+    with pytest.raises(ModelMissing):
+        Home(tmp_path).find("a")
+
+
 def test_the_one_used_longest_ago_leaves(tmp_path: Path, bring: Callable[..., Path]) -> None:
     """A use counts, not when it came; with a model leaves what named it."""
     for model in ("a", "b", "c"):
