@@ -19,8 +19,9 @@ from dataclasses import replace
 from benchmarks import miss_overhead
 from benchmarks.bench import PARTS, plan
 from benchmarks.bench.figures import FIGURES
-from kvstore.cli import OK, USAGE, CliError, Parser, bench
-from kvstore.cli.region import region_place
+from kvstore.tools.cli import OK, USAGE, CliError, Parser
+from kvstore.tools.cli.commands import bench
+from kvstore.tools.cli.commands.region import region_place
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,14 +31,14 @@ from typing import Any
 from benchmarks.hanging_tier import ARENA_BYTES, PROMPT_TOKENS
 from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, WARM_UP_PAIRS, BenchError, Engine, Pairs, connector
 from benchmarks.pairs import Overhead, overhead
-from kvstore.bench.daemon import Daemon, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
 from kvstore.protocol.answers import Status
+from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
 from tests.objects import S3Server
 from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, init, regions_file
-from tiers.pages import choose_arena_path
+from tiers.dram.pages import choose_arena_path
 
 AIM_PERCENT = 2.0
 WAITS_MAX = 8  # requests until the breaker is open

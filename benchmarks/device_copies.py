@@ -30,8 +30,8 @@ from connectors.device import BlockMover, blocks_of
 from connectors.device.cuda import CudaDriver
 from connectors.device.movers import movers_for
 from connectors.device.pinning import Pinning
-from kvstore.cli.output import print_json, print_table
 from kvstore.client.arena_view import ArenaView, mapped
+from kvstore.tools.cli.output import print_json, print_table
 
 KIB, MIB = 1 << 10, 1 << 20
 LEASE_BYTES = 64 * MIB

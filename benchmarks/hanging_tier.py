@@ -33,11 +33,11 @@ from typing import Any
 from benchmarks import miss_overhead
 from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, BenchError, Engine, Pairs
 from benchmarks.pairs import overhead
-from kvstore.bench.daemon import Daemon, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
+from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
 from kvstore.units import exact_bytes
-from tiers.pages import choose_arena_path
+from tiers.dram.pages import choose_arena_path
 
 AIM_PERCENT = 5.0
 PROMPT_TOKENS = 256

@@ -43,12 +43,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import overhead
-from kvstore.bench.daemon import Daemon, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
 from kvstore.protocol.answers import Status
+from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
 from kvstore.units import exact_bytes
-from tiers.pages import choose_arena_path
+from tiers.dram.pages import choose_arena_path
 
 MIB, GIB = 1 << 20, 1 << 30
 AIM_PERCENT = 1.0

@@ -35,10 +35,10 @@ from typing import Any
 
 from benchmarks.miss_overhead import MODEL, BenchError, Engine, connector
 from benchmarks.warm_ttft import offloading
-from kvstore.bench.daemon import Daemon, DaemonError, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
-from tiers.pages import choose_arena_path
+from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
+from tiers.dram.pages import choose_arena_path
 
 GIB, MIB = 1 << 30, 1 << 20
 CHUNK_TOKENS, EXTRA_TOKENS = 256, 8

@@ -28,10 +28,10 @@ from typing import Any
 from benchmarks.miss_overhead import ARENA_BYTES, BLOCK_TOKENS, MODEL, connector
 from benchmarks.servers import Server, ServerError, api_server, proxy
 from examples.demo.model import make_model
-from kvstore.bench.daemon import Daemon, DaemonError, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
-from tiers.pages import choose_arena_path
+from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
+from tiers.dram.pages import choose_arena_path
 
 KINDS = ("waiting", "sync", "none")
 WARM_UP_ROUNDS = 2

@@ -12,19 +12,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replication.auditing import AUDIT_INTERVAL_S, AUDITORS
+from replication.audit.auditing import AUDIT_INTERVAL_S, AUDITORS
 from replication.constants import (
     NODE_INTERVAL_S,
     SOURCE_TOMBSTONES_S,
     TOMBSTONES_INTERVAL_S,
     UPKEEP_INTERVAL_S,
 )
-from replication.feed import FULL_LOOK_EVERY
-from replication.order_watch import ORDERS_INTERVAL_S
-from replication.region_node import announce_interval_s
-from replication.region_reader import FETCH_RANGE_BYTES
-from replication.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
-from replication.upkeep import UPKEEP_DELETERS, UPKEEP_SURE_S
+from replication.feed.feed import FULL_LOOK_EVERY
+from replication.feed.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
+from replication.region.order_watch import ORDERS_INTERVAL_S
+from replication.region.region_node import announce_interval_s
+from replication.region.region_reader import FETCH_RANGE_BYTES
+from replication.region.upkeep import UPKEEP_DELETERS, UPKEEP_SURE_S
 
 MONTH_S = 365.25 / 12 * 86_400
 UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import overhead
-from kvstore.bench.daemon import Daemon, DaemonError, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.bench.rounds import percentile_us
-from kvstore.cli.output import print_json, print_table
 from kvstore.client import Client, Namespace
-from tiers.pages import choose_arena_path
+from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.bench.rounds import percentile_us
+from kvstore.tools.cli.output import print_json, print_table
+from tiers.dram.pages import choose_arena_path
 
 AIM_PERCENT = 5.0
 BLOCKS = 512

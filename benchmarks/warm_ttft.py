@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.miss_overhead import BLOCK_TOKENS, MODEL, BenchError, Engine, connector
 from benchmarks.pairs import overhead
-from kvstore.bench.daemon import Daemon, settings
-from kvstore.bench.machine import Others, facts
-from kvstore.cli.output import print_json, print_table
-from tiers.pages import choose_arena_path
+from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.cli.output import print_json, print_table
+from tiers.dram.pages import choose_arena_path
 
 GIB = 1 << 30
 AIM_PERCENT = 10.0

@@ -2,7 +2,7 @@
 
 files ─cut─▶ chunks + manifest in the bucket ─preload─▶ files on NVMe, slabs of the arena ─load─▶ tensors of an engine
 
-For anyone's Python: `coldstart.open_model(name)` (coldstart/reading.py).
+For anyone's Python: `coldstart.open_model(name)` (coldstart/disk/reading.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coldstart.reading import open_model
+    from coldstart.disk.reading import open_model
 
 __all__ = ["open_model"]
 
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """Imported when it is used: engines import what else is here, and have no need of it."""
     if name != "open_model":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from coldstart.reading import open_model
+    from coldstart.disk.reading import open_model
 
     return open_model

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from tiers.pages import private_memory, whole_pages
+from tiers.dram.pages import private_memory, whole_pages
 
 BLOCK_BYTES: Final = 4096
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)

@@ -2,7 +2,7 @@
 
 import sys
 
-from kvstore.cli import main
+from kvstore.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Limits that several modules of the daemon share, with what they protect.
 
 A limit that one module uses stands in that module; a number that an operator should choose is a key of
-`kvstore.daemon.config`. Relations between limits are checked when the module that states them is imported, so
+`kvstore.daemon.config.config`. Relations between limits are checked when the module that states them is imported, so
 a bad edit stops the first test and not the first user.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tiers.packs import PACK_RECORDS_MAX
+from tiers.packs.packs import PACK_RECORDS_MAX
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

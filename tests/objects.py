@@ -23,10 +23,10 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from tests.running import TIMEOUT_S
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.checksum import digest
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
-from tiers.object_options import ObjectOptions
-from tiers.objects import Bytes, ObjectInfo, Objects, Range
 
 _names = count()
 

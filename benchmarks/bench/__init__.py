@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from benchmarks.bench import policy, ranks, region, restart
 from benchmarks.bench.plan import Plan
-from kvstore.bench import runner
+from kvstore.tools.bench import runner
 
 PARTS: dict[str, runner.Part[Plan]] = {
     **runner.PARTS,

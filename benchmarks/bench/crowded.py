@@ -22,7 +22,7 @@ from kvstore.daemon import heap
 from kvstore.residency.levels import Drive
 from kvstore.steps import Steps
 from tiers.base import Get, Put, TierStats
-from tiers.device_table import Piece, Row
+from tiers.nvme.device_table import Piece, Row
 from tiers.slots import SlotPool
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Crowd:
         from kvstore.engine.engine import Engine
         from kvstore.index.namespaces import NamespaceRegistry
         from kvstore.policies.names import OURS, SELECTABLE
-        from tiers.arena import open_arena
+        from tiers.dram.arena import open_arena
         from tiers.namespace_spec import NamespaceSpec
 
         self.held, self.io = held, LaterIo()

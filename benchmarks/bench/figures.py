@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstore.bench import figures
-from kvstore.bench.figures import Figure
+from kvstore.tools.bench import figures
+from kvstore.tools.bench.figures import Figure
 
 FIGURES: tuple[Figure, ...] = (
     *figures.FIGURES,

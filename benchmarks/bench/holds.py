@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvstore.engine.live import live_steps
 
 if TYPE_CHECKING:
-    from kvstore.replay.cell import Node
+    from kvstore.tools.replay.cell import Node
 
 PREFETCH_BLOCKS = 8192
 

@@ -16,17 +16,17 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.bench.plan import Plan
-from kvstore.bench.packs import Packs, clear
-from kvstore.bench.rounds import Rounds
-from replication.announced import Announced
-from replication.catalogue import Catalogue
-from replication.feed import FeedWriter
-from replication.mirror import Joined, Mirror
-from replication.region import init_region
-from replication.region_node import RegionNode
-from replication.rules import Rule
-from tiers.objects import Objects
-from tiers.packs import Pack
+from kvstore.tools.bench.packs import Packs, clear
+from kvstore.tools.bench.rounds import Rounds
+from replication.catalogue.catalogue import Catalogue
+from replication.feed.feed import FeedWriter
+from replication.formats.announced import Announced
+from replication.formats.region import init_region
+from replication.formats.rules import Rule
+from replication.mirror.mirror import Joined, Mirror
+from replication.region.region_node import RegionNode
+from tiers.bucket.objects import Objects
+from tiers.packs.packs import Pack
 from tiers.together import meanwhile
 
 DEPLOYMENT = "benchmark"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from kvstore.bench import plan
-from tiers.object_options import ObjectOptions
+from kvstore.tools.bench import plan
+from tiers.bucket.object_options import ObjectOptions
 
 KIB = 1 << 10
 

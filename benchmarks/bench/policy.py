@@ -36,16 +36,16 @@ from benchmarks.bench.crowded import crowded_turns
 from benchmarks.bench.holds import slowest_turns
 from benchmarks.bench.plan import POLICY_BYTES_PER_BLOCK_EST, Plan
 from benchmarks.bench.timed import Timed
-from kvstore.bench.dram import HASH_BYTES
-from kvstore.bench.figures import Value
 from kvstore.daemon import heap
 from kvstore.index.forest import split_hashes
 from kvstore.processes import workers
 from kvstore.protocol.frames import HASHES_MAX
-from tiers.memory_limits import memory_left
+from kvstore.tools.bench.dram import HASH_BYTES
+from kvstore.tools.bench.figures import Value
+from tiers.dram.memory_limits import memory_left
 
 if TYPE_CHECKING:
-    from kvstore.replay.cell import Node
+    from kvstore.tools.replay.cell import Node
 
 PROMPT_BLOCKS = 64
 SYSTEM_BLOCKS = 4  # of them, which are those of its application
@@ -80,8 +80,8 @@ def cost(blocks: int, operations: int, size: str, hold: str, arena_path: Path) -
     """Of a node with this many slots and our policy. size, hold: what the names of the figures have of it. arena_path:
     for the arena of a node with everything."""
     from kvstore.policies.names import OURS
-    from kvstore.replay.cell import Node
-    from kvstore.replay.policies import POLICIES
+    from kvstore.tools.replay.cell import Node
+    from kvstore.tools.replay.policies import POLICIES
 
     policies = Timed(POLICIES[OURS]())
     node = Node(blocks, policies, HASH_BYTES)

@@ -13,19 +13,19 @@ import time
 from pathlib import Path
 
 from benchmarks.bench.plan import Plan
-from kvstore.bench.dram import HASH_BYTES
-from kvstore.bench.figures import Value
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.policies.base import Policies
 from kvstore.policies.names import OURS, SELECTABLE
 from kvstore.protocol.frames import LEASE_HASHES_MAX, Acquired
-from kvstore.replay.cell import NoIo
-from tiers.arena import open_arena
+from kvstore.tools.bench.dram import HASH_BYTES
+from kvstore.tools.bench.figures import Value
+from kvstore.tools.replay.cell import NoIo
 from tiers.base import CHECKSUM_BYTES
 from tiers.checksum import pack_columns
 from tiers.constants import OWNER_ANY, SLAB_BYTES, SLOT_BYTES_MIN
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 RANKS = 8

@@ -1,6 +1,6 @@
 """The region's bucket: packs and a mirror against obstore alone, catching up, and what a catalogue costs a lookup.
 
-    packs put and fetched (kvstore/bench/packs.py), mirrored (mirror.py)
+    packs put and fetched (kvstore/tools/bench/packs.py), mirrored (mirror.py)
     a feed of 100,000 entries ─▶ a catalogue that knows nothing
     an engine over a catalogue of ten million blocks │ an engine without     lookups of prompts that nobody has stored
 
@@ -20,25 +20,25 @@ from pathlib import Path
 
 from benchmarks.bench.mirror import measure_mirror
 from benchmarks.bench.plan import Plan
-from kvstore.bench.figures import Value
-from kvstore.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, scratch, scratch_url
-from kvstore.bench.rounds import Rounds
 from kvstore.engine.engine import Engine
 from kvstore.index.block import Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import Done, SharedLevel, Wanted
-from kvstore.replay.cell import NoIo
-from kvstore.replay.slots import CountedPlaces
-from replication.announced import Announced
-from replication.catalogue import Catalogue
-from replication.feed import FeedWriter
-from replication.tail import Tail
+from kvstore.tools.bench.figures import Value
+from kvstore.tools.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, scratch, scratch_url
+from kvstore.tools.bench.rounds import Rounds
+from kvstore.tools.replay.cell import NoIo
+from kvstore.tools.replay.slots import CountedPlaces
+from replication.catalogue.catalogue import Catalogue
+from replication.feed.feed import FeedWriter
+from replication.feed.tail import Tail
+from replication.formats.announced import Announced
 from tiers.base import NAMESPACE_BYTES, Get
+from tiers.bucket.object_store import open_objects
+from tiers.bucket.object_urls import open_store
+from tiers.bucket.objects import Objects
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_store import open_objects
-from tiers.object_urls import open_store
-from tiers.objects import Objects
-from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
+from tiers.packs.packs import PACK_RECORDS_MAX, PackHeader, describe
 from tiers.together import meanwhile
 
 

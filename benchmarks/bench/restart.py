@@ -18,15 +18,15 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.bench.plan import Plan
-from kvstore.bench.daemon import Daemon, settings
-from kvstore.bench.dram import HASH_BYTES
-from kvstore.bench.figures import Value
+from kvstore.tools.bench.daemon import Daemon, settings
+from kvstore.tools.bench.dram import HASH_BYTES
+from kvstore.tools.bench.figures import Value
 from kvstore.units import exact_bytes
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 from tiers.constants import SLAB_BYTES, SLOT_BYTES_MIN
-from tiers.device import Device, capacity_for
-from tiers.device_table import NAME, Row, RowTable, runs
-from tiers.direct import DiskIO
+from tiers.nvme.device import Device, capacity_for
+from tiers.nvme.device_table import NAME, Row, RowTable, runs
+from tiers.nvme.direct import DiskIO
 from tiers.slots import SLAB_SLOTS_MAX, slot_bytes_for
 
 ARENA_BYTES = 128 << 20  # nothing is put into it

@@ -27,15 +27,15 @@ from typing import Any, NamedTuple
 from benchmarks.coldstart.bucket import Bucket, opened
 from benchmarks.coldstart.child import BenchError, Child, Facts
 from benchmarks.coldstart.model import MODEL, made
-from kvstore.bench.daemon import Daemon, DaemonError, settings
-from kvstore.bench.figures import Figure, Value
-from kvstore.bench.machine import Others, facts
-from kvstore.bench.rounds import Rounds
-from kvstore.cli.output import print_json, print_table
+from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
+from kvstore.tools.bench.figures import Figure, Value
+from kvstore.tools.bench.machine import Others, facts
+from kvstore.tools.bench.rounds import Rounds
+from kvstore.tools.cli.output import print_json, print_table
 from kvstore.units import parse_bytes
 from tests.running import kvstore
 from tiers.constants import SLAB_BYTES
-from tiers.pages import choose_arena_path
+from tiers.dram.pages import choose_arena_path
 
 SLACK_BYTES = 2 * SLAB_BYTES  # of the arena: what slabs round up, and as much for KV
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.regions.servers import BUCKET_REGION, S3
-from tiers.object_options import ObjectOptions
-from tiers.object_store import open_objects
-from tiers.object_urls import open_store
-from tiers.objects import Objects
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.object_store import open_objects
+from tiers.bucket.object_urls import open_store
+from tiers.bucket.objects import Objects
 
 PREFIX = "coldstart-bench"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import obstore
 
 from benchmarks.coldstart.bucket import PREFIX, Bucket
-from coldstart.home import Home
-from coldstart.preload import preload
-from coldstart.publish import digested, manifest_of, publish
-from coldstart.tree import find_files
+from coldstart.disk.home import Home
+from coldstart.disk.preload import preload
+from coldstart.published.publish import digested, manifest_of, publish
+from coldstart.published.tree import find_files
 
 MODEL = "bench"
 FILES = 4

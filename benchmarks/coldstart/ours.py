@@ -31,14 +31,14 @@ import obstore
 from benchmarks.coldstart.bucket import Bucket
 from benchmarks.coldstart.child import BenchError, Facts, Work, serve
 from coldstart.blocks import allocate
-from coldstart.home import Home
-from coldstart.loading import BUFFER_BYTES, Loading
-from coldstart.preload import preload
-from coldstart.resident import Image
-from coldstart.start_dir import open_revision
-from coldstart.weight_plan import Plan
-from kvstore.bench.memory import Region
+from coldstart.disk.home import Home
+from coldstart.disk.preload import preload
+from coldstart.loading.loading import BUFFER_BYTES, Loading
+from coldstart.loading.resident import Image
+from coldstart.loading.start_dir import open_revision
+from coldstart.loading.weight_plan import Plan
 from kvstore.client import models
+from kvstore.tools.bench.memory import Region
 from tiers.copying import copy
 
 MIB = 1 << 20

@@ -28,11 +28,11 @@ from benchmarks.regions import workload
 from benchmarks.regions.phases import Show
 from benchmarks.regions.radosgw import ServerError, is_installed
 from benchmarks.regions.report import document, print_report
-from kvstore.bench.daemon import DaemonError
-from kvstore.cli import INTERRUPTED
-from kvstore.cli.output import print_json
 from kvstore.client import ClientError
 from kvstore.errors import ReplayError
+from kvstore.tools.bench.daemon import DaemonError
+from kvstore.tools.cli import INTERRUPTED
+from kvstore.tools.cli.output import print_json
 
 SPEED_MAX = 60.0  # lives are whole seconds of the demo's clock
 SPEED = 20.0  # if nothing else is said, and no more than so many prompts a second: two cores keep up with all of it

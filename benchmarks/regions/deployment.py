@@ -17,8 +17,8 @@ import msgspec
 
 from benchmarks.regions.prices import Settings
 from benchmarks.regions.servers import BUCKET_REGION, S3
-from kvstore.bench.daemon import Daemon, DaemonError, log_tail, settings
-from kvstore.bench.plan import START_TIMEOUT_S
+from kvstore.tools.bench.daemon import Daemon, DaemonError, log_tail, settings
+from kvstore.tools.bench.plan import START_TIMEOUT_S
 
 MIB = 1 << 20
 SLAB_BYTES = 16 * MIB

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.regions.deployment import Deployment
-from kvstore.bench.daemon import DaemonError
+from kvstore.tools.bench.daemon import DaemonError
 
 LOOK_S = 10.0  # between two looks
 

@@ -25,7 +25,7 @@ from benchmarks.regions.monitor import Monitor, Pair
 from benchmarks.regions.servers import S3
 from benchmarks.regions.serving import Served, serve_at_once, serve_paced
 from benchmarks.regions.workload import RECORD_BYTES, Prompt
-from kvstore.bench.daemon import Daemon
+from kvstore.tools.bench.daemon import Daemon
 
 # Clocks do not differ on one machine, but within a skew everybody must have read what was announced: a second until it is,
 # and six between two looks.

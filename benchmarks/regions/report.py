@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.regions.phases import ORIGIN, TARGET, Run, Shown
 from benchmarks.regions.serving import hit_share
 from benchmarks.regions.workload import Figures
-from kvstore.cli.output import Figure, print_table
+from kvstore.tools.cli.output import Figure, print_table
 from kvstore.units import NOTHING, format_bytes
 
 GAIN_SHARE_MIN, BYTES_SHARE_MAX = 0.80, 0.30

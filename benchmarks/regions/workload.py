@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from benchmarks.traffic import BLOCK_TOKENS, Session, World
 from kvstore.constants import REPLAY_HASH_BYTES
-from kvstore.replay.trace import read
+from kvstore.tools.replay.trace import read
 
 HASH_BYTES = 32
 RECORD_BYTES = 4096  # stands for a block, which has a hundred MiB or so

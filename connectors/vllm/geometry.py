@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connectors.vllm.contents import Names
+from connectors.vllm.identity.contents import Names
 
 
 @dataclass(slots=True, frozen=True)

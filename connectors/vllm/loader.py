@@ -2,9 +2,9 @@
 
     vllm serve DIRECTORY --load-format kvstore
 
-    DIRECTORY is a whole revision (`kvstore model path`)   read by coldstart/loading.py
+    DIRECTORY is a whole revision (`kvstore model path`)   read by coldstart/loading/loading.py
               a start directory                            the same, of files that a preload is filling
-              one of both, of a model in this node's DRAM  tensors over that memory: coldstart/resident_weights.py
+              one of both, of a model in this node's DRAM  tensors over that memory: coldstart/loading/resident_weights.py
               any other                                    read as by vLLM's default loader, which one line says
 
 It is vLLM's default loader in all but reading: which files count, secondary weights, experts of other ranks, what a model
@@ -28,11 +28,11 @@ from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import filter_mm_encoder_only_safetensors_files
 
 from coldstart.errors import ModelError
-from coldstart.loading import BUFFER_BYTES, THREADS, Loading
-from coldstart.resident_weights import ResidentWeights
-from coldstart.ring import Ring, SharedRing, make_shared
-from coldstart.start_dir import Revision, open_revision
-from coldstart.weight_plan import Plan, WeightFile
+from coldstart.loading.loading import BUFFER_BYTES, THREADS, Loading
+from coldstart.loading.resident_weights import ResidentWeights
+from coldstart.loading.ring import Ring, SharedRing, make_shared
+from coldstart.loading.start_dir import Revision, open_revision
+from coldstart.loading.weight_plan import Plan, WeightFile
 
 _log = logging.getLogger("vllm.kvstore")
 ATTACH_S = 5.0  # a daemon that does not answer within it is away

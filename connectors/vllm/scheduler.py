@@ -55,11 +55,11 @@ from connectors.transfer.orders import Columns, Part
 from connectors.transfer.prefill import PrefillSpeed
 from connectors.transfer.settings import Settings
 from connectors.transfer.storing import Store, Storing
-from connectors.vllm.adapters import Adapters
-from connectors.vllm.contents import Contents, Names
 from connectors.vllm.first_token import FirstToken
 from connectors.vllm.geometry import Group, Plan
 from connectors.vllm.guard import Guard
+from connectors.vllm.identity.adapters import Adapters
+from connectors.vllm.identity.contents import Contents, Names
 from connectors.vllm.lookups import Lookups
 from connectors.vllm.messages import Orders, Report
 from connectors.vllm.patience import Patience

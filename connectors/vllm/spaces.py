@@ -34,18 +34,18 @@ from connectors.transfer.link import Line
 from connectors.transfer.orders import Adapter, Column, Columns
 from connectors.transfer.settings import Settings
 from connectors.transfer.weights import DigestInBackground, default_cache_dir, known_as, weights_digest
-from connectors.vllm.canonical import Unknowable
 from connectors.vllm.geometry import Plan, Unsupported, plan_for
 from connectors.vllm.guard import Guard, logger
-from connectors.vllm.messages import Rank, Weights, this_node
-from connectors.vllm.model_files import weight_files
-from connectors.vllm.namespace import (
+from connectors.vllm.identity.canonical import Unknowable
+from connectors.vllm.identity.model_files import weight_files
+from connectors.vllm.identity.namespace import (
     configured_fields,
     identity_fields,
     joined_facts,
     model_fields,
     space_spec,
 )
+from connectors.vllm.messages import Rank, Weights, this_node
 from kvstore.client import ClientError, Namespace
 
 EPOCHS_OWED_MAX = 64  # resets whose namespaces are not ended yet; beyond it the daemon drops them in time

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from connectors.transfer.orders import Columns
-from connectors.vllm.contents import Names
+from connectors.vllm.identity.contents import Names
 
 
 @dataclass(slots=True)

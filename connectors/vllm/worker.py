@@ -30,13 +30,13 @@ from connectors.transfer.copies import Loads, Saves
 from connectors.transfer.link import Line, join_all
 from connectors.transfer.orders import Column
 from connectors.transfer.settings import Settings
-from connectors.vllm.adapters import LiveAdapters
 from connectors.vllm.geometry import Unsupported, plan_for
 from connectors.vllm.guard import Guard
-from connectors.vllm.live_weights import Unseen, live_digest, models_of
+from connectors.vllm.identity.adapters import LiveAdapters
+from connectors.vllm.identity.live_weights import Unseen, live_digest, models_of
+from connectors.vllm.identity.model_files import elsewhere, foreign_code
+from connectors.vllm.identity.namespace import rank_facts
 from connectors.vllm.messages import Orders, Rank, Report, Weights
-from connectors.vllm.model_files import elsewhere, foreign_code
-from connectors.vllm.namespace import rank_facts
 from connectors.vllm.stats import Tally
 
 IDLE_LOAD_BYTES_MAX = 256 * MIB  # copied by the engine's own thread in a step that computes nothing

@@ -28,11 +28,11 @@ from pathlib import Path
 
 from benchmarks.regions.radosgw import ServerError
 from examples.coldstart.phases import Show
-from kvstore.bench.daemon import DaemonError
-from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError, Parser
-from kvstore.cli.options import add_output_argument
-from kvstore.cli.output import Figure, print_json, print_table
 from kvstore.client import ClientError
+from kvstore.tools.bench.daemon import DaemonError
+from kvstore.tools.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError, Parser
+from kvstore.tools.cli.options import add_output_argument
+from kvstore.tools.cli.output import Figure, print_json, print_table
 from kvstore.units import NOTHING, format_bytes, parse_bytes
 
 SIZE_BYTES_MIN = 32 << 20  # less is there before it can be killed

@@ -26,11 +26,11 @@ import msgspec
 
 from benchmarks.regions.deployment import SLAB_BYTES, Mirror, kvstore, start
 from benchmarks.regions.servers import BUCKET_REGION, S3
-from coldstart.filling import STREAMS
+from coldstart.disk.filling import STREAMS
 from examples.demo.engine import Engine
 from examples.demo.engine_process import Job
 from examples.demo.model import HEAD_DIM, POSITIONS_MAX, TINY, TRAINING_TEXT, WIDE, make_model
-from kvstore.bench.daemon import DaemonError
+from kvstore.tools.bench.daemon import DaemonError
 
 NAME = "demo"
 CHUNKS, MANIFESTS = "models/chunks/", "models/manifests/"

@@ -26,10 +26,10 @@ from pathlib import Path
 
 from examples.demo.phases import Show
 from examples.demo.report import document, page, table
-from kvstore.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, CliError, Parser
-from kvstore.cli.options import add_output_argument
-from kvstore.cli.output import print_json, print_table
-from kvstore.cli.report import add_html_argument, require_page, write_page
+from kvstore.tools.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, CliError, Parser
+from kvstore.tools.cli.commands.report import add_html_argument, require_page, write_page
+from kvstore.tools.cli.options import add_output_argument
+from kvstore.tools.cli.output import print_json, print_table
 
 
 def main() -> int:

@@ -11,10 +11,10 @@ import mmap
 from pathlib import Path
 
 from examples.demo import constants as c
-from kvstore.bench.daemon import DaemonError
+from kvstore.tools.bench.daemon import DaemonError
 from tiers.base import Get
-from tiers.device import Device, Row
 from tiers.errors import OpenError
+from tiers.nvme.device import Device, Row
 
 
 def corrupt_one_record(directory: Path, capacity_bytes: int, slab_bytes: int) -> Row:

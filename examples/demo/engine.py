@@ -11,7 +11,7 @@ from typing import Any
 
 from examples.demo import constants as c
 from examples.demo.engine_process import Job, Run, serve
-from kvstore.bench.daemon import DaemonError, log_tail
+from kvstore.tools.bench.daemon import DaemonError, log_tail
 
 
 class Engine:

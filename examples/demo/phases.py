@@ -27,8 +27,8 @@ from examples.demo.engine import Engines
 from examples.demo.engine_process import Job, Run
 from examples.demo.model import TRAINING_TEXT, make_model
 from examples.demo.report import TIERS, Expected, Shown
-from kvstore.bench.daemon import Daemon, DaemonError, settings
 from kvstore.client import ClientError
+from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 
 SOURCES = {"dram": "host", "nvme": "disk"}  # what vLLM calls them
 PROMPTS = [f"{name} asks. {TRAINING_TEXT * c.PROMPT_REPEATS}" for name in ("Ada", "Blaise", "Carl")]

@@ -101,7 +101,7 @@ def table(phases: Sequence[Shown]) -> tuple[list[str], list[list[object]]]:
 def page(phases: Sequence[Shown], answer: Mapping[str, Any], also: Sequence[str] = ()) -> str:
     """The page: this table, then the report of the daemon. answer: of `Client.report`. also: as for `document`."""
     from kvstore.ledger import report
-    from kvstore.pages import report_page
+    from kvstore.tools.pages import report_page
 
     columns, rows = table(phases)
     first = {

@@ -148,7 +148,7 @@ def _let_go(start: int, size_bytes: int, held: list[int]) -> None:
 
 @refusing
 class ResidentModel:
-    """A model that is whole, mapped read-only. Context manager. view: its image (see coldstart.resident), then zeros.
+    """A model that is whole, mapped read-only. Context manager. view: its image (see coldstart.loading.resident), then zeros.
 
     content: the first bytes of the digest of what it is.
     """

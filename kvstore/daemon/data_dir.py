@@ -9,7 +9,7 @@
       endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
       demand.bin           how often prefixes were asked for lately (kvstore/durable/demand.py)
-      catalogue/           what is durable in the region: a copy of its feed (replication/catalogue.py)
+      catalogue/           what is durable in the region: a copy of its feed (replication/catalogue/catalogue.py)
       read_through/        the same of each region that is read through
       mirror/              of `kvstore mirror`, which has a directory of its own: the same of its sources
 

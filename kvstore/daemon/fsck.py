@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvstore.daemon.config import Config
+from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.sizing import preferred_directory
 from kvstore.daemon.data_dir import hold
-from kvstore.daemon.sizing import preferred_directory
 from kvstore.daemon.storage import nvme_devices
-from tiers.arena import Arena, open_arena
-from tiers.arena_files import existing_layout
 from tiers.base import Get
-from tiers.device import Device
-from tiers.device_home import read_marker
+from tiers.dram.arena import Arena, open_arena
+from tiers.dram.arena_files import existing_layout
+from tiers.dram.pages import find_arena
 from tiers.errors import OpenError
-from tiers.pages import find_arena
+from tiers.nvme.device import Device
+from tiers.nvme.device_home import read_marker
 
 VERIFY_BATCH_RECORDS = 8  # records in flight while fsck --verify reads
 

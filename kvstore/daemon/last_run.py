@@ -18,8 +18,8 @@ import msgspec
 
 from kvstore.constants import KIB
 from kvstore.retention.clock import boot_id
-from tiers import memory_limits
 from tiers.constants import MEMORY_HEADROOM_BYTES
+from tiers.dram import memory_limits
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
 

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore.daemon.config import Config, Durable
+from kvstore.daemon.config.config import Config, Durable
+from kvstore.daemon.config.regions_file import Deployment, Place, load_regions
 from kvstore.daemon.data_dir import DataDir
-from kvstore.daemon.regions_file import Deployment, Place, load_regions
 from kvstore.durable.demand import Demand
 from kvstore.durable.level import ObjectLevel
 from kvstore.durable.persister import Persisting
@@ -21,10 +21,10 @@ from kvstore.durable.warming import OrderModel, Warming
 from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
-from replication.erased import Erased
-from replication.read_through import ReadThrough
-from replication.region_node import RegionNode
-from replication.tombstones import Tombstone
+from replication.erasure.erased import Erased
+from replication.formats.tombstones import Tombstone
+from replication.region.read_through import ReadThrough
+from replication.region.region_node import RegionNode
 
 OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
 

@@ -6,7 +6,7 @@
 
 Everything but byte moving happens on one event loop. A clean stop is bounded by
 `stop_timeout_s` and loses nothing that was in shared memory; a crash loses no more than
-the writes that were under way. A second SIGTERM skips the flush. SIGHUP: see kvstore/daemon/reloading.py.
+the writes that were under way. A second SIGTERM skips the flush. SIGHUP: see kvstore/daemon/config/reloading.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-from coldstart.home import Home
+from coldstart.disk.home import Home
 from kvstore import __version__
 from kvstore.constants import (
     EXPIRY_SLICE_S,
@@ -31,19 +31,19 @@ from kvstore.constants import (
     require,
 )
 from kvstore.daemon import heap
-from kvstore.daemon.config import Config
-from kvstore.daemon.config_sources import Loaded
-from kvstore.daemon.eventing import publisher_of
-from kvstore.daemon.exporting import Exporter
-from kvstore.daemon.preloading import Preloads
+from kvstore.daemon.beside.eventing import publisher_of
+from kvstore.daemon.beside.exporting import Exporter
+from kvstore.daemon.beside.preloading import Preloads
+from kvstore.daemon.beside.webbing import WebProcess
+from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.config_sources import Loaded
+from kvstore.daemon.config.reloading import InForce, tune
+from kvstore.daemon.config.settings import Settings
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
-from kvstore.daemon.reloading import InForce, tune
-from kvstore.daemon.settings import Settings
 from kvstore.daemon.storage import Storage
 from kvstore.daemon.systemd import Notifier
-from kvstore.daemon.webbing import WebProcess
 from kvstore.door.api import Api
 from kvstore.door.holders import Limits
 from kvstore.door.turns import Turns
@@ -67,7 +67,7 @@ from kvstore.residency.levels import Drive
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
-from tiers.arenas_left import held_bytes
+from tiers.dram.arenas_left import held_bytes
 
 DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets and the like
 DESCRIPTORS_KEPT_PER_REGION = 128  # for the requests to each region that is read

@@ -17,14 +17,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.daemon.config import Config
+from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.sizing import plan_arena
 from kvstore.daemon.data_dir import DataDir, hold
 from kvstore.daemon.last_run import LastRun
-from kvstore.daemon.sizing import plan_arena
-from tiers.arena import Arena, open_arena
-from tiers.device import Device
-from tiers.device_home import require_place
+from tiers.dram.arena import Arena, open_arena
 from tiers.errors import OpenError
+from tiers.nvme.device import Device
+from tiers.nvme.device_home import require_place
 from tiers.sizes import format_bytes
 
 # For NVMe directories to prove at a start that they are ours; one that hangs is left out.

@@ -52,8 +52,8 @@ from kvstore.errors import (
 from kvstore.protocol import answers, frames
 from kvstore.security import principals
 from kvstore.security.principals import Principal
-from tiers.arena import Arena
 from tiers.constants import LOCK_BASE
+from tiers.dram.arena import Arena
 from tiers.errors import TierError
 
 DOOR_BACKLOG = 512  # clients that may wait to be accepted

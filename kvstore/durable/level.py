@@ -11,8 +11,8 @@ from kvstore.durable.persister import Life
 from kvstore.durable.region_level import RegionLevel
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import SharedLimits
-from replication.region_node import RegionNode
-from tiers.packs import PackHeader
+from replication.region.region_node import RegionNode
+from tiers.packs.packs import PackHeader
 
 
 class ObjectLevel(RegionLevel[RegionNode]):

@@ -37,8 +37,8 @@ from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
-from tiers.pack_memory import PackMemory, PackRoom
-from tiers.packs import PACK_RECORDS_MAX, PackHeader
+from tiers.packs.pack_memory import PackMemory, PackRoom
+from tiers.packs.packs import PACK_RECORDS_MAX, PackHeader
 
 PERSIST_STEP_GRANULES = 400  # counted between two yields: about a millisecond
 PERSIST_DELAY_S = 2.0  # from a lookup until its blocks are looked for; doubles with each try

@@ -23,7 +23,7 @@ from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
 from replication.errors import RegionError, ReplicationError
 from replication.problems import Problems
-from replication.region_reader import RegionReader
+from replication.region.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError

@@ -1,6 +1,6 @@
 """Traffic: of the tokens that were asked for lately, how many were durable, by model and tenant.
 
-asks ─▶ count: a prompt, and how much of it the bucket has ─▶ rows ─▶ told in the region's bucket (`replication.nodes`)
+asks ─▶ count: a prompt, and how much of it the bucket has ─▶ rows ─▶ told in the region's bucket (`replication.formats.nodes`)
 
 Counts fade: a token counts half after TRAFFIC_HALF_LIFE_S. Called from the engine's thread only.
 """
@@ -13,7 +13,7 @@ from heapq import nlargest
 
 from kvstore.index.block import Namespace
 from replication.constants import NODE_ROWS_MAX
-from replication.nodes import Asked, faded
+from replication.formats.nodes import Asked, faded
 
 TRAFFIC_KINDS_MAX = 4096  # models and tenants whose traffic is counted, those asked for latest
 

@@ -28,7 +28,7 @@ from kvstore.movement.sources import SharedSource
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
-from replication.orders import To
+from replication.formats.orders import To
 from tiers.namespace_spec import NamespaceSpec
 
 

@@ -19,14 +19,14 @@ from typing import Final, TypeVar
 from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
 from kvstore.durable.warmer import Brought, Warmer
 from kvstore.protocol import answers
-from replication.announced import Announced
+from replication.catalogue.selection import Chosen, choose
 from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S
-from replication.mirror_state import NOT_REACHED, read_mirrors
-from replication.nodes import Node, put_node, read_node
-from replication.order_watch import OrderWatch, Report
-from replication.orders import MIRROR, Order, To, read_progress
-from replication.region_node import RegionNode
-from replication.selection import Chosen, choose
+from replication.formats.announced import Announced
+from replication.formats.mirror_state import NOT_REACHED, read_mirrors
+from replication.formats.nodes import Node, put_node, read_node
+from replication.formats.orders import MIRROR, Order, To, read_progress
+from replication.region.order_watch import OrderWatch, Report
+from replication.region.region_node import RegionNode
 from replication.tasks import kept_going
 from tiers.errors import ObjectError
 

@@ -33,18 +33,18 @@ from heapq import nlargest
 from itertools import islice
 from typing import cast
 
+from kvstore.commands.clearing import Cleared, Clearing, cleared_spaces
+from kvstore.commands.erasing import Erasing
+from kvstore.commands.prefix_names import prefixes_steps
+from kvstore.commands.retention_commands import Retention
+from kvstore.commands.rule_names import one_namespace
 from kvstore.constants import MIB, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit
-from kvstore.engine.clearing import Cleared, Clearing, cleared_spaces
-from kvstore.engine.erasing import Erasing
 from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, total_bytes
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
-from kvstore.engine.prefix_names import prefixes_steps
 from kvstore.engine.queues import queues
-from kvstore.engine.retention_commands import Retention
-from kvstore.engine.rule_names import one_namespace
 from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.health.breakeven import BreakEven
@@ -83,7 +83,7 @@ from kvstore.steps import Steps, finish
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES, TierStats
 from tiers.checksum import joined
 from tiers.constants import OWNER_ANY, OWNER_DAEMON
-from tiers.model_slabs import is_models
+from tiers.dram.model_slabs import is_models
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
@@ -566,7 +566,7 @@ class Engine(Parts):
         self.clearing.clear(spaces, block_hash, dry, told)
 
     def prefixes_steps(self, selector: str, beginning: str) -> Steps[list[str]]:
-        """Block hashes in hex that begin so; see `kvstore.engine.prefix_names`. Raises NotFound."""
+        """Block hashes in hex that begin so; see `kvstore.commands.prefix_names`. Raises NotFound."""
         book = self.retention.book
         shown = [(pin.namespace, pin.block_hash) for pin in book.pins]
         shown += [(ttl.namespace, ttl.block_hash) for ttl in book.ttls if ttl.block_hash]

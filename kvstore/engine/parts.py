@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.commands.clearing import Clearing
+from kvstore.commands.retention_commands import Retention
 from kvstore.durable.persister import Persister
-from kvstore.engine.clearing import Clearing
-from kvstore.engine.retention_commands import Retention
 from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.prompts import Prompts

@@ -1,6 +1,6 @@
 """Places: what the engine asks of the arena, so that a replay can count slots without bytes.
 
-`tiers.arena.Arena` is the real one, `kvstore.replay.slots.CountedPlaces` only counts. The
+`tiers.dram.arena.Arena` is the real one, `kvstore.tools.replay.slots.CountedPlaces` only counts. The
 meaning of each method is the arena's.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Protocol
 
 from tiers.base import Record, TierStats
-from tiers.model_slabs import ModelSlab
-from tiers.slot_table import Extents
+from tiers.dram.model_slabs import ModelSlab
+from tiers.dram.slot_table import Extents
 
 
 class Sizes(Protocol):

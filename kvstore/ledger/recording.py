@@ -5,7 +5,7 @@
 
 A request is one ticket, however often and for however many namespaces it is looked up. Nothing is looked
 into here, and nothing copied: a request's hashes are kept as they came. What they mean is forgotten by
-whoever writes them down (`kvstore.replay.recorder`).
+whoever writes them down (`kvstore.tools.replay.recorder`).
 
 Invariant: what waits is bounded, in requests and in bytes; what does not fit is lost and counted.
 """

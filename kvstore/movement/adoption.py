@@ -23,8 +23,8 @@ from kvstore.residency.levels import Member
 from kvstore.residency.residency import AdoptedRow, Residency
 from kvstore.steps import Steps
 from tiers.base import NAMESPACE_BYTES
-from tiers.device_table import Piece
 from tiers.errors import OpenError
+from tiers.nvme.device_table import Piece
 
 ADOPT_PIECES = 1  # pieces of 512 rows that are read at a time while starting
 ADOPT_ROWS = 128  # rows indexed between two looks at requests: less than a millisecond, but parts may split

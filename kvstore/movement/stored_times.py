@@ -8,7 +8,7 @@ from kvstore.index.block import Block
 from kvstore.io_pool import Io
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
 from kvstore.residency.residency import Residency
-from tiers.device_table import Row
+from tiers.nvme.device_table import Row
 
 
 def stored_times(

@@ -31,7 +31,7 @@ from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.base import Put
-from tiers.device_table import Row
+from tiers.nvme.device_table import Row
 
 DEMOTE_BATCH_BYTES = 16 * MIB  # one ordinary job must not keep an I/O thread from urgent ones
 PUMP_IN_VAIN_MAX = 16  # batches that NVMe has no room for, tried before the next commit or tick

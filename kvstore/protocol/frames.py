@@ -32,7 +32,7 @@ import msgspec
 from msgspec import Meta
 
 from tiers.checksum import COLUMNS_MAX
-from tiers.model_slabs import CONTENT_BYTES, LABEL_BYTES_MAX, SLABS_MAX
+from tiers.dram.model_slabs import CONTENT_BYTES, LABEL_BYTES_MAX, SLABS_MAX
 
 PROTOCOL_VERSION = 3
 
@@ -291,7 +291,7 @@ class FindPrefixes(msgspec.Struct, array_like=True, tag=37):
 
 # Models in DRAM (tags 48 to 52) ----------------------------------------------------------
 
-# As in replication.manifests, which is not imported here: model and revision, of 96 letters each at most.
+# As in replication.formats.manifests, which is not imported here: model and revision, of 96 letters each at most.
 _Label = Annotated[
     str, Meta(max_length=LABEL_BYTES_MAX, pattern=r"^[a-z0-9][a-z0-9._-]{0,95}@[a-z0-9][a-z0-9._-]{0,95}\Z")
 ]

@@ -27,7 +27,7 @@ from kvstore.index.block import DEVICES_MAX, Namespace
 from kvstore.io_pool import Io
 from kvstore.policies.base import Policy
 from tiers.base import SizeClass, TierStats
-from tiers.device import Device
+from tiers.nvme.device import Device
 from tiers.slots import SLAB_SLOTS_MAX
 
 

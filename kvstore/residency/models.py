@@ -30,7 +30,7 @@ from kvstore.residency.residency import Residency
 from kvstore.residency.takeover import Takeovers
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
-from tiers.model_slabs import ModelSlab
+from tiers.dram.model_slabs import ModelSlab
 
 RESUME_S: Final = 600.0  # what is not whole is kept for so long, for whoever goes on with it
 LEND_AT_ONCE: Final = 16  # free slabs taken between two yields

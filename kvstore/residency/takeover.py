@@ -20,7 +20,7 @@ from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps
 from tiers.base import SizeClass
-from tiers.device_table import Row
+from tiers.nvme.device_table import Row
 
 TAKEOVER_SLOTS = 100  # slots of a slab that is taken over, looked at or emptied between two yields
 ARENA = -1  # the place of slabs of DRAM

@@ -12,14 +12,14 @@ from benchmarks import __main__ as benchmarks
 from benchmarks.bench import PARTS as ALL_PARTS
 from benchmarks.bench import plan as wide
 from benchmarks.bench.figures import FIGURES
-from kvstore import cli
-from kvstore.bench import plan, runner
-from kvstore.bench.figures import Figure, flat, rows
-from kvstore.bench.machine import PACKAGES
-from kvstore.bench.rounds import Rounds, percentile_us
-from kvstore.cli.bench import PARTS
+from kvstore.tools import cli
+from kvstore.tools.bench import plan, runner
+from kvstore.tools.bench.figures import Figure, flat, rows
+from kvstore.tools.bench.machine import PACKAGES
+from kvstore.tools.bench.rounds import Rounds, percentile_us
+from kvstore.tools.cli.commands.bench import PARTS
+from tiers.dram.pages import SHM
 from tiers.errors import OpenError
-from tiers.pages import SHM
 
 MIB = 1 << 20
 TINY = wide.Plan(
@@ -96,7 +96,7 @@ def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.Monke
     """Where half of the free bytes is too little, the disk parts say so and write nothing."""
     from types import SimpleNamespace
 
-    from kvstore.bench import disk, promote
+    from kvstore.tools.bench import disk, promote
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
     assert list(disk.measure(plan.FULL, tmp_path, tmp_path)) == ["disk_skipped"]
@@ -106,7 +106,7 @@ def test_a_full_disk_is_not_written_to(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_memory_that_is_not_there_is_said_before_it_is_touched() -> None:
     """A shared memory file system that is too small is an error in a line, not a death by SIGBUS."""
-    from kvstore.bench.memory import Region
+    from kvstore.tools.bench.memory import Region
 
     with pytest.raises(OpenError, match="iB free"):
         Region(1 << 20, 1 << 30, SHM)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.coldstart import __main__ as command
 from benchmarks.coldstart import child
 from benchmarks.coldstart.model import make
-from coldstart.tree import find_files, header_of, opened
+from coldstart.published.tree import find_files, header_of, opened
 
 OURS = [name for name, way in command.WAYS.items() if way.module == "ours"]
 

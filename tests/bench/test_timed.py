@@ -10,8 +10,8 @@ import pytest
 from benchmarks.bench.timed import Timed
 from benchmarks.envelope import generated
 from kvstore.policies.names import OURS
-from kvstore.replay import cell
-from kvstore.replay.policies import POLICIES
+from kvstore.tools.replay import cell
+from kvstore.tools.replay.policies import POLICIES
 
 
 @pytest.mark.parametrize("name", [OURS, "arc", "lru"])

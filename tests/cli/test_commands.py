@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli import COMMANDS, module_of
-from kvstore.daemon.config_sources import load
+from kvstore.daemon.config.config_sources import load
+from kvstore.tools.cli import COMMANDS, module_of
 from tests.running import ROOT, environment, kvstore
 
 
@@ -87,7 +87,7 @@ def test_version_tells_what_it_runs_on() -> None:
 def test_small_commands_load_nothing_heavy(command: str) -> None:
     """Asking for a version or for help imports neither engine, settings nor rich."""
     script = (
-        "import sys; from kvstore.cli import main\n"
+        "import sys; from kvstore.tools.cli import main\n"
         f"try: main({command.split()!r})\nexcept SystemExit: pass\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.daemon.config import Config, keys, sections, value_of
-from kvstore.daemon.config_sources import ConfigError, Given, load, variable
+from kvstore.daemon.config.config import Config, keys, sections, value_of
+from kvstore.daemon.config.config_sources import ConfigError, Given, load, variable
 from tests.running import kvstore
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "kvstore.toml"

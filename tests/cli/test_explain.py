@@ -314,8 +314,8 @@ def test_names_cannot_steer_a_terminal(place: Place, serve: Callable[..., Daemon
 
 def test_a_namespace_that_says_nothing_is_named() -> None:
     """Of an engine that does not tell how it hashes nothing can be explained."""
-    from kvstore.cli import CliError
-    from kvstore.cli.explain import _root
+    from kvstore.tools.cli import CliError
+    from kvstore.tools.cli.commands.explain import _root
 
     with pytest.raises(CliError, match="not told how its engine hashes"):
         _root(SimpleNamespace(get=lambda name, default: default), None)  # type: ignore[arg-type]  # fields without any

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from examples.demo.model import make_model
-from kvstore.cli import CliError
-from kvstore.cli.chat import chat_tokens
 from kvstore.client import Client
+from kvstore.tools.cli import CliError
+from kvstore.tools.cli.chat import chat_tokens
 from tests.cli.test_explain import BLOCK_TOKENS, RECORD_BYTES, TOKENS, fields, ids, named
 from tests.running import Daemon, Place, kvstore
 

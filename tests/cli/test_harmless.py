@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.cli import COMMANDS, CliError, main
-from kvstore.cli.output import print_json, print_table
-from kvstore.cli.streams import Harmless, drawing, harmless_streams
 from kvstore.client import Client
+from kvstore.tools.cli import COMMANDS, CliError, main
+from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.streams import Harmless, drawing, harmless_streams
 from kvstore.units import harmless, printable
-from replication.mirror_state import Failure, MirrorState, encode_state
+from replication.formats.mirror_state import Failure, MirrorState, encode_state
 from tests.cli.terminal import on_terminal
 from tests.region.regions import init, regions_file
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
@@ -78,7 +78,7 @@ def test_every_command_runs_behind_it(
             print(HOSTILE, file=sys.stderr)
             raise CliError(HOSTILE)
 
-    monkeypatch.setattr("kvstore.cli.module_of", lambda _command: Hostile)
+    monkeypatch.setattr("kvstore.tools.cli.module_of", lambda _command: Hostile)
     for command in COMMANDS:
         assert main([command]) == 1
         assert main([command, HOSTILE]) == 2

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.traffic import SHAPES
 from kvstore.client import Client, Namespace, Unavailable
-from kvstore.replay.trace import read
+from kvstore.tools.replay.trace import read
 from tests.cli.terminal import on_terminal
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
 

@@ -16,8 +16,8 @@ from kvstore.index.block import Namespace
 from kvstore.ledger import report
 from kvstore.ledger.sums import LOADED
 from kvstore.ledger.totals import HOUR_S, Totals
-from kvstore.pages import COLUMNS_MAX, Document, report_page
 from kvstore.protocol import outcomes
+from kvstore.tools.pages import COLUMNS_MAX, Document, report_page
 from tests.browser import Browser, Page, in_a_browser
 from tests.pages import opened, read_page, text, texts
 from tests.running import Daemon, Place, kvstore

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.cli.status import _print_health
-from kvstore.daemon.config import Config
+from kvstore.daemon.config.config import Config
 from kvstore.daemon.service import STATS_LOG_INTERVAL_S, Figures, Service
 from kvstore.daemon.systemd import Notifier
 from kvstore.door.api import Later
 from kvstore.engine.engine import Engine
 from kvstore.protocol.frames import Problems
+from kvstore.tools.cli.commands.status import _print_health
 
 
 def service(**settings: Any) -> Service:

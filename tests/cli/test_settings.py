@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, Refused
-from kvstore.daemon.config import keys
+from kvstore.daemon.config.config import keys
 from tests.cli.test_service import HASHES, RECORD_BYTES, namespace, put
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
 

@@ -128,7 +128,7 @@ def test_a_reader_that_had_enough_hears_nothing(words: str, unbuffered: str) -> 
 def test_a_bug_of_ours_is_not_blamed_on_stdout() -> None:
     """An OSError of anything else stays what it is while stdout can be written."""
     script = (
-        "import kvstore.cli as cli\n"
+        "import kvstore.tools.cli as cli\n"
         "def broken(words): raise OSError(5, 'Input/output error')\n"
         "cli._run = broken\n"
         "cli.main([])"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.cli.output import CELL_BORDER, WORD_WIDTH_MIN, fitted
 from kvstore.client import Client
+from kvstore.tools.cli.output import CELL_BORDER, WORD_WIDTH_MIN, fitted
 from tests.cli.terminal import on_terminal
 from tests.running import Daemon, Place, kvstore
 

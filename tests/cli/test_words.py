@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli import COMMANDS
 from kvstore.client import Client
+from kvstore.tools.cli import COMMANDS
 from kvstore.units import plural
 from tests.running import ROOT, Daemon, Place, environment, kvstore
 

@@ -8,9 +8,9 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from coldstart.cutting import cut, parse_header
-from coldstart.sources import Source
-from replication.manifests import Chunk, File, Manifest, content_of
+from coldstart.disk.sources import Source
+from coldstart.published.cutting import cut, parse_header
+from replication.formats.manifests import Chunk, File, Manifest, content_of
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
 

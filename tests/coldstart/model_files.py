@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from replication.manifests import CHUNKS, MANIFESTS, Manifest, decode
+from replication.formats.manifests import CHUNKS, MANIFESTS, Manifest, decode
 from tests.objects import MemoryObjects
-from tiers.objects import Objects
+from tiers.bucket.objects import Objects
 
 
 def make_model(

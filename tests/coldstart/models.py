@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from replication.manifests import Chunk, File, Manifest, content_of, encode
+from replication.formats.manifests import Chunk, File, Manifest, content_of, encode
+from tiers.bucket.objects import Objects
 from tiers.checksum import digest
-from tiers.objects import Objects
 
 Cuts = Mapping[str, Sequence[int]]  # of each file: where its chunks begin, and where the last one ends
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import xxhash
 
-from coldstart.cutting import cut, read_header
-from coldstart.home import MARK, read_mark
-from coldstart.resident import CONTENT_BYTES, fill, layout_of
-from coldstart.sources import Local
+from coldstart.disk.home import MARK, read_mark
+from coldstart.disk.sources import Local
+from coldstart.loading.resident import CONTENT_BYTES, fill, layout_of
+from coldstart.published.cutting import cut, read_header
 from kvstore.client import models
-from replication.manifests import Chunk, File, Manifest, content_of, encode
+from replication.formats.manifests import Chunk, File, Manifest, content_of, encode
 from tests.running import kvstore
-from tiers.object_store import open_objects
+from tiers.bucket.object_store import open_objects
 
 
 def manifest_of(directory: Path, model: str = "tiny", revision: str = "r1") -> Manifest:

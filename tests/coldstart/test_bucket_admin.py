@@ -11,11 +11,11 @@ from typing import Any
 import boto3
 import pytest
 
-from coldstart.bucket_admin import RULE_ID, Bucket, BucketError, State
+from coldstart.fleet.bucket_admin import RULE_ID, Bucket, BucketError, State
 from tests.doctor.looked import doctor, of
 from tests.objects import S3Server
 from tests.running import Place, kvstore
-from tiers.object_options import ObjectOptions
+from tiers.bucket.object_options import ObjectOptions
 
 KEYS = {"AWS_ACCESS_KEY_ID": "testkey", "AWS_SECRET_ACCESS_KEY": "very-secret", "AWS_REGION": "us-east-1"}
 OTHERS = {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 7}}

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from coldstart.caches import RESTORED_NS, Home, exports, find_caches, is_signed, read_key, signed, used
-from coldstart.environment import environment_digest
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
-from replication.manifests import Chunk, File, Manifest, chunk_name, content_of, encode, manifest_name
+from coldstart.fleet.caches import RESTORED_NS, Home, exports, find_caches, is_signed, read_key, signed, used
+from coldstart.fleet.environment import environment_digest
+from replication.formats.manifests import Chunk, File, Manifest, chunk_name, content_of, encode, manifest_name
 from tests.coldstart.fake_nvml import GIB, fake_nvml
 from tests.coldstart.model_files import make_model
 from tests.objects import MemoryObjects

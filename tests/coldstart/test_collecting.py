@@ -16,20 +16,28 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from coldstart import collecting
-from coldstart.collecting import COLLECTING, INTENT_S, LOCK_S, collect
 from coldstart.errors import ModelError, ModelExists
-from coldstart.models import Published, published, remove
-from coldstart.publish import Stored, store
-from replication import collecting as signs
-from replication.collecting import Intent, publishing
-from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, Chunk, Manifest, encode, manifest_name
+from coldstart.published import collecting
+from coldstart.published.collecting import COLLECTING, INTENT_S, LOCK_S, collect
+from coldstart.published.models import Published, published, remove
+from coldstart.published.publish import Stored, store
+from replication.formats.manifests import (
+    CHUNKS,
+    MANIFESTS,
+    PUBLISHING,
+    Chunk,
+    Manifest,
+    encode,
+    manifest_name,
+)
+from replication.models import collecting as signs
+from replication.models.collecting import Intent, publishing
 from tests.coldstart.model_files import chunk_names, lacking, manifests, names_in, silent
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.test_manifests import chunk_of, manifest_of
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.errors import ObjectError, ObjectUnavailable
-from tiers.objects import Bytes, ObjectInfo, Objects, Range
 from tiers.together import first_failure
 
 T = TypeVar("T")

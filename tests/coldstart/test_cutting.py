@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from coldstart.cutting import JOINED_BYTES_MAX, Header, TensorPlace, cut, parse_header, read_header
-from replication.manifests import CHUNK_BYTES_MAX, MIB
+from coldstart.published.cutting import JOINED_BYTES_MAX, Header, TensorPlace, cut, parse_header, read_header
+from replication.formats.manifests import CHUNK_BYTES_MAX, MIB
 
 
 def header_of(sizes: list[int], data_start: int = 80) -> Header:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.devices import Device, Watch, devices, first_name, visible, wrong_of_load
+from coldstart.fleet.devices import Device, Watch, devices, first_name, visible, wrong_of_load
 from tests.coldstart.fake_nvml import GIB, fake_nvml
 from tests.doctor.looked import doctor, of
 from tests.running import ROOT, Place
@@ -119,7 +119,7 @@ def test_a_driver_that_hangs_holds_nobody_up() -> None:
 @pytest.mark.usefixtures("library")
 def test_metrics_have_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the labels of the table, and only what is known; without devices none of these metrics is there."""
-    from kvstore.web import collector
+    from kvstore.tools.web import collector
 
     def found() -> dict[str, list[float]]:
         return {family.name: [s.value for s in family.samples] for family in collector._devices()}

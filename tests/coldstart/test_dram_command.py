@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.home import MARK
-from coldstart.resident import Image
+from coldstart.disk.home import MARK
+from coldstart.loading.resident import Image
 from kvstore.client import models
-from replication.manifests import Manifest, encode
+from replication.formats.manifests import Manifest, encode
 from tests.coldstart.images import files_of, manifest_of
 from tests.coldstart.models import put
 from tests.objects import S3Server, flip
 from tests.region.regions import S3_KEYS
 from tests.running import Daemon, Place, kvstore
-from tiers.object_store import open_objects
+from tiers.bucket.object_store import open_objects
 
 FILES = files_of(5, 3, 2_000_000)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from coldstart import home as home_module
+from coldstart.disk import home as home_module
+from coldstart.disk.home import Home, name_of, parse_name
+from coldstart.disk.preload import preload
 from coldstart.errors import FilesWrong, InUse, ModelError, ModelMissing, NoRoom
-from coldstart.home import Home, name_of, parse_name
-from coldstart.preload import preload
 from replication.errors import Damaged
-from replication.manifests import MIB
+from replication.formats.manifests import MIB
 from tests.coldstart.models import cut_evenly, files_at, made, put
 from tests.objects import MemoryObjects
 from tests.running import environment
@@ -104,7 +104,7 @@ def test_a_use_ends_with_its_process(tmp_path: Path, bring: Callable[..., Path])
     """However that ends: killed, it holds nothing any more."""
     bring("a")
     script = (
-        "import sys, time; from pathlib import Path; from coldstart.home import Home;"
+        "import sys, time; from pathlib import Path; from coldstart.disk.home import Home;"
         "use = Home(Path(sys.argv[1])).use('a'); print('has it', flush=True); time.sleep(600)"
     )
     child = subprocess.Popen(

@@ -21,13 +21,13 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from coldstart import ring as rings
+from coldstart.disk.home import read_mark
 from coldstart.errors import ChunkDamaged, FilesWrong
-from coldstart.home import read_mark
-from coldstart.loading import Loading, WholeFiles, weight_file
-from coldstart.ring import LEFT_S, SharedRing, make_shared
-from coldstart.weight_plan import Plan
-from replication import manifests
+from coldstart.loading import ring as rings
+from coldstart.loading.loading import Loading, WholeFiles, weight_file
+from coldstart.loading.ring import LEFT_S, SharedRing, make_shared
+from coldstart.loading.weight_plan import Plan
+from replication.formats import manifests
 from tests.coldstart.revisions import mark
 
 MIB = 1 << 20
@@ -39,9 +39,9 @@ Tensors = dict[str, Any]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 KiB: megabytes do for many laps of a ring."""
-    monkeypatch.setattr("coldstart.cutting.CHUNK_BYTES_MAX", SMALL_CHUNK)
-    monkeypatch.setattr("coldstart.cutting.JOINED_BYTES_MAX", SMALL_CHUNK // 4)
-    monkeypatch.setattr("coldstart.loading._WRITTEN_BYTES_MAX", WRITTEN_BYTES)
+    monkeypatch.setattr("coldstart.published.cutting.CHUNK_BYTES_MAX", SMALL_CHUNK)
+    monkeypatch.setattr("coldstart.published.cutting.JOINED_BYTES_MAX", SMALL_CHUNK // 4)
+    monkeypatch.setattr("coldstart.loading.loading._WRITTEN_BYTES_MAX", WRITTEN_BYTES)
 
 
 def numbers(seed: int, *sizes: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -106,7 +106,7 @@ def test_every_tensor_in_the_order_of_the_bytes(tmp_path: Path) -> None:
 
 
 def header_of(path: Path) -> list[Any]:
-    from coldstart.cutting import read_header
+    from coldstart.published.cutting import read_header
 
     with path.open("rb") as file:
         header = read_header(file.fileno())
@@ -375,6 +375,6 @@ def test_what_a_shared_ring_asks_for(tmp_path: Path) -> None:
 
 def test_the_chunks_of_this_test_are_small() -> None:
     """Else the tests above make no laps."""
-    from coldstart import cutting
+    from coldstart.published import cutting
 
     assert cutting.CHUNK_BYTES_MAX == SMALL_CHUNK < manifests.CHUNK_BYTES_MAX

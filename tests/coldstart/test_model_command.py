@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kvstore.units import REPLACED
-from replication.collecting import COLLECTING, LOCK_S
-from replication.manifests import CHUNKS, MANIFESTS, Chunk, encode
+from replication.formats.manifests import CHUNKS, MANIFESTS, Chunk, encode
+from replication.models.collecting import COLLECTING, LOCK_S
 from tests.coldstart.model_files import contents, make_model
 from tests.objects import S3Server
 from tests.region.regions import S3_KEYS, init, regions_file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.plan import Machines, Plan, Ready, Stage, plan
+from coldstart.fleet.plan import Machines, Plan, Ready, Stage, plan
 from kvstore.units import format_rate, parse_rate
 from tests.running import kvstore
 

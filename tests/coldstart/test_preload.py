@@ -17,16 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coldstart import blocks
+from coldstart.disk.filling import Progress
+from coldstart.disk.home import Home
+from coldstart.disk.preload import Preloaded, preload
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelMissing
-from coldstart.filling import Progress
-from coldstart.home import Home
-from coldstart.preload import Preloaded, preload
 from replication.errors import ReplicationError
-from replication.manifests import MIB, Manifest
+from replication.formats.manifests import MIB, Manifest
 from tests.coldstart.models import Cuts, cut_evenly, files_at, made, put, random_files
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
+from tiers.bucket.objects import Range
 from tiers.errors import ObjectError
-from tiers.objects import Range
 
 
 class Counted(MemoryObjects):

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from replication.manifests import MIB, Manifest
+from replication.formats.manifests import MIB, Manifest
 from tests.coldstart.models import cut_evenly, files_at, made, put, random_files
 from tests.objects import S3Server, flip
 from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, init, regions_file
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
-from tiers.object_store import open_objects
+from tiers.bucket.object_store import open_objects
 
 ROUNDS = int(os.environ.get("ROUNDS", "6"))
 CHUNK_BYTES = 1 << 18

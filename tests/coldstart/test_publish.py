@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coldstart import collecting
 from coldstart.errors import FilesWrong, ModelError, ModelExists, ModelMissing
-from coldstart.models import find, published, read
-from coldstart.publish import Stored, digested, manifest_of, publish
-from coldstart.tree import Tree, find_files
-from replication import manifests as manifests_module
+from coldstart.published import collecting
+from coldstart.published.models import find, published, read
+from coldstart.published.publish import Stored, digested, manifest_of, publish
+from coldstart.published.tree import Tree, find_files
 from replication.errors import IntentLost
-from replication.manifests import CHUNKS, MANIFEST_CHUNKS_MAX, MANIFESTS, PUBLISHING, Manifest
+from replication.formats import manifests as manifests_module
+from replication.formats.manifests import CHUNKS, MANIFEST_CHUNKS_MAX, MANIFESTS, PUBLISHING, Manifest
 from tests.coldstart.model_files import (
     chunk_names,
     contents,
@@ -29,8 +29,8 @@ from tests.coldstart.model_files import (
     unpacked,
 )
 from tests.objects import MemoryObjects
+from tiers.bucket.objects import Bytes
 from tiers.errors import ObjectUnavailable
-from tiers.objects import Bytes
 
 
 async def prepared(tree: Tree, name: str = "m", revision: str = "", by: str = "me") -> Manifest:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from coldstart import open_model
+from coldstart.disk.home import Home
+from coldstart.disk.preload import preload
 from coldstart.errors import FilesWrong, InUse
-from coldstart.home import Home
-from coldstart.preload import preload
 from tests.coldstart.models import cut_evenly, made, put
 from tests.objects import MemoryObjects, flip
 

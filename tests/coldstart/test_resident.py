@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldstart.errors import ChunkDamaged, ModelMissing, NoRoom
-from coldstart.resident import Image, fill, layout_of
+from coldstart.loading.resident import Image, fill, layout_of
 from replication.errors import Damaged
 from tests.coldstart.images import Memory, files_of, manifest_of
 from tiers.checksum import digest

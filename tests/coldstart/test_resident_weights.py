@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file, save_file
 
-from coldstart import loading
+from coldstart.disk.sources import Local
 from coldstart.errors import FilesWrong, ModelError
-from coldstart.resident import Image, fill, layout_of
-from coldstart.resident_weights import ResidentWeights
-from coldstart.sources import Local
-from replication.manifests import Manifest
+from coldstart.loading import loading
+from coldstart.loading.resident import Image, fill, layout_of
+from coldstart.loading.resident_weights import ResidentWeights
+from replication.formats.manifests import Manifest
 from tests.coldstart.revisions import mark
 from tests.coldstart.test_resident import Slabs
 

@@ -18,15 +18,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from coldstart import start_dir
 from coldstart.blocks import slots
 from coldstart.errors import FilesWrong, ModelError
-from coldstart.loading import Loading
-from coldstart.start_dir import Revision, Starting, open_revision
-from coldstart.weight_plan import Plan
+from coldstart.loading import start_dir
+from coldstart.loading.loading import Loading
+from coldstart.loading.start_dir import Revision, Starting, open_revision
+from coldstart.loading.weight_plan import Plan
 from tests.coldstart.revisions import Bucket, manifest_of
 from tests.running import ROOT, kvstore
-from tiers.object_store import open_objects
+from tiers.bucket.object_store import open_objects
 
 MIB = 1 << 20
 
@@ -224,6 +224,8 @@ def test_the_folder_that_an_engine_runs_in_is_not_searched_for_our_code(
 def test_what_an_engine_imports_of_it() -> None:
     """Nothing of buckets and databases: a loader is imported in every rank."""
     heavy = ("obstore", "boto3", "rocksdict", "pydantic", "grpc", "torch", "aiohttp", "zstandard")
-    code = f"import coldstart.start_dir, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        f"import coldstart.loading.start_dir, sys; print([name for name in {heavy} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

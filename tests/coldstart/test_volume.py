@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import coldstart.volume
-from coldstart.volume import (
+import coldstart.fleet.volume
+from coldstart.fleet.volume import (
     Juicefs,
     Storage,
     Tree,
@@ -263,7 +263,7 @@ def test_a_program_that_does_not_answer_is_one_line(
     fake: Callable[..., Juicefs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is its version that it does not say."""
-    monkeypatch.setattr(coldstart.volume, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(coldstart.fleet.volume, "TIMEOUT_S", 0.2)
     with pytest.raises(VolumeError, match=r"juicefs --version: no answer within 0\.2 s"):
         fake("", '"; exec sleep 60; echo "')
 
@@ -272,7 +272,7 @@ def test_of_what_a_program_says_the_end_is_read(
     fake: Callable[[str], Juicefs], tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sync that writes a line for every file of millions takes no memory for them, and its last line counts."""
-    monkeypatch.setattr(coldstart.volume, "SAID_BYTES_MAX", 200)
+    monkeypatch.setattr(coldstart.fleet.volume, "SAID_BYTES_MAX", 200)
     line = "x <INFO>: Found: 3, excluded: 0 (0 B), copied: 2 (3 B), checked: 2 (3 B), failed: 0 [a@b:1]"
     program = fake(f"seq 1 100000 >&2; echo '{line}' >&2")
     assert sync(program, Tree(str(tree)), Tree(str(tmp_path / "back")), deep=False) == (3, 2, 2)

@@ -14,11 +14,11 @@ from examples.demo.engine_process import Reply, Run
 from examples.demo.model import LAYERS, make_model
 from examples.demo.phases import cached_tokens
 from examples.demo.report import Expected, Shown, document, page, problems, table
-from kvstore.bench.daemon import DaemonError
+from kvstore.tools.bench.daemon import DaemonError
 from tests.pages import read_page
 from tiers import checksum
 from tiers.base import Get, Put, Record
-from tiers.device import Device
+from tiers.nvme.device import Device
 
 MIB = 1 << 20
 GOOD = Shown("warm", 1000, {"dram": 960, "nvme": 0}, 5.0, True, 0, Expected("dram"))

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvstore.doctor.service import MEMORIES
-from kvstore.web.names import METRICS
+from kvstore.tools.doctor.service import MEMORIES
+from kvstore.tools.web.names import METRICS
 from tests.running import ROOT, TIMEOUT_S
 
 RULES = ROOT / "deploy/prometheus/kvstore-alerts.yml"

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvstore.daemon.config_sources import load
+from kvstore.daemon.config.config_sources import load
 from kvstore.units import parse_bytes
 from tests.running import ROOT
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli import COMMANDS
+from kvstore.tools.cli import COMMANDS
 from tests.running import ROOT, environment
 
 BUILD_S_MAX = 120
@@ -121,7 +121,7 @@ def test_the_metadata_is_that_of_the_project(built: tuple[Path, Path]) -> None:
     assert "License-Expression: Apache-2.0" in head
     extras = {line.removeprefix("Provides-Extra: ") for line in head if line.startswith("Provides-Extra")}
     assert extras == set(PROJECT["optional-dependencies"])
-    assert "kvstore = kvstore.cli:main" in points
+    assert "kvstore = kvstore.tools.cli:main" in points
     assert "kvstore = connectors.vllm_plugin:register" in points
 
 
@@ -145,7 +145,7 @@ def test_every_command_of_the_installed_wheel_answers(installed: Path) -> None:
     assert (share / "deploy/kvstore.service").is_file() and (share / "docs/cli.md").is_file()
     code = (
         "import contextlib, io, json, sys\n"
-        "from kvstore.cli import COMMANDS, main\n"
+        "from kvstore.tools.cli import COMMANDS, main\n"
         "said = {}\n"
         "for command in COMMANDS:\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"

@@ -147,8 +147,8 @@ def test_the_daemon_makes_no_system_call_that_its_unit_forbids(place: Place) -> 
 
 def test_paths_of_the_unit_are_those_of_the_configuration() -> None:
     """State, socket and huge pages lie where the defaults look for them, and the installation is outside of /home."""
-    from kvstore.daemon.config import DEFAULT_FILE, Config
-    from tiers.pages import HUGE_TMPFS
+    from kvstore.daemon.config.config import DEFAULT_FILE, Config
+    from tiers.dram.pages import HUGE_TMPFS
 
     said = settings("kvstore.service")
     sample = Path("/var/lib") / said["StateDirectory"][0]

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from connectors.vllm.namespace import CONNECTOR_FORMAT
+from connectors.vllm.identity.namespace import CONNECTOR_FORMAT
 from kvstore.client import Client
 from kvstore.daemon.data_dir import DATA_DIR_FORMAT
 from kvstore.protocol.frames import PROTOCOL_VERSION
 from tests.running import TIMEOUT_S, Daemon, Place, environment
-from tiers.arena_files import ARENA_VERSION
-from tiers.device_home import DEVICE_VERSION
-from tiers.packs import PACK_MAGIC
+from tiers.dram.arena_files import ARENA_VERSION
+from tiers.nvme.device_home import DEVICE_VERSION
+from tiers.packs.packs import PACK_MAGIC
 
 PAGE = (Path(__file__).parents[2] / "docs/upgrade.md").read_text(encoding="utf-8")
 VERSION_AT = 8  # behind the magic of an arena's table

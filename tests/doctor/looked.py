@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvstore.daemon.config import Config
-from kvstore.doctor.examine import Check
-from kvstore.doctor.findings import Case, Finding
+from kvstore.daemon.config.config import Config
+from kvstore.tools.doctor.examine import Check
+from kvstore.tools.doctor.findings import Case, Finding
 from tests.running import kvstore
 
 NOW_S = 1_795_100_523.0

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.client import Client
-from kvstore.doctor import vocabulary as vocabulary_module
-from kvstore.doctor.scrub import GONE, Scrubber, names_in_log, secrets_in, secrets_of
-from kvstore.doctor.vocabulary import is_figure, vocabulary
+from kvstore.tools.doctor import vocabulary as vocabulary_module
+from kvstore.tools.doctor.scrub import GONE, Scrubber, names_in_log, secrets_in, secrets_of
+from kvstore.tools.doctor.vocabulary import is_figure, vocabulary
 from tests.region.regions import init, regions_file
 from tests.running import Daemon, Place, kvstore
 from tests.test_tidy import ROOMS

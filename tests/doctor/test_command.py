@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.doctor.examine import examine
-from kvstore.doctor.findings import Case, Finding
+from kvstore.tools.doctor.examine import examine
+from kvstore.tools.doctor.findings import Case, Finding
 from tests.cli.terminal import on_terminal
 from tests.doctor.looked import case, doctor, of
 from tests.running import ROOT, Daemon, Place, kvstore

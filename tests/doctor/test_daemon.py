@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.doctor import service, software
-from kvstore.doctor.examine import Check
+from kvstore.tools.doctor import service, software
+from kvstore.tools.doctor.examine import Check
 from tests.doctor.looked import case
 from tests.running import Daemon, Place
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.doctor import disk_speed, disks, memory, places, regions, software
 from kvstore.retention.clock import boot_id
+from kvstore.tools.doctor import disk_speed, disks, memory, places, regions, software
 from tests.doctor.looked import NOW_S, Findings, case, findings, levels, of, only
 from tests.region.regions import init, regions_file
 from tests.running import environment

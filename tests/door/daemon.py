@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from kvstore.constants import DOOR_LEASE_SHARE_MAX
-from kvstore.daemon.config import DOOR_LEASES_MAX, Config
-from kvstore.daemon.config_sources import Loaded
-from kvstore.daemon.settings import Settings
+from kvstore.daemon.config.config import DOOR_LEASES_MAX, Config
+from kvstore.daemon.config.config_sources import Loaded
+from kvstore.daemon.config.settings import Settings
 from kvstore.door.api import Api
 from kvstore.door.holders import Limits
 from kvstore.door.turns import Turns
@@ -31,7 +31,7 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.residency.levels import Drive
 from kvstore.steps import Steps
 from tests.engine.fakes import FaultyDevice, SteppedIo
-from tiers.arena import Arena, open_arena
+from tiers.dram.arena import Arena, open_arena
 
 MIB = 1 << 20
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from kvstore.protocol import frames
 from tests.door.conftest import HASH_BYTES, LEASES_MAX, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.door.peer import Peer
-from tiers.owners import OWNER_MAX
+from tiers.dram.owners import OWNER_MAX
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, Refused, Unavailable
-from kvstore.daemon.config import Config
+from kvstore.daemon.config.config import Config
 from kvstore.daemon.service import Service
 from kvstore.door.api import DOOR_NAMESPACES_MAX
 from kvstore.index.namespaces import NAMESPACE_DROP_BLOCKS, NamespaceRegistry

@@ -27,8 +27,8 @@ from kvstore.protocol import frames
 from tests.door.conftest import RECORD_BYTES, DaemonProcess, check, hashes_of, records_of, space_of
 from tests.door.daemon import MIB, Daemon
 from tests.engine.fakes import FaultyDevice
+from tiers.dram.owners import OWNER_MAX
 from tiers.locks import is_locked
-from tiers.owners import OWNER_MAX
 
 TIMEOUT_S = 3.0
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coldstart.resident import Image, fill, layout_of
+from coldstart.loading.resident import Image, fill, layout_of
 from kvstore.client import Client, models
 from kvstore.errors import Refused, Unavailable
 from kvstore.protocol import frames
 from kvstore.protocol.answers import Model
-from replication.manifests import Manifest
+from replication.formats.manifests import Manifest
 from tests.coldstart.images import Memory, files_of, manifest_of
 from tests.door.daemon import MIB, Daemon
-from tiers.owners import USERS_BASE
+from tiers.dram.owners import USERS_BASE
 
 SLAB_BYTES = 2 * MIB
 FILES = files_of(7, 4, 1_500_000)

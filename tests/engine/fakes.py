@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from kvstore.protocol.frames import Acquired, Reserved
 from tiers.base import Get, Put, Record, SizeClass, TierStats
 from tiers.checksum import digest
-from tiers.device_table import Piece, Row
 from tiers.errors import TierError
+from tiers.nvme.device_table import Piece, Row
 from tiers.slots import SlotPool
 
 SLAB_BYTES = 2 << 20  # of one place

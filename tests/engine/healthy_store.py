@@ -16,7 +16,7 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import Done, SharedLevel, SharedLimits, Wanted
 from kvstore.movement.sources import SharedSource
 from kvstore.protocol.frames import Acquired
-from kvstore.replay.slots import CountedLayout, CountedPlaces
+from kvstore.tools.replay.slots import CountedLayout, CountedPlaces
 from tests.engine.fakes import SteppedIo
 from tiers.base import NAMESPACE_BYTES, Get, Record
 from tiers.namespace_spec import NamespaceSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.daemon.config import DRAM_CAPACITY_BYTES_MAX
+from kvstore.daemon.config.config import DRAM_CAPACITY_BYTES_MAX
 from kvstore.index.block import NO_SLOT, PIN, ROOTED, SLOT_MAX, Block
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME

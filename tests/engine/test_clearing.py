@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.engine import clearing
+from kvstore.commands import clearing
 from kvstore.engine.engine import Engine
 from kvstore.errors import BadRequest, LimitExceeded, NotFound, NotReady, UnknownNamespace
 from kvstore.index.namespaces import NamespaceRegistry
@@ -18,8 +18,8 @@ from kvstore.protocol.residency_bits import IN_ANY
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

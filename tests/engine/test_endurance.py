@@ -19,8 +19,8 @@ from kvstore.protocol.frames import Acquired
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 BLOCK_BYTES = 1000

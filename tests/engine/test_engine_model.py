@@ -21,12 +21,12 @@ from kvstore.ledger.totals import Totals
 from kvstore.movement import adoption
 from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import BROKEN_PREFIX, IN_ANY, IN_DRAM, IN_NVME, WRITING
-from kvstore.replay.policies import POLICIES
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
+from kvstore.tools.replay.policies import POLICIES
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
-from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 RECORD_BYTES = 100_000  # 20 slots a slab of 2 MiB

@@ -10,10 +10,10 @@ import pytest
 from kvstore.engine.engine import Engine
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.residency.levels import Drive
-from replication.tombstones import Tombstone
+from replication.formats.tombstones import Tombstone
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

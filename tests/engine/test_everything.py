@@ -18,9 +18,10 @@ from unittest import mock
 
 import pytest
 
+from kvstore.commands import retention_commands
 from kvstore.constants import DAY_S, HOUR_S
 from kvstore.engine import engine as engine_module
-from kvstore.engine import lookups, retention_commands
+from kvstore.engine import lookups
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import InUse, LimitExceeded, NotFound, RequestError
@@ -35,17 +36,17 @@ from kvstore.movement import adoption, loading, waiting, writing
 from kvstore.policies.learned import Learned
 from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.replay.policies import POLICIES
 from kvstore.residency import eviction, takeover, write_queue
 from kvstore.residency import models as models_module
 from kvstore.residency.levels import Drive
 from kvstore.retention import expiry, pins, quotas
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import finish
+from kvstore.tools.replay.policies import POLICIES
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
-from tiers import arena as arena_module
-from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
+from tiers.dram import arena as arena_module
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

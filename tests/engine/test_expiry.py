@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.commands import retention_commands
 from kvstore.constants import EXPIRY_SLICE_S
-from kvstore.engine import retention_commands
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
 from kvstore.protocol.frames import Acquired

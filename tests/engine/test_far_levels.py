@@ -18,7 +18,7 @@ from kvstore.protocol.frames import Acquired
 from tests.engine.fakes import SteppedIo, held
 from tests.engine.shared_memory import SharedMemoryLevel
 from tests.engine.test_shared_levels import MIB, SIZE, SPACE, Timers, content, fill, hashes, name
-from tiers.arena import open_arena
+from tiers.dram.arena import open_arena
 
 HOME, FAR = 60, 100  # blocks that each level has
 FAST_S = 0.001  # the latency of home

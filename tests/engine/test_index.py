@@ -18,10 +18,10 @@ from kvstore.index.block import Block, Children, Namespace
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.stretch import Stretch
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.replay.cell import NoIo
-from kvstore.replay.slots import CountedPlaces
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
+from kvstore.tools.replay.cell import NoIo
+from kvstore.tools.replay.slots import CountedPlaces
 from tests.engine.fakes import FaultyDevice
 from tiers.namespace_spec import NamespaceSpec
 

@@ -17,9 +17,9 @@ from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.residency import models as models_module
 from kvstore.residency.models import RESUME_S, Resident
 from tests.engine.fakes import SteppedIo, granted, held
-from tiers.arena import open_arena
 from tiers.checksum import digest
-from tiers.model_slabs import MODELS
+from tiers.dram.arena import open_arena
+from tiers.dram.model_slabs import MODELS
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

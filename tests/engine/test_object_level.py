@@ -20,7 +20,7 @@ from kvstore.movement.shared import SharedLimits, Wanted
 from replication.errors import RegionError
 from tiers.base import Get
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PackHeader
+from tiers.packs.packs import PackHeader
 
 SPEC = NamespaceSpec(b"s" * 16, 64, 8, 16)
 

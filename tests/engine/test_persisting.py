@@ -21,10 +21,10 @@ from kvstore.ledger.accounts import Asking
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PackHeader, validate
+from tiers.packs.packs import PackHeader, validate
 
 MIB = 1 << 20
 SIZE = 64 << 10

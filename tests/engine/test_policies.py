@@ -26,13 +26,13 @@ from kvstore.policies.learned.hazard import (
 )
 from kvstore.policies.learned.leaves import REUSE_STALE_ENTRIES_MIN, Leaves
 from kvstore.policies.learned.selection import CONTEST_LEFT_AT_ONCE, Contest, Shadow
-from kvstore.replay.cell import Node
-from kvstore.replay.policies import POLICIES
-from kvstore.replay.policies.arc import Arc
-from kvstore.replay.policies.lfu import Lfu
-from kvstore.replay.policies.s3fifo import S3Fifo
-from kvstore.replay.policies.sieve import Sieve
 from kvstore.steps import finish
+from kvstore.tools.replay.cell import Node
+from kvstore.tools.replay.policies import POLICIES
+from kvstore.tools.replay.policies.arc import Arc
+from kvstore.tools.replay.policies.lfu import Lfu
+from kvstore.tools.replay.policies.s3fifo import S3Fifo
+from kvstore.tools.replay.policies.sieve import Sieve
 
 HASH_BYTES = 8
 

@@ -17,15 +17,15 @@ from kvstore.movement import adoption
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
-from kvstore.replay.policies import POLICIES
 from kvstore.residency import write_queue
 from kvstore.residency.levels import Drive
 from kvstore.retention.expiry import EXPIRY_SWEEP_S_MIN
 from kvstore.retention.rules import Pin, RuleFile
 from kvstore.steps import finish
+from kvstore.tools.replay.policies import POLICIES
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

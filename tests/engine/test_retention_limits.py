@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.engine import retention_commands
+from kvstore.commands import retention_commands
 from kvstore.ledger.accounts import Asking
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.commands import retention_commands
 from kvstore.constants import TENANT_CHARS_MAX
-from kvstore.engine import retention_commands
 from kvstore.errors import LimitExceeded, RequestError
 from kvstore.protocol import frames
 from kvstore.retention import rules

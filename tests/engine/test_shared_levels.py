@@ -22,19 +22,19 @@ from kvstore.movement.shared import Fetched, SharedLevel, SharedLimits, Wanted
 from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_SHARED
 from kvstore.steps import finish
-from replication.erased import Erased
-from replication.read_through import ReadThrough
-from replication.region import init_region
-from replication.region_node import RegionNode
+from replication.erasure.erased import Erased
+from replication.formats.region import init_region
+from replication.region.read_through import ReadThrough
+from replication.region.region_node import RegionNode
 from tests.engine.fakes import SteppedIo, held
 from tests.engine.shared_memory import SharedMemoryLevel
 from tests.objects import MemoryObjects
-from tiers.arena import open_arena
 from tiers.base import Get, Record
+from tiers.bucket.objects import Objects
 from tiers.checksum import digest, pack_columns
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Objects
-from tiers.packs import PackHeader
+from tiers.packs.packs import PackHeader
 
 MIB = 1 << 20
 SIZE = 8192

@@ -12,11 +12,11 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
 from tests.engine.fakes import SteppedIo, granted
-from tiers.arena import open_arena
 from tiers.checksum import digest, pack_columns
 from tiers.constants import SLOT_BYTES_MIN
-from tiers.device import Device, capacity_for
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
+from tiers.nvme.device import Device, capacity_for
 
 MIB = 1 << 20
 SLABS = 2  # of NVMe, of 2 MiB: 256 of the smallest slots

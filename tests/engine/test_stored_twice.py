@@ -13,8 +13,8 @@ from kvstore.protocol.frames import Acquired, Reserved
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

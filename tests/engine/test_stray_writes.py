@@ -12,8 +12,8 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.frames import Acquired
 from kvstore.residency.levels import Drive
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted, held
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 MIB = 1 << 20

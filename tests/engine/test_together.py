@@ -16,10 +16,10 @@ from kvstore.policies.learned.hazard import EVERY_HASH, REUSE_AGE_MIN
 from kvstore.policies.learned.leaves import LeafFirst
 from kvstore.policies.lru import LeafLru
 from kvstore.policies.names import SELECTABLE
-from kvstore.replay.cell import Node
-from kvstore.replay.slots import CountedPlaces
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps, finish
+from kvstore.tools.replay.cell import Node
+from kvstore.tools.replay.slots import CountedPlaces
 
 
 def name(hashes: Iterable[int]) -> bytes:

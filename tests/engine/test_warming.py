@@ -26,22 +26,22 @@ from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
-from replication.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
-from replication.order_watch import ORDER_HEARTBEAT_S
-from replication.orders import Order, Progress, To, put_order, put_progress, read_all_progress
-from replication.region import init_region
-from replication.region_node import RegionNode
+from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
+from replication.formats.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
+from replication.formats.orders import Order, Progress, To, put_order, put_progress, read_all_progress
+from replication.formats.region import init_region
+from replication.region.order_watch import ORDER_HEARTBEAT_S
+from replication.region.region_node import RegionNode
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tests.engine.shared_memory import SharedMemoryLevel
 from tests.engine.test_shared_levels import Timers
 from tests.objects import FaultyObjects, MemoryObjects
 from tests.replication.virtual_loop import run
-from tiers.arena import open_arena
 from tiers.base import Record
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PackHeader
+from tiers.packs.packs import PackHeader
 
 MIB = 1 << 20
 SIZE = 64 << 10  # 32 a slab

@@ -15,12 +15,12 @@ from kvstore.events.journal import Change, Journal, held
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
-from replication.tombstones import Tombstone
+from replication.formats.tombstones import Tombstone
 from tests.engine import test_engine_model
 from tests.engine.fakes import FaultyDevice, SteppedIo, granted
 from tests.engine.test_engine_model import CHAINS, DEPTH, EngineMachine
-from tiers.arena import open_arena
 from tiers.checksum import digest
+from tiers.dram.arena import open_arena
 from tiers.namespace_spec import NamespaceSpec
 
 Told = set[tuple[bytes, int, bytes]]  # digest, tier, hash

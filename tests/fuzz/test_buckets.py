@@ -18,16 +18,17 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coldstart import collecting
 from coldstart.errors import ModelError
-from replication import collecting as signs
-from replication import manifests, mirror_state, nodes, orders, segment, snapshots, tombstones
-from replication.announced import Announced, entry_of
-from replication.catalogue import Catalogue
+from coldstart.published import collecting
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged, Damaged, MarkerDamaged, RegionError
-from replication.region import MARKER, init_region, open_region
-from replication.sealed import PRELUDE_BYTES, seal
-from replication.snapshots import Snapshots
+from replication.feed import snapshots
+from replication.feed.snapshots import Snapshots
+from replication.formats import manifests, mirror_state, nodes, orders, segment, tombstones
+from replication.formats.announced import Announced, entry_of
+from replication.formats.region import MARKER, init_region, open_region
+from replication.formats.sealed import PRELUDE_BYTES, seal
+from replication.models import collecting as signs
 from tests.fuzz.mutator import INPUTS, changed, nonsense
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
@@ -35,11 +36,11 @@ from tests.replication.memory_rows import MemoryRows
 from tests.replication.test_manifests import manifest_of
 from tiers.base import Get
 from tiers.checksum import digest
-from tiers.codecs import SPLIT_ZSTD
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
-from tiers.pack_io import fetch_records, put_pack, read_pack, verified_pack
-from tiers.packs import Pack, PackHeader, parse
+from tiers.packs.codecs import SPLIT_ZSTD
+from tiers.packs.pack_io import fetch_records, put_pack, read_pack, verified_pack
+from tiers.packs.packs import Pack, PackHeader, parse
 
 W = "00000000000000aa"
 ALLOCATED_MAX = 48 << 20  # of any object here, whatever it says it is

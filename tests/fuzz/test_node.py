@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.daemon.config_sources import ConfigError, load
+from kvstore.daemon.config.config_sources import ConfigError, load
+from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.last_run import LastRun, Serving
-from kvstore.daemon.regions_file import RegionsFileError, load_regions
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
 from kvstore.errors import ReplayError
@@ -29,15 +29,15 @@ from kvstore.health.write_budget import Ledger
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import frames
-from kvstore.replay.trace import read
 from kvstore.retention.rules import Book, Pin, Quota, RuleFile, Ttl
+from kvstore.tools.replay.trace import read
 from tests.door.daemon import Daemon
 from tests.fuzz.mutator import INPUTS, changed, nonsense
 from tests.tiers.test_arena import make, store
-from tiers.arena_files import table_path
-from tiers.device_home import read_marker
+from tiers.dram.arena_files import table_path
 from tiers.errors import OpenError
 from tiers.namespace_spec import NamespaceSpec
+from tiers.nvme.device_home import read_marker
 
 ROOT = Path(__file__).parents[2]
 FUZZ = settings(

@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 
-from coldstart.resident import Image, fill, layout_of
+from coldstart.loading.resident import Image, fill, layout_of
 from kvstore.client import models
 from tests.coldstart.images import Memory, files_of, manifest_of
 

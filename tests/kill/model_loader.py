@@ -12,10 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from coldstart.loading import Loading
-from coldstart.ring import SharedRing
-from coldstart.start_dir import Revision, open_revision
-from coldstart.weight_plan import Plan
+from coldstart.loading.loading import Loading
+from coldstart.loading.ring import SharedRing
+from coldstart.loading.start_dir import Revision, open_revision
+from coldstart.loading.weight_plan import Plan
 
 RING_BYTES = 16 << 20
 

@@ -22,11 +22,11 @@ import pytest
 pytest.importorskip("torch")
 from safetensors.torch import load_file
 
-from coldstart.home import Home
-from coldstart.resident import Image
-from coldstart.ring import make_shared
-from coldstart.start_dir import Revision
-from coldstart.weight_plan import Plan
+from coldstart.disk.home import Home
+from coldstart.loading.resident import Image
+from coldstart.loading.ring import make_shared
+from coldstart.loading.start_dir import Revision
+from coldstart.loading.weight_plan import Plan
 from kvstore.client import Client, models
 from kvstore.errors import Refused
 from tests.coldstart.model_files import contents, make_model
@@ -34,7 +34,7 @@ from tests.coldstart.models import files_at
 from tests.coldstart.revisions import Bucket
 from tests.kill.model_loader import digest_of, plan_of
 from tests.running import ROOT, TIMEOUT_S, Daemon, Place, environment, kvstore
-from tiers.pages import SHM
+from tiers.dram.pages import SHM
 
 ROUNDS = int(os.environ.get("ROUNDS", "4"))
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client, Namespace
-from replication.segment import FEED, decode, segment_number
+from replication.formats.segment import FEED, decode, segment_number
 from tests.objects import MemoryObjects, S3Server
 from tests.region.regions import (
     RECORD_BYTES,
@@ -36,8 +36,8 @@ from tests.region.regions import (
 )
 from tests.region.test_mirror_process import bucket
 from tests.running import Daemon, Place
-from tiers.pack_io import copy_pack
-from tiers.packs import PACKS
+from tiers.packs.pack_io import copy_pack
+from tiers.packs.packs import PACKS
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 PROMPTS = 6  # of a round

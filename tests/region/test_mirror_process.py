@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.daemon.regions_file import load_regions
-from replication.announced import Announced
-from replication.feed import FeedWriter
+from kvstore.daemon.config.regions_file import load_regions
+from replication.feed.feed import FeedWriter
+from replication.formats.announced import Announced
 from tests.objects import S3Server
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import (
@@ -38,11 +38,11 @@ from tests.region.regions import (
     until,
 )
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
+from tiers.bucket.objects import Objects
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Objects
-from tiers.pack_io import put_pack
-from tiers.packs import PACKS, PackHeader
+from tiers.packs.pack_io import put_pack
+from tiers.packs.packs import PACKS, PackHeader
 
 ROUNDS = int(os.environ.get("ROUNDS", "4"))
 RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]'

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from replication.chunks import lacking, wrong_of_chunk
-from replication.feed import FeedReader
-from replication.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
-from replication.removed_models import Removal, remove
+from replication.erasure.removed_models import Removal, remove
+from replication.feed.feed import FeedReader
+from replication.formats.manifests import CHUNKS, MANIFESTS, PUBLISHING, decode
+from replication.models.chunks import lacking, wrong_of_chunk
 from tests.objects import S3Server, flip
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import S3_KEYS, STORES, arguments, init, regions_file, until
 from tests.region.test_mirror_process import bucket, told
 from tests.replication.models import MadeModel, make_model, publish
 from tests.running import TIMEOUT_S, Daemon, Place, kvstore
-from tiers.objects import Objects
+from tiers.bucket.objects import Objects
 
 ROUNDS = int(os.environ.get("ROUNDS", "4"))
 RULES = '[[rules]]\nfrom = ["na"]\nto = ["eu"]\nwhat = "weights"\nmodels = ["m*"]'

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.daemon.regions_file import load_regions
+from kvstore.daemon.config.regions_file import load_regions
 from tests.objects import S3Server
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.proxy import Proxy

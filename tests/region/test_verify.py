@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvstore.daemon.regions_file import load_regions
-from replication.announced import Announced
-from replication.feed import FeedWriter
-from replication.segment import segment_name
-from replication.tombstones import Tombstone, bury
+from kvstore.daemon.config.regions_file import load_regions
+from replication.feed.feed import FeedWriter
+from replication.formats.announced import Announced
+from replication.formats.segment import segment_name
+from replication.formats.tombstones import Tombstone, bury
 from tests.objects import S3Server, flip
 from tests.region.regions import S3_KEYS, STORES, init, regions_file
 from tests.replication.audited import SPECS, Made, make
 from tests.running import kvstore
-from tiers.objects import Objects
+from tiers.bucket.objects import Objects
 
 T = TypeVar("T")
 WRITER = "a" * 16

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
-from kvstore.daemon.regions_file import load_regions
-from replication.nodes import Asked, Node, put_node
+from kvstore.daemon.config.regions_file import load_regions
+from replication.formats.nodes import Asked, Node, put_node
 from tests.objects import S3Server
 from tests.region.mirrors import StartMirror, mirrors
 from tests.region.regions import (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.traffic import SHAPES, as_line
-from kvstore.cli import main
-from kvstore.pages import Document, replay_page
 from kvstore.policies.names import OURS
-from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES
+from kvstore.tools.cli import main
+from kvstore.tools.pages import Document, replay_page
+from kvstore.tools.replay.policies import BOUND, EVERYTHING, POLICIES
 from kvstore.units import percent
 from tests.browser import Browser, Page, in_a_browser
 from tests.pages import opened, read_page, text, texts

@@ -18,8 +18,8 @@ from kvstore.index.block import Namespace
 from kvstore.ledger import recording
 from kvstore.ledger.recording import RECORD_WAITING_BYTES_MAX, Recording
 from kvstore.protocol.frames import FRAME_BYTES_MAX, HASHES_MAX, Lookup, Reserve, encode_frame
-from kvstore.replay.recorder import RECORD_HOLD_S, RECORD_QUIET_S, Recorder, TraceFile
-from kvstore.replay.trace import read
+from kvstore.tools.replay.recorder import RECORD_HOLD_S, RECORD_QUIET_S, Recorder, TraceFile
+from kvstore.tools.replay.trace import read
 from tiers.namespace_spec import NamespaceSpec
 
 HASH_BYTES, BLOCK_TOKENS = 16, 16

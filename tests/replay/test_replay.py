@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from benchmarks.envelope import AIM_POINTS, compare, generated
 from benchmarks.traffic import SHAPES
-from kvstore.cli import main
 from kvstore.errors import ReplayError
 from kvstore.policies.base import Policies
 from kvstore.policies.learned import hazard
 from kvstore.policies.lru import LeafLru
 from kvstore.policies.names import OURS
-from kvstore.replay import cell, table
-from kvstore.replay.policies import BOUND, EVERYTHING, POLICIES, REFERENCES
-from kvstore.replay.trace import Assumed, Trace, read
+from kvstore.tools.cli import main
+from kvstore.tools.replay import cell, table
+from kvstore.tools.replay.policies import BOUND, EVERYTHING, POLICIES, REFERENCES
+from kvstore.tools.replay.trace import Assumed, Trace, read
 from tests.pages import read_page
 
 IS_SOAK = "SEEDS" in os.environ

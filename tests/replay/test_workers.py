@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.traffic import SHAPES, as_line
-from kvstore.cli import FAILED, main
 from kvstore.errors import WorkerError
 from kvstore.processes import workers
+from kvstore.tools.cli import FAILED, main
 
 ASKS = """
 import os, sys, time

@@ -10,20 +10,20 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from replication.announced import Announced
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import ReplicationError
-from replication.feed import FeedWriter
-from replication.region import init_region
-from replication.region_node import RegionNode
-from replication.segment import FEED, segment_name
-from replication.tombstones import Tombstone, bury
+from replication.feed.feed import FeedWriter
+from replication.formats.announced import Announced
+from replication.formats.region import init_region
+from replication.formats.segment import FEED, segment_name
+from replication.formats.tombstones import Tombstone, bury
+from replication.region.region_node import RegionNode
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.memory_rows import MemoryRows
 from tiers.checksum import digest
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PACKS, Pack, PackHeader, describe
+from tiers.packs.packs import PACKS, Pack, PackHeader, describe
 
 STARTED_S = 1e9  # unix time when a test begins
 SPECS = [

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from replication.announced import Announced
+from replication.formats.announced import Announced
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PackHeader, describe
+from tiers.packs.packs import PackHeader, describe
 
 
 def spec_of(number: int = 0, hash_bytes: int = 32, record_bytes: int = 4096) -> NamespaceSpec:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from replication.rows import PREFIX_BYTES, Rows
+from replication.catalogue.rows import PREFIX_BYTES, Rows
 
 
 class MemoryRows(Rows):
@@ -63,5 +63,5 @@ def small_catalogues(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"replication.{room}.PARTITIONS", 256)
         monkeypatch.setattr(f"replication.{room}.PARTITION_BYTES", 1)
         monkeypatch.setattr(f"replication.{room}.KEPT_BYTES", 5)
-    monkeypatch.setattr("replication.filter._PARTITION_SHIFT", 56)
-    monkeypatch.setattr("replication.filter._UNUSED_BITS", 24)
+    monkeypatch.setattr("replication.catalogue.filter._PARTITION_SHIFT", 56)
+    monkeypatch.setattr("replication.catalogue.filter._UNUSED_BITS", 24)

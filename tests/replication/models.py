@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from replication.announced_models import AnnouncedModel, announced_model
-from replication.announcing import announce_models
-from replication.manifests import Chunk, File, Manifest, content_of, encode
-from tiers.objects import Objects
+from replication.feed.announcing import announce_models
+from replication.formats.announced_models import AnnouncedModel, announced_model
+from replication.formats.manifests import Chunk, File, Manifest, content_of, encode
+from tiers.bucket.objects import Objects
 
 
 class MadeModel(NamedTuple):

@@ -20,27 +20,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from replication.announced import Announced, merged
-from replication.announced_models import AnnouncedModel, merged_models
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import ReplicationError
-from replication.manifests import CHUNKS
-from replication.manifests import MANIFESTS as MODEL_MANIFESTS
-from replication.mirror import Joined, Mirror
-from replication.mirror_state import MIRRORS, MirrorState, read_state
-from replication.region import open_region
-from replication.region_node import RegionNode
-from replication.rules import Rule, rule_for, sources_for, weights_rule_for
-from replication.segment import FEED, HEADS, Segment, decode, decode_head, segment_number
-from replication.tombstones import TOMBSTONES, Tombstone, read_tombstones
+from replication.formats.announced import Announced, merged
+from replication.formats.announced_models import AnnouncedModel, merged_models
+from replication.formats.manifests import CHUNKS
+from replication.formats.manifests import MANIFESTS as MODEL_MANIFESTS
+from replication.formats.mirror_state import MIRRORS, MirrorState, read_state
+from replication.formats.region import open_region
+from replication.formats.rules import Rule, rule_for, sources_for, weights_rule_for
+from replication.formats.segment import FEED, HEADS, Segment, decode, decode_head, segment_number
+from replication.formats.tombstones import TOMBSTONES, Tombstone, read_tombstones
+from replication.mirror.mirror import Joined, Mirror
+from replication.region.region_node import RegionNode
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.models import MadeModel, make_model
+from tiers.bucket.objects import Bytes
 from tiers.checksum import digest
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Bytes
-from tiers.packs import PACKS, Pack, PackHeader, describe
+from tiers.packs.packs import PACKS, Pack, PackHeader, describe
 
 POOL = 117  # packs there are: 13 of each of 9 namespaces, in trees
 KINDS = 9

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from replication.announced_models import AnnouncedModel, merged_models
-from replication.announcing import announce_models
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
-from replication.feed import FeedReader, FeedWriter
-from replication.ranges import Number, UnixS, WriterName
-from replication.sealed import seal, unseal
-from replication.segment import Segment, decode, encode
-from replication.snapshots import Snapshots
+from replication.feed.announcing import announce_models
+from replication.feed.feed import FeedReader, FeedWriter
+from replication.feed.snapshots import Snapshots
+from replication.formats.announced_models import AnnouncedModel, merged_models
+from replication.formats.ranges import Number, UnixS, WriterName
+from replication.formats.sealed import seal, unseal
+from replication.formats.segment import Segment, decode, encode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from replication.audit import AUDIT_AGAIN_S, Audit
-from replication.auditing import AUDIT_LOOK_S, AUDIT_MIRROR_S, NodeHands
-from replication.catalogue import Catalogue
+from replication.audit.audit import AUDIT_AGAIN_S, Audit
+from replication.audit.auditing import AUDIT_LOOK_S, AUDIT_MIRROR_S, NodeHands
+from replication.audit.orphans import RESTORED_KEPT_S, Terms
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import RegionError
-from replication.mirror_state import MIRRORS
-from replication.orphans import RESTORED_KEPT_S, Terms
-from replication.region import open_region
-from replication.region_node import RegionNode
-from replication.segment import segment_name
-from replication.tombstones import Tombstone, bury
+from replication.formats.mirror_state import MIRRORS
+from replication.formats.region import open_region
+from replication.formats.segment import segment_name
+from replication.formats.tombstones import Tombstone, bury
+from replication.region.region_node import RegionNode
 from tests.objects import Faults
 from tests.replication.audited import SPECS, STARTED_S, Made, Region, held, known, make, opened
 from tests.replication.virtual_loop import run
@@ -75,7 +75,7 @@ def audits(node: RegionNode) -> dict[str, Any]:
 
 def test_a_pack_that_was_never_announced_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer died between put and announce: its packs become known to everybody, parents first, for a week at most."""
-    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", 100.0)
+    monkeypatch.setattr("replication.audit.auditing.AUDIT_INTERVAL_S", 100.0)
 
     async def story(region: Region, node: RegionNode) -> None:
         root = make("root")
@@ -113,7 +113,7 @@ def test_nothing_outlives_what_it_hangs_on() -> None:
 
 def test_what_hangs_on_nothing_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """An orphan whose parent is not durable is deleted when it is old; one whose parent comes in time is announced."""
-    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", 100.0)
+    monkeypatch.setattr("replication.audit.auditing.AUDIT_INTERVAL_S", 100.0)
 
     async def story(region: Region, node: RegionNode) -> None:
         lost, late = make("lost"), make("late")
@@ -492,9 +492,9 @@ def test_whatever_happens_what_is_sound_is_known_and_what_is_erased_is_gone(
     """After faults have ended and audits were made, everything that is there, sound, whole to its root and not erased is
     known to every node, nothing of it was deleted, and nothing erased is known or there."""
     caplog.set_level(logging.CRITICAL, "replication")
-    monkeypatch.setattr("replication.tail.POLL_INTERVAL_S", 60.0)
-    monkeypatch.setattr("replication.erasure.ERASE_INTERVAL_S", 20.0)
-    monkeypatch.setattr("replication.auditing.AUDIT_LOOK_S", 50.0)
+    monkeypatch.setattr("replication.feed.tail.POLL_INTERVAL_S", 60.0)
+    monkeypatch.setattr("replication.erasure.erasure.ERASE_INTERVAL_S", 20.0)
+    monkeypatch.setattr("replication.audit.auditing.AUDIT_LOOK_S", 50.0)
     seen: Counter[str] = Counter()
 
     async def main(seed: int) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from replication.catalogue import Catalogue
-from replication.mirror import Joined, Mirror, elsewhere
-from replication.region import open_region
-from replication.region_node import RegionNode
-from replication.rules import Rule
+from replication.catalogue.catalogue import Catalogue
+from replication.formats.region import open_region
+from replication.formats.rules import Rule
+from replication.mirror.mirror import Joined, Mirror, elsewhere
+from replication.region.region_node import RegionNode
 from tests.objects import Faults
 from tests.replication.audited import SPECS, Region, held, known, make, opened
 from tests.replication.virtual_loop import run
@@ -27,9 +27,9 @@ DAYS_S = 12 * INTERVAL_S
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days are minutes; catalogues are kept in memory."""
-    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", INTERVAL_S)
-    monkeypatch.setattr("replication.auditing.ORPHAN_GRACE_S", 600.0)
-    monkeypatch.setattr("replication.orphans.PARENTLESS_S", 2000.0)
+    monkeypatch.setattr("replication.audit.auditing.AUDIT_INTERVAL_S", INTERVAL_S)
+    monkeypatch.setattr("replication.audit.auditing.ORPHAN_GRACE_S", 600.0)
+    monkeypatch.setattr("replication.audit.orphans.PARENTLESS_S", 2000.0)
     monkeypatch.setattr(Catalogue, "open", opened({}))
 
 
@@ -117,7 +117,7 @@ def test_what_was_not_announced_keeps_its_origin() -> None:
 
 def test_what_a_mirror_is_about_to_copy_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a slow rule lets packs through one by one, audits do not announce those that lie at home already."""
-    monkeypatch.setattr("replication.auditing.AUDIT_INTERVAL_S", 200.0)
+    monkeypatch.setattr("replication.audit.auditing.AUDIT_INTERVAL_S", 200.0)
 
     async def story(pair: Pair, node: RegionNode) -> None:
         made = [make(number) for number in range(30)]

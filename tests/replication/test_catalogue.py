@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replication.announced import Announced
-from replication.catalogue import Catalogue, Counts
+from replication.catalogue.catalogue import Catalogue, Counts
+from replication.catalogue.filter import Filter
+from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.errors import CatalogueBusy, CatalogueDamaged
-from replication.filter import Filter
-from replication.rows import PREFIX_BYTES, RocksRows, Rows
-from replication.segment import Segment
+from replication.formats.announced import Announced
+from replication.formats.segment import Segment
 from tests.replication.durable import hash_of, keys_of, pack_of, random_pack, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
@@ -227,13 +227,13 @@ def test_held_is_the_end_of_the_prefix() -> None:
 
 def test_two_blocks_with_one_word_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that share all 64 bits by which they are looked for are found each in its own pack, also after one is gone."""
-    monkeypatch.setattr("replication.catalogue._digest", lambda block, seed: b"samesame")
+    monkeypatch.setattr("replication.catalogue.catalogue._digest", lambda block, seed: b"samesame")
     catalogue = Catalogue(MemoryRows())
     packs = [pack_of([n, f"{n}b"]) for n in range(5)]
     for pack in packs:
         catalogue.add_packs([pack])
     catalogue.forget(packs[0].pack.id)
-    monkeypatch.setattr("replication.catalogue._word", lambda row: 0)
+    monkeypatch.setattr("replication.catalogue.catalogue._word", lambda row: 0)
     catalogue._loaded_partitions = 0  # the filter cannot deny what it was asked for by another digest
     for pack in packs[1:]:
         spots = catalogue.find(keys_of(pack)[::-1])
@@ -337,8 +337,8 @@ def test_a_damaged_disk_costs_nothing_but_reading_again(tmp_path: Path, victim: 
 KILLED = """
 import sys
 from pathlib import Path
-from replication.catalogue import Catalogue
-from replication.segment import Segment
+from replication.catalogue.catalogue import Catalogue
+from replication.formats.segment import Segment
 from tests.replication.test_catalogue import W, said
 
 catalogue = Catalogue.open(Path(sys.argv[1]), "here")

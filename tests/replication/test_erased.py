@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from replication.erased import Erased
-from replication.tombstones import Tombstone, bury
+from replication.erasure.erased import Erased
+from replication.formats.tombstones import Tombstone, bury
 from tests.objects import MemoryObjects
 from tests.replication.virtual_loop import run
 from tiers.namespace_spec import NamespaceSpec

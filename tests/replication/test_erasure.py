@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from replication.announced import Announced
-from replication.catalogue import Catalogue
-from replication.erasure import Erasure
-from replication.tombstones import BEHIND, TOMBSTONES, Tombstone, bury, read_tombstones
+from replication.catalogue.catalogue import Catalogue
+from replication.erasure.erasure import Erasure
+from replication.formats.announced import Announced
+from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, bury, read_tombstones
 from tests.objects import MemoryObjects
 from tests.replication.durable import hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PackHeader, describe
+from tiers.packs.packs import PackHeader, describe
 
 LONG_S = 10**9
 TENANTS = ("acme", "umbrella")

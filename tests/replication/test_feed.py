@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from replication.announced import Announced
 from replication.constants import SEGMENT_BLOCKS_MAX
-from replication.feed import FEED_PAGE_SEGMENTS, FULL_LOOK_EVERY, HEAD_TRUST_S, FeedReader, FeedWriter, Gap
-from replication.segment import (
+from replication.feed.feed import (
+    FEED_PAGE_SEGMENTS,
+    FULL_LOOK_EVERY,
+    HEAD_TRUST_S,
+    FeedReader,
+    FeedWriter,
+    Gap,
+)
+from replication.formats.announced import Announced
+from replication.formats.segment import (
     Head,
     Segment,
     decode,

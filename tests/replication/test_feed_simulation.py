@@ -24,21 +24,21 @@ from functools import cache
 
 import pytest
 
-from replication.announced import Announced
-from replication.announced_models import AnnouncedModel
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import Damaged
-from replication.feed import FeedWriter
-from replication.segment import FEED, Segment, decode, segment_number
-from replication.snapshots import MANIFESTS
-from replication.tail import Tail
+from replication.feed.feed import FeedWriter
+from replication.feed.snapshots import MANIFESTS
+from replication.feed.tail import Tail
+from replication.formats.announced import Announced
+from replication.formats.announced_models import AnnouncedModel
+from replication.formats.segment import FEED, Segment, decode, segment_number
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.durable import pack_of, spec_of
 from tests.replication.memory_rows import MemoryRows, small_catalogues
 from tests.replication.models import MadeModel, make_model
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Bytes
 from tiers.errors import ObjectError
-from tiers.objects import Bytes
 
 SEEDS = int(os.environ.get("SEEDS", "1500"))
 CHUNKS = 10  # tests that share the seeds
@@ -51,15 +51,15 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     """Snapshots, retention and full looks within minutes, several parts and pages of everything; no log."""
     caplog.set_level(logging.CRITICAL, "replication")
     small_catalogues(monkeypatch)
-    monkeypatch.setattr("replication.tail.POLL_INTERVAL_S", 10.0)
-    monkeypatch.setattr("replication.tail.SNAPSHOT_SEGMENTS_MIN", 4)
-    monkeypatch.setattr("replication.tail.SEGMENT_COST_BYTES", 5000)
-    monkeypatch.setattr("replication.snapshots.SNAPSHOT_PART_BYTES", 3000)
-    monkeypatch.setattr("replication.snapshots.RETENTION_S", 20.0)
-    monkeypatch.setattr("replication.catalogue.LOAD_KEYS", 20)
-    monkeypatch.setattr("replication.feed.FULL_LOOK_EVERY", 8)
-    monkeypatch.setattr("replication.feed.FEED_PAGE_SEGMENTS", 8)
-    monkeypatch.setattr("replication.tail.BACKOFF_S_MAX", 40.0)
+    monkeypatch.setattr("replication.feed.tail.POLL_INTERVAL_S", 10.0)
+    monkeypatch.setattr("replication.feed.tail.SNAPSHOT_SEGMENTS_MIN", 4)
+    monkeypatch.setattr("replication.feed.tail.SEGMENT_COST_BYTES", 5000)
+    monkeypatch.setattr("replication.feed.snapshots.SNAPSHOT_PART_BYTES", 3000)
+    monkeypatch.setattr("replication.feed.snapshots.RETENTION_S", 20.0)
+    monkeypatch.setattr("replication.catalogue.catalogue.LOAD_KEYS", 20)
+    monkeypatch.setattr("replication.feed.feed.FULL_LOOK_EVERY", 8)
+    monkeypatch.setattr("replication.feed.feed.FEED_PAGE_SEGMENTS", 8)
+    monkeypatch.setattr("replication.feed.tail.BACKOFF_S_MAX", 40.0)
 
 
 @cache

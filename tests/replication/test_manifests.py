@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from replication.errors import Damaged
-from replication.manifests import (
+from replication.formats.manifests import (
     MANIFEST_BYTES_MAX,
     MANIFEST_CHUNKS_MAX,
     Chunk,
@@ -114,7 +114,7 @@ READ = """
 import resource, sys
 from pathlib import Path
 from replication.errors import Damaged
-from replication.manifests import decode
+from replication.formats.manifests import decode
 try:
     decode(Path(sys.argv[1]).read_bytes(), "x")
 except Damaged:

@@ -13,20 +13,13 @@ import msgspec
 import pytest
 
 from replication import constants as limits
-from replication.announced import Announced
-from replication.catalogue import Catalogue
-from replication.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
-from replication.feed import FeedWriter
-from replication.mirror import (
-    HEARTBEAT_S,
-    MIRROR_JOIN_PAUSE_S,
-    STATE_INTERVAL_S,
-    STATE_READS_MAX,
-    Joined,
-    Mirror,
-)
-from replication.mirror_state import (
+from replication.feed.feed import FeedWriter
+from replication.feed.snapshots import Snapshots
+from replication.feed.tail import POLL_INTERVAL_S
+from replication.formats.announced import Announced
+from replication.formats.mirror_state import (
     IN_TIME_S,
     MIRRORS,
     MirrorState,
@@ -35,22 +28,29 @@ from replication.mirror_state import (
     read_mirrors,
     read_state,
 )
-from replication.pull import SWEEP_INTERVAL_S, Pull
-from replication.region import init_region, open_region
-from replication.region_node import RegionNode
-from replication.rules import Rule, sources_for
-from replication.segment import FEED, decode, segment_number
-from replication.snapshots import Snapshots
-from replication.tail import POLL_INTERVAL_S
-from replication.tombstones import Tombstone, bury
+from replication.formats.region import init_region, open_region
+from replication.formats.rules import Rule, sources_for
+from replication.formats.segment import FEED, decode, segment_number
+from replication.formats.tombstones import Tombstone, bury
+from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
+from replication.mirror.mirror import (
+    HEARTBEAT_S,
+    MIRROR_JOIN_PAUSE_S,
+    STATE_INTERVAL_S,
+    STATE_READS_MAX,
+    Joined,
+    Mirror,
+)
+from replication.mirror.pull import SWEEP_INTERVAL_S, Pull
+from replication.region.region_node import RegionNode
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Bytes
 from tiers.checksum import digest
 from tiers.errors import ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Bytes
-from tiers.packs import PACKS, PackHeader, describe
+from tiers.packs.packs import PACKS, PackHeader, describe
 
 ALL = Rule()
 SOON_S = 20.0  # to be heard, copied and announced
@@ -257,8 +257,8 @@ def test_sources_are_those_that_a_rule_names() -> None:
 
 def test_higher_priorities_go_first_and_then_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what waits, the higher priority goes first, also where it was found by a sweep; within one, the older."""
-    monkeypatch.setattr("replication.copying.COPIES_MAX", 1)
-    monkeypatch.setattr("replication.catalogue.CATALOGUE_CHUNK_PACKS", 2)
+    monkeypatch.setattr("replication.mirror.copying.COPIES_MAX", 1)
+    monkeypatch.setattr("replication.catalogue.catalogue.CATALOGUE_CHUNK_PACKS", 2)
 
     async def main(world: World) -> None:
         low, high = [pack(n, "low") for n in range(6)], [pack(n, "high") for n in range(6)]
@@ -297,7 +297,7 @@ def test_memory_for_copies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs under way together stay below the limit; one that is larger goes alone."""
     small, large = pack("small", record_bytes=1024), pack("large", record_bytes=8192)
     limit_bytes = 3 * small[0].pack.size_bytes
-    monkeypatch.setattr("replication.copying.COPY_BYTES_MAX", limit_bytes)
+    monkeypatch.setattr("replication.mirror.copying.COPY_BYTES_MAX", limit_bytes)
     held = most = 0
 
     async def main(world: World) -> None:
@@ -588,8 +588,8 @@ def test_a_state_that_is_damaged_is_done_without() -> None:
 
 def test_more_than_there_is_room_for_is_left_to_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs stay below their limit however much is heard at once; everything is copied in the end, and the watermark waits."""
-    monkeypatch.setattr("replication.pull.JOBS_MAX", 20)
-    monkeypatch.setattr("replication.catalogue.CATALOGUE_CHUNK_PACKS", 4)
+    monkeypatch.setattr("replication.mirror.pull.JOBS_MAX", 20)
+    monkeypatch.setattr("replication.catalogue.catalogue.CATALOGUE_CHUNK_PACKS", 4)
 
     async def main(world: World) -> None:
         [mirror] = await world.mirror()

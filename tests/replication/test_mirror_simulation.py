@@ -25,13 +25,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from replication.catalogue import Catalogue
-from replication.manifests import CHUNKS as MODEL_CHUNKS
-from replication.region import init_region
-from replication.rules import Rule, sources_for
-from replication.segment import FEED
-from replication.snapshots import MANIFESTS
-from replication.tombstones import Tombstone, bury
+from replication.catalogue.catalogue import Catalogue
+from replication.feed.snapshots import MANIFESTS
+from replication.formats.manifests import CHUNKS as MODEL_CHUNKS
+from replication.formats.region import init_region
+from replication.formats.rules import Rule, sources_for
+from replication.formats.segment import FEED
+from replication.formats.tombstones import Tombstone, bury
 from tests.objects import Faults, FaultyObjects, flip
 from tests.replication.memory_rows import small_catalogues
 from tests.replication.simulated import (
@@ -52,7 +52,7 @@ from tests.replication.simulated import (
 )
 from tests.replication.virtual_loop import VirtualLoop, run
 from tiers.errors import ObjectMissing, ObjectUnavailable
-from tiers.packs import PACKS
+from tiers.packs.packs import PACKS
 
 SEEDS = int(os.environ.get("SEEDS", "1500"))
 CHUNKS = 10  # tests that share the seeds
@@ -97,7 +97,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
     }.items():
         monkeypatch.setattr(f"replication.{name}", value)
     monkeypatch.setattr(Catalogue, "open", opened)
-    monkeypatch.setattr("replication.collecting.boot_s", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr("replication.models.collecting.boot_s", lambda: asyncio.get_running_loop().time())
 
 
 class World:

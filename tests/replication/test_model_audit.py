@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from replication.audit import Report
-from replication.catalogue import Catalogue
-from replication.copy_model import ModelCopy
+from replication.audit.audit import Report
+from replication.audit.orphans import Finding, Kind, Terms
+from replication.catalogue.catalogue import Catalogue
+from replication.erasure.removed_models import Removal, remove
 from replication.errors import ModelDiffers, RegionError
-from replication.manifests import encode
-from replication.mirror import Joined, Mirror, elsewhere
-from replication.orphans import Finding, Kind, Terms
-from replication.region import open_region
-from replication.region_node import RegionNode
-from replication.removed_models import Removal, remove
-from replication.rules import Rule
-from replication.verify import Deep, Outside
+from replication.formats.manifests import encode
+from replication.formats.region import open_region
+from replication.formats.rules import Rule
+from replication.mirror.mirror import Joined, Mirror, elsewhere
+from replication.mirror.verify import Deep, Outside
+from replication.models.copy_model import ModelCopy
+from replication.region.region_node import RegionNode
 from tests.objects import flip
 from tests.replication.audited import Region, opened
 from tests.replication.models import make_model, publish, put_model
@@ -236,7 +236,7 @@ def test_a_mirror_brings_what_its_audit_found_to_be_gone() -> None:
 def test_verify_reads_chunks_and_brings_models_from_another_region(monkeypatch: pytest.MonkeyPatch) -> None:
     """From outside: a flipped chunk is found by reading it, deleted with repair, and brought from the region that has it; without
     repair nothing is written."""
-    monkeypatch.setattr("replication.verify.LACKING_AGAIN_S", 0.1)
+    monkeypatch.setattr("replication.mirror.verify.LACKING_AGAIN_S", 0.1)
 
     async def main(source: Region) -> None:
         home = Region(name="eu")

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from replication.announced_models import AnnouncedModel
-from replication.announcing import announce_models
-from replication.collecting import COLLECTING, Lock, encode_lock
-from replication.manifests import CHUNKS, PUBLISHING, decode
-from replication.mirror_state import MirrorState, judged, read_mirrors
-from replication.model_copying import LOST_AFTER_S, MODEL_BACKOFF_S_MAX, MODEL_DAMAGED_BACKOFF_S_MAX
-from replication.pull import SWEEP_INTERVAL_S
-from replication.removed_models import Removal, remove
-from replication.rules import Rule
-from replication.segment import FEED, segment_number
-from replication.segment import decode as decode_segment
+from replication.erasure.removed_models import Removal, remove
+from replication.feed.announcing import announce_models
+from replication.formats.announced_models import AnnouncedModel
+from replication.formats.manifests import CHUNKS, PUBLISHING, decode
+from replication.formats.mirror_state import MirrorState, judged, read_mirrors
+from replication.formats.rules import Rule
+from replication.formats.segment import FEED, segment_number
+from replication.formats.segment import decode as decode_segment
+from replication.mirror.model_copying import LOST_AFTER_S, MODEL_BACKOFF_S_MAX, MODEL_DAMAGED_BACKOFF_S_MAX
+from replication.mirror.pull import SWEEP_INTERVAL_S
+from replication.models.collecting import COLLECTING, Lock, encode_lock
 from tests.objects import flip
 from tests.replication.models import MadeModel, make_model, publish, put_model
 from tests.replication.test_mirror import SOON_S, Bucket, World, in_memory, pack, simulate
@@ -31,7 +31,7 @@ assert in_memory  # a fixture of both
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of waits for collections, too."""
-    monkeypatch.setattr("replication.collecting.boot_s", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr("replication.models.collecting.boot_s", lambda: asyncio.get_running_loop().time())
 
 
 WEIGHTS = Rule(of_weights=True)

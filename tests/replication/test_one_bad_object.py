@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from replication import nodes, orders
-from replication.erased import Erased
-from replication.feed import FeedReader, FeedWriter, Gap
-from replication.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
+from replication.erasure.erased import Erased
+from replication.feed.feed import FeedReader, FeedWriter, Gap
+from replication.formats import nodes, orders
+from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
+from replication.formats.region import init_region
+from replication.formats.segment import segment_name
+from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.problems import Problems
-from replication.region import init_region
-from replication.region_node import RegionNode
-from replication.segment import segment_name
-from replication.tombstones import TOMBSTONES, Tombstone, bury
+from replication.region.region_node import RegionNode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
 from tests.replication.test_mirror import in_memory
 from tests.replication.test_read_through import Wanted
 from tests.replication.virtual_loop import run
 from tiers.base import Get
+from tiers.bucket.object_store import open_objects
+from tiers.bucket.objects import Objects
 from tiers.checksum import digest
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_store import open_objects
-from tiers.objects import Objects
-from tiers.packs import PackHeader
+from tiers.packs.packs import PackHeader
 
 catalogues_in_memory = in_memory  # a fixture of every test here, too
 W = "000000000000000a"

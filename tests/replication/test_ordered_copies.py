@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from replication.catalogue import Catalogue
-from replication.order_watch import ORDERS_INTERVAL_S
-from replication.ordered_copies import ORDER_JOBS_MAX
-from replication.orders import Order, Progress, cancel_order, put_order, read_all_progress
-from replication.rules import Rule
-from replication.tail import POLL_INTERVAL_S
-from replication.tombstones import Tombstone, bury
+from replication.catalogue.catalogue import Catalogue
+from replication.feed.tail import POLL_INTERVAL_S
+from replication.formats.orders import Order, Progress, cancel_order, put_order, read_all_progress
+from replication.formats.rules import Rule
+from replication.formats.tombstones import Tombstone, bury
+from replication.mirror.ordered_copies import ORDER_JOBS_MAX
+from replication.region.order_watch import ORDERS_INTERVAL_S
 from tests.objects import flip
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.models import make_model, publish
@@ -143,7 +143,7 @@ def test_what_cannot_be_copied_ends_an_order_and_is_named() -> None:
 
 def test_a_cancelled_order_stops_copying(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had not begun when it was cancelled is not copied, but for the few jobs of its window."""
-    monkeypatch.setattr("replication.ordered_copies.ORDER_JOBS_MAX", 4)
+    monkeypatch.setattr("replication.mirror.ordered_copies.ORDER_JOBS_MAX", 4)
 
     async def main(world: World) -> None:
         made = [pack(n, "x") for n in range(400)]

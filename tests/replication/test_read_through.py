@@ -7,26 +7,26 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import NamedTuple
 
-from replication.announced import Announced
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.constants import SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S
-from replication.erased import Erased
-from replication.feed import FeedWriter
-from replication.read_through import ReadThrough
-from replication.region import Region
-from replication.tail import SNAPSHOT_SEGMENTS_MIN
-from replication.tombstones import TOMBSTONES, Tombstone, bury
+from replication.erasure.erased import Erased
+from replication.feed.feed import FeedWriter
+from replication.feed.tail import SNAPSHOT_SEGMENTS_MIN
+from replication.formats.announced import Announced
+from replication.formats.region import Region
+from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
+from replication.region.read_through import ReadThrough
 from tests.objects import FaultyObjects, MemoryObjects
 from tests.replication.durable import hash_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.base import Get
+from tiers.bucket.objects import ObjectInfo, Objects, Range
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import ObjectInfo, Objects, Range
-from tiers.pack_io import put_pack
-from tiers.packs import PackHeader
+from tiers.packs.pack_io import put_pack
+from tiers.packs.packs import PackHeader
 
 SKEW_S = 60.0
 LONG_S = 10**9

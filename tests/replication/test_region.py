@@ -10,11 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from replication.errors import MarkerDamaged, RegionError
-from replication.region import MARKER, Region, init_region, open_region
+from replication.formats.region import MARKER, Region, init_region, open_region
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, ObjectRefused, ObjectUnavailable
-from tiers.objects import Objects
 
 NAME = "bucket"
 

@@ -22,28 +22,28 @@ from benchmarks.scale import (
     table,
     watching,
 )
-from replication.announced import Announced
-from replication.audit import Audit
-from replication.auditing import NodeHands
-from replication.catalogue import Catalogue
+from replication.audit.audit import Audit
+from replication.audit.auditing import NodeHands
+from replication.audit.orphans import Terms
+from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
-from replication.erased import Erased
-from replication.erasure import Erasure
-from replication.feed import FeedWriter
-from replication.orphans import Terms
-from replication.read_through import ReadThrough
-from replication.region import Region, init_region
-from replication.region_node import RegionNode
-from replication.tail import Tail
-from replication.upkeep import Upkeep
+from replication.erasure.erased import Erased
+from replication.erasure.erasure import Erasure
+from replication.feed.feed import FeedWriter
+from replication.feed.tail import Tail
+from replication.formats.announced import Announced
+from replication.formats.region import Region, init_region
+from replication.region.read_through import ReadThrough
+from replication.region.region_node import RegionNode
+from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Bytes, ObjectInfo
 from tiers.checksum import digest
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Bytes, ObjectInfo
-from tiers.pack_io import put_pack
-from tiers.packs import PackHeader
+from tiers.packs.pack_io import put_pack
+from tiers.packs.packs import PackHeader
 
 RUN_S = 4000.0
 RECORD = b"a record"

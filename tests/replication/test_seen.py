@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from replication.seen import Seen
+from replication.catalogue.seen import Seen
 
 
 def test_seen_is_a_set_of_numbers() -> None:

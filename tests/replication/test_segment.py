@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from replication.announced import Announced, Entry, entry_of
 from replication.constants import SEGMENT_BLOCKS_MAX, SEGMENT_BYTES_MAX, SEGMENT_ENTRIES_MAX
 from replication.errors import Damaged
-from replication.sealed import seal
-from replication.segment import (
+from replication.formats.announced import Announced, Entry, entry_of
+from replication.formats.sealed import seal
+from replication.formats.segment import (
     SEGMENT_CUT_BYTES,
     Head,
     Segment,
@@ -25,7 +25,7 @@ from replication.segment import (
 from tests.objects import flip
 from tests.replication.durable import pack_of, random_pack, spec_of
 from tiers.namespace_spec import NamespaceSpec
-from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
+from tiers.packs.packs import PACK_RECORDS_MAX, PackHeader, describe
 
 WRITER = "00000000000000aa"
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
-from replication.feed import FeedReader, FeedWriter
-from replication.sealed import seal
-from replication.segment import FEED, decode_head, head_name
-from replication.snapshots import (
+from replication.feed.feed import FeedReader, FeedWriter
+from replication.feed.snapshots import (
     _PART_MAGIC,
     MANIFESTS,
     PARTS,
@@ -24,6 +22,8 @@ from replication.snapshots import (
     part_name,
     segments_behind,
 )
+from replication.formats.sealed import seal
+from replication.formats.segment import FEED, decode_head, head_name
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import pack_of, random_pack, spec_of
 from tests.replication.memory_rows import MemoryRows
@@ -35,7 +35,7 @@ W = "000000000000000a"
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replication.snapshots.SNAPSHOT_PART_BYTES", 500)
+    monkeypatch.setattr("replication.feed.snapshots.SNAPSHOT_PART_BYTES", 500)
 
 
 def snapshots(objects: Any, seed: int = 0) -> Snapshots:

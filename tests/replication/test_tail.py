@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from replication.catalogue import Catalogue, Counts
+from replication.catalogue.catalogue import Catalogue, Counts
 from replication.errors import CatalogueDamaged
-from replication.feed import FeedWriter
-from replication.segment import FEED, Head, Segment, encode, encode_head, head_name, segment_name
-from replication.snapshots import MANIFESTS, RETENTION_S, Snapshots
-from replication.tail import BACKOFF_S_MAX, POLL_INTERVAL_S, Tail
+from replication.feed.feed import FeedWriter
+from replication.feed.snapshots import MANIFESTS, RETENTION_S, Snapshots
+from replication.feed.tail import BACKOFF_S_MAX, POLL_INTERVAL_S, Tail
+from replication.formats.segment import FEED, Head, Segment, encode, encode_head, head_name, segment_name
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import pack_of
 from tests.replication.memory_rows import MemoryRows
@@ -180,7 +180,7 @@ def test_a_segment_that_stays_damaged_is_found_in_a_snapshot() -> None:
 def test_snapshots_are_written_when_they_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading what a newcomer must read never costs much more than reading the catalogue twice: daemons write snapshots and
     retire segments without being told; that they may not write harms nothing else."""
-    monkeypatch.setattr("replication.tail.SNAPSHOT_SEGMENTS_MIN", 20)
+    monkeypatch.setattr("replication.feed.tail.SNAPSHOT_SEGMENTS_MIN", 20)
 
     async def main(may_write: bool) -> None:
         class Region(MemoryObjects):

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from replication.copying import Copying
-from replication.jobs import Job
-from replication.mirror_state import read_mirrors
+from replication.formats.mirror_state import read_mirrors
+from replication.mirror.copying import Copying
+from replication.mirror.jobs import Job
+from replication.mirror.pull import Pull
 from replication.problems import Problems
-from replication.pull import Pull
 from replication.tasks import Tasks, kept_going
 from tests.replication.test_mirror import SOON_S, World, in_memory, pack, simulate
 from tests.replication.virtual_loop import run

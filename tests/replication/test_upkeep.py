@@ -8,23 +8,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
 from replication.constants import UPKEEP_INTERVAL_S
-from replication.erasure import Erasure
-from replication.feed import FeedWriter
-from replication.region import Region
-from replication.region_node import RegionNode
-from replication.segment import HEADS
-from replication.tail import Tail
-from replication.upkeep import Upkeep
+from replication.erasure.erasure import Erasure
+from replication.feed.feed import FeedWriter
+from replication.feed.tail import Tail
+from replication.formats.region import Region
+from replication.formats.segment import HEADS
+from replication.region.region_node import RegionNode
+from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
+from tiers.bucket.objects import Bytes, ObjectInfo, Objects
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
-from tiers.objects import Bytes, ObjectInfo, Objects
-from tiers.packs import PACKS, PackHeader
+from tiers.packs.packs import PACKS, PackHeader
 
 SPEC = NamespaceSpec(digest=b"a namespace of 1", record_bytes=64, hash_bytes=16, block_tokens=256)
 RECORD = bytes(64)

@@ -13,13 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replication.announced import Announced
-from replication.catalogue import Catalogue
+from replication.catalogue.catalogue import Catalogue
+from replication.catalogue.selection import Chosen, choose, records_bytes
 from replication.errors import CatalogueDamaged
-from replication.jobs import Job, Jobs
-from replication.nodes import NODES, TRAFFIC_HALF_LIFE_S, Asked, Node, durable_share, put_node, read_nodes
-from replication.order_watch import ORDER_HEARTBEAT_S, ORDER_TELL_S, ORDERS_INTERVAL_S, OrderWatch, Report
-from replication.orders import (
+from replication.formats.announced import Announced
+from replication.formats.nodes import (
+    NODES,
+    TRAFFIC_HALF_LIFE_S,
+    Asked,
+    Node,
+    durable_share,
+    put_node,
+    read_nodes,
+)
+from replication.formats.orders import (
     ORDER_BYTES_MAX,
     ORDERS,
     PROGRESS,
@@ -34,15 +41,22 @@ from replication.orders import (
     read_orders,
     read_progress,
 )
-from replication.rules import Rule
-from replication.selection import Chosen, choose, records_bytes
+from replication.formats.rules import Rule
+from replication.mirror.jobs import Job, Jobs
+from replication.region.order_watch import (
+    ORDER_HEARTBEAT_S,
+    ORDER_TELL_S,
+    ORDERS_INTERVAL_S,
+    OrderWatch,
+    Report,
+)
 from tests.objects import FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.checksum import digest
 from tiers.errors import ObjectUnavailable
-from tiers.packs import PackHeader, describe
+from tiers.packs.packs import PackHeader, describe
 
 NOW_S = 1e9
 DAY_S = 86_400.0
@@ -149,7 +163,7 @@ def test_the_most_valuable_go_first() -> None:
 
 def test_a_catalogue_that_is_made_anew_meanwhile_is_not_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of it would be missing: whoever asked begins again."""
-    monkeypatch.setattr("replication.catalogue.CATALOGUE_CHUNK_PACKS", 2)
+    monkeypatch.setattr("replication.catalogue.catalogue.CATALOGUE_CHUNK_PACKS", 2)
     catalogue = Catalogue(MemoryRows())
     catalogue.add_packs([pack_of(None, [name], 1) for name in range(6)])
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.running import ROOT, TIMEOUT_S, environment
-from tiers import memory_limits
+from tiers.dram import memory_limits
 
 NOBODY = 65534
 OVERLAID = ("/run", "/dev/shm", "/var/lib", "/mnt", "/tmp")

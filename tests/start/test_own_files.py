@@ -13,23 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kvstore.daemon.config_sources import ConfigError, load
+from kvstore.daemon.config.config_sources import ConfigError, load
+from kvstore.daemon.config.regions_file import RegionsFileError, load_regions
 from kvstore.daemon.data_dir import hold
 from kvstore.daemon.last_run import LastRun
-from kvstore.daemon.regions_file import RegionsFileError, load_regions
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
 from kvstore.errors import ReplayError, StartError
 from kvstore.health.write_budget_file import EnduranceFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.totals import Totals
-from kvstore.replay.trace import read
 from kvstore.retention.rules import Book, RuleFile
+from kvstore.tools.replay.trace import read
 from tests.cli.test_service import HASHES, hits, put
 from tests.running import Daemon, Place, kvstore
-from tiers.device_home import read_marker
 from tiers.errors import OpenError
 from tiers.namespace_spec import NamespaceSpec
+from tiers.nvme.device_home import read_marker
 from tiers.reading import Unreadable, as_json, as_text, as_toml, read_bytes
 
 Serve = Callable[..., Daemon]

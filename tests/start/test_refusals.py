@@ -12,7 +12,7 @@ import pytest
 from kvstore.daemon.data_dir import hold
 from tests.running import TIMEOUT_S, Place, environment, kvstore
 from tests.start.machine import Machine
-from tiers.direct import NO_LIMIT_BYTES, free_bytes
+from tiers.nvme.direct import NO_LIMIT_BYTES, free_bytes
 
 SMALL = ("--set=dram.capacity_bytes=64MiB", "--set=web.listen=", "--set=dram.huge_pages=off")
 

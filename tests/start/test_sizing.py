@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from kvstore.daemon.config import Dram
+from kvstore.daemon.config.config import Dram
+from kvstore.daemon.config.sizing import plan_arena
 from kvstore.daemon.last_run import LastRun
-from kvstore.daemon.sizing import plan_arena
 from kvstore.errors import MemoryShort, StartSettingError
 from tests.tiers.trees import MIB, Tree
-from tiers.arena import open_arena
 from tiers.constants import MEMORY_HEADROOM_BYTES
+from tiers.dram.arena import open_arena
+from tiers.dram.pages import arena_name
 from tiers.errors import SettingError
-from tiers.pages import arena_name
 
 INSTANCE = "test"
 HEADROOM_BYTES = 16 * MIB

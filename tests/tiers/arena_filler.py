@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES, commit, content, free, record, reserve
 from tiers import locks
-from tiers.arena import Arena, open_arena
 from tiers.checksum import digest
-from tiers.model_slabs import ModelSlab
+from tiers.dram.arena import Arena, open_arena
+from tiers.dram.model_slabs import ModelSlab
 
 SIZES = (3_000, 40_000, 130_000)
 CLIENT = 7

@@ -12,8 +12,8 @@ from typing import Any
 from tests.tiers.records import columns_of, content, key, record
 from tiers.base import Get, Put
 from tiers.checksum import digest
-from tiers.device import Device, Row, capacity_for
-from tiers.direct import DiskIO
+from tiers.nvme.device import Device, Row, capacity_for
+from tiers.nvme.direct import DiskIO
 
 SLAB_BYTES = 1 << 20
 SIZE = 100_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tiers.arena import Arena
 from tiers.base import Record
 from tiers.checksum import digest, pack_columns
+from tiers.dram.arena import Arena
 
 SLAB_BYTES = 2 << 20
 CAPACITY_BYTES = 4 * SLAB_BYTES

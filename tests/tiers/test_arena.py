@@ -28,11 +28,11 @@ from tests.tiers.records import (
     reserve,
 )
 from tiers import locks
-from tiers.arena import Arena, open_arena
-from tiers.arena_files import ARENA_VERSION, existing_layout, table_path
 from tiers.checksum import column_sizes
+from tiers.dram.arena import Arena, open_arena
+from tiers.dram.arena_files import ARENA_VERSION, existing_layout, table_path
+from tiers.dram.owners import OWNER_MAX
 from tiers.errors import BusyError, NotOursError, OpenError, RecordSizeError, TierError
-from tiers.owners import OWNER_MAX
 
 SIZE = 50_000
 

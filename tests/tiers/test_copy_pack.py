@@ -13,14 +13,14 @@ import pytest
 
 from tests.objects import MemoryObjects, flip
 from tiers.base import Get
+from tiers.bucket.object_store import open_objects
+from tiers.bucket.objects import Range
 from tiers.checksum import digest, pack_columns
-from tiers.codecs import SPLIT_ZSTD
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_store import open_objects
-from tiers.objects import Range
-from tiers.pack_io import copy_pack, fetch_records, put_pack
-from tiers.packs import Pack, PackHeader
+from tiers.packs.codecs import SPLIT_ZSTD
+from tiers.packs.pack_io import copy_pack, fetch_records, put_pack
+from tiers.packs.packs import Pack, PackHeader
 
 RECORD_BYTES = 1024
 
@@ -110,7 +110,7 @@ def test_a_large_pack_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     pack = stored(source)
     asyncio.run(copy_pack(source, to, pack))
     assert source.asked == [("get", pack.name)]
-    monkeypatch.setattr("tiers.pack_io.PACK_PIECE_BYTES", 1000)
+    monkeypatch.setattr("tiers.packs.pack_io.PACK_PIECE_BYTES", 1000)
     source.asked, to = [], MemoryObjects()
     asyncio.run(copy_pack(source, to, pack))
     edges = [*range(0, pack.size_bytes, 1000), pack.size_bytes]

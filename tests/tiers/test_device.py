@@ -14,12 +14,12 @@ import pytest
 
 from tests.tiers.devices import PER_SLAB, SIZE, SLAB_BYTES, Clock, FaultyIO, flip, opened, put, put_slot, read
 from tests.tiers.records import content, key, record
-from tiers import device as device_module
-from tiers import device_slabs
 from tiers.base import Get, Put
 from tiers.constants import ROW_BYTES
-from tiers.device import DEVICE_ASIDE_MAX, NVME_RETRY_S
-from tiers.direct import DiskIO
+from tiers.nvme import device as device_module
+from tiers.nvme import device_slabs
+from tiers.nvme.device import DEVICE_ASIDE_MAX, NVME_RETRY_S
+from tiers.nvme.direct import DiskIO
 
 ROWS_PER_SLAB = SLAB_BYTES // (16 << 10)
 

@@ -19,7 +19,7 @@ import pytest
 from tests.kill.test_sick_disk import compiled
 from tests.tiers.devices import SIZE, SLAB_BYTES, opened, put_slot, read
 from tiers.base import Get
-from tiers.device import Device, capacity_for
+from tiers.nvme.device import Device, capacity_for
 
 CALLS = (
     *("mkdir", "stat64", "opendir", "readdir64", "open64", "flock", "write", "fsync", "rename", "read"),

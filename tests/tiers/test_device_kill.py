@@ -22,7 +22,7 @@ from tests.tiers.devices import opened, read
 from tests.tiers.records import STORED_S, content, key, record
 from tiers.base import Get, Put
 from tiers.checksum import digest
-from tiers.device import Device
+from tiers.nvme.device import Device
 
 SLABS = 4
 RECORDS = 60

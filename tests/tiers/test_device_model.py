@@ -12,7 +12,7 @@ import pytest
 from tests.tiers.devices import Clock, FaultyIO, opened, read
 from tests.tiers.records import STORED_S, content, key, record
 from tiers.base import Get, Put
-from tiers.device import NVME_RETRY_S, Device, Row
+from tiers.nvme.device import NVME_RETRY_S, Device, Row
 
 KEYS = 40
 SIZES = (9_000, 33_000, 70_000)

@@ -15,10 +15,10 @@ import pytest
 
 from tests.tiers.devices import SIZE, SLAB_BYTES, opened, put_slot, read
 from tiers.base import Get
-from tiers.device import Device, capacity_for
-from tiers.device_home import DEVICE_VERSION
-from tiers.direct import DiskIO
 from tiers.errors import BusyError, NotOursError, OpenError, VersionError
+from tiers.nvme.device import Device, capacity_for
+from tiers.nvme.device_home import DEVICE_VERSION
+from tiers.nvme.direct import DiskIO
 
 CAPACITY_BYTES = capacity_for(3, SLAB_BYTES)
 
@@ -93,7 +93,7 @@ def test_a_device_is_made_without_touching_the_disk(tmp_path: Path) -> None:
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     """While one process has a directory open another gets BusyError; after its kill the directory opens."""
     code = (
-        "import sys; from pathlib import Path; from tiers.device import Device\n"
+        "import sys; from pathlib import Path; from tiers.nvme.device import Device\n"
         f"d = Device(Path(sys.argv[1]), {CAPACITY_BYTES}, {SLAB_BYTES}); d.open(); print('open', flush=True); input()"
     )
     command = [sys.executable, "-c", code, str(used(tmp_path / "disk"))]

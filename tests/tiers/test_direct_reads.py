@@ -16,13 +16,13 @@ import pytest
 from tests.objects import S3Server
 from tests.region.proxy import Proxy
 from tiers.base import Get
+from tiers.bucket.direct_reads import DIRECT_FAILURES_MAX
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.object_store import StoredObjects, open_objects
 from tiers.checksum import digest
-from tiers.direct_reads import DIRECT_FAILURES_MAX
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_options import ObjectOptions
-from tiers.object_store import StoredObjects, open_objects
-from tiers.pack_io import fetch_records, put_pack
-from tiers.packs import Pack, PackHeader
+from tiers.packs.pack_io import fetch_records, put_pack
+from tiers.packs.packs import Pack, PackHeader
 
 BODY = random.Random(0).randbytes(3 << 20)
 RECORD_BYTES = 256 * 1024

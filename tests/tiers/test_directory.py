@@ -11,9 +11,9 @@ from pathlib import Path
 import obstore
 import pytest
 
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.object_store import STAGED_S_MAX, open_objects
 from tiers.errors import ObjectDamaged, ObjectRefused, ObjectUnavailable
-from tiers.object_options import ObjectOptions
-from tiers.object_store import STAGED_S_MAX, open_objects
 
 
 def _file(folder: bytes, name: bytes) -> None:
@@ -128,6 +128,8 @@ def test_a_panic_of_the_library_is_a_failure_of_the_store(
         assert len(found) == 10
 
     asyncio.run(work())
-    monkeypatch.setattr("tiers.object_urls.LocalStore", lambda *args, **more: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(
+        "tiers.bucket.object_urls.LocalStore", lambda *args, **more: (_ for _ in ()).throw(error)
+    )
     with pytest.raises(ObjectRefused):
         open_objects(f"file://{tmp_path}")

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from tests.tiers.trees import MIB, NONE_V1, Tree
-from tiers import memory_limits
-from tiers.memory_limits import Limit, free_bytes, limits, memory_left, oom_kills
+from tiers.dram import memory_limits
+from tiers.dram.memory_limits import Limit, free_bytes, limits, memory_left, oom_kills
 
 GIB = 1 << 30
 

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES, content, key
 from tiers import locks
-from tiers.arena import Arena, open_arena
 from tiers.base import Record
 from tiers.checksum import digest
-from tiers.model_slabs import LABEL_BYTES_MAX, MODELS, SLABS_MAX, ModelSlab, model_slab
-from tiers.owners import USERS_BASE
+from tiers.dram.arena import Arena, open_arena
+from tiers.dram.model_slabs import LABEL_BYTES_MAX, MODELS, SLABS_MAX, ModelSlab, model_slab
+from tiers.dram.owners import USERS_BASE
 
 CLIENT = 9
 

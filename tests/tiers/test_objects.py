@@ -22,10 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.objects import Faults, FaultyObjects, MemoryObjects, S3Server
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.object_store import OBJECT_GAP_BYTES, open_objects
+from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
-from tiers.object_options import ObjectOptions
-from tiers.object_store import OBJECT_GAP_BYTES, open_objects
-from tiers.objects import Objects
 
 T = TypeVar("T")
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -773,8 +773,8 @@ def test_a_process_ends_well(s3_server: S3Server) -> None:
     """A process that ends right behind a request ends with 0: no thread of the store's library aborts it."""
     code = (
         "import asyncio, sys\n"
-        "from tiers.object_options import ObjectOptions\n"
-        "from tiers.object_store import open_objects\n"
+        "from tiers.bucket.object_options import ObjectOptions\n"
+        "from tiers.bucket.object_store import open_objects\n"
         "async def work():\n"
         "    options = ObjectOptions(endpoint=sys.argv[1], allow_http=True, access_key_id='k', secret_access_key='s')\n"
         "    objects = open_objects('s3://kvstore/exit', options)\n"

@@ -12,8 +12,8 @@ import pytest
 
 from tests.tiers.records import CAPACITY_BYTES, SLAB_BYTES
 from tests.tiers.test_arena import process
-from tiers.arena import Arena, open_arena
 from tiers.constants import OWNER_ANY
+from tiers.dram.arena import Arena, open_arena
 from tiers.locks import try_lock
 
 SIZE = 50_000

@@ -13,9 +13,9 @@ from tests.objects import MemoryObjects
 from tiers.checksum import digest
 from tiers.errors import PackDamaged
 from tiers.namespace_spec import NamespaceSpec
-from tiers.pack_io import put_pack
-from tiers.pack_memory import PACK_ROOM_BYTES_MAX, PackMemory, PackRoom
-from tiers.packs import PACK_RECORDS_MAX, PackHeader, describe
+from tiers.packs.pack_io import put_pack
+from tiers.packs.pack_memory import PACK_ROOM_BYTES_MAX, PackMemory, PackRoom
+from tiers.packs.packs import PACK_RECORDS_MAX, PackHeader, describe
 from tiers.slots import SLOT_ALIGN_BYTES
 
 

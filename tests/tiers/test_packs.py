@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from tests.objects import Faults, FaultyObjects, MemoryObjects, S3Server, flip
 from tests.tiers.records import columns_of, content
 from tiers.base import Get
+from tiers.bucket.object_store import open_objects
+from tiers.bucket.objects import Objects
 from tiers.checksum import digest
-from tiers.codecs import CODECS, SPLIT_ZSTD, decode_into, encode
 from tiers.errors import ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.namespace_spec import NamespaceSpec
-from tiers.object_store import open_objects
-from tiers.objects import Objects
-from tiers.pack_io import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX, fetch_records, put_pack, read_pack
-from tiers.packs import PRELUDE_BYTES, Pack, PackHeader, describe
+from tiers.packs.codecs import CODECS, SPLIT_ZSTD, decode_into, encode
+from tiers.packs.pack_io import PACK_FIRST_BYTES, PACK_INLINE_BYTES_MAX, fetch_records, put_pack, read_pack
+from tiers.packs.packs import PRELUDE_BYTES, Pack, PackHeader, describe
 
 T = TypeVar("T")
 

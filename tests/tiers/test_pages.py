@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.tiers.records import commit, reserve
-from tiers import arena as arena_module
-from tiers import pages
-from tiers.arena import Arena, open_arena
 from tiers.checksum import digest
+from tiers.dram import arena as arena_module
+from tiers.dram import pages
+from tiers.dram.arena import Arena, open_arena
 from tiers.errors import OpenError
 
 SLAB_BYTES = 2 << 20

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kvstore.daemon.regions_file import Place
+from kvstore.daemon.config.regions_file import Place
+from tiers.bucket.object_options import ObjectOptions
+from tiers.bucket.object_store import open_objects
 from tiers.errors import ObjectError, ObjectMissing, ObjectRefused
-from tiers.object_options import ObjectOptions
-from tiers.object_store import open_objects
 
 Signed = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 DAY = datetime.timedelta(days=1)
@@ -140,7 +140,7 @@ def test_where_a_bucket_stands(bucket: str, endpoint: str, is_in_path: bool) -> 
 
 def test_a_profile_that_is_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sets AWS_PROFILE and finds no credentials learns why."""
-    from tiers.object_failures import failure
+    from tiers.bucket.object_failures import failure
 
     error = OSError("GET http://169.254.169.254/latest/api/token")
     assert "AWS_PROFILE" not in str(failure(error, "s3://b: get x"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client, Namespace
-from kvstore.daemon.exporting import TRACES_WAITING_MAX
+from kvstore.daemon.beside.exporting import TRACES_WAITING_MAX
 from kvstore.ledger.tracing import TRACES_REQUESTS_MAX, TRACES_SAVES_MAX, Span, Tracing
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Lookup
@@ -211,7 +211,7 @@ def test_without_an_endpoint_nothing_is_imported(place: Place, serve: Serve) -> 
 
 def test_without_the_extra_the_start_says_what_to_install(place: Place) -> None:
     """An endpoint without OpenTelemetry stops the start with one line, and leaves no arena."""
-    code = "import sys; sys.modules['opentelemetry'] = None; from kvstore.cli import main; sys.exit(main())"
+    code = "import sys; sys.modules['opentelemetry'] = None; from kvstore.tools.cli import main; sys.exit(main())"
     done = subprocess.run(
         [
             sys.executable,
@@ -283,8 +283,8 @@ def test_a_collector_that_is_slow_is_warned_of_once(
     """One that takes every batch, and fewer than there are, loses spans as one that is away; one line says when it keeps up."""
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    from kvstore.daemon.config import Config, Traces
-    from kvstore.daemon.exporting import Exporter
+    from kvstore.daemon.beside.exporting import Exporter
+    from kvstore.daemon.config.config import Config, Traces
 
     caplog.set_level("INFO", "kvstore.daemon.exporting")
     exporter = Exporter(Config(traces=Traces(endpoint=collector.url)), "here", time.time)
@@ -307,8 +307,8 @@ def test_a_collector_that_is_slow_is_warned_of_once(
 
 def test_what_waits_is_bounded(collector: Collector) -> None:
     """A collector that hangs costs so many spans of memory; what comes then is lost, and counted."""
-    from kvstore.daemon.config import Config, Traces
-    from kvstore.daemon.exporting import Exporter
+    from kvstore.daemon.beside.exporting import Exporter
+    from kvstore.daemon.config.config import Config, Traces
 
     collector.answers.clear()
     exporter = Exporter(Config(traces=Traces(endpoint=collector.url)), "here", time.time)

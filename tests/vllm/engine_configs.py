@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 
-from connectors.vllm.namespace import configured_fields
+from connectors.vllm.identity.namespace import configured_fields
 
 
 def config_of(model: Path | str, **arguments: Any) -> Any:

@@ -1,6 +1,6 @@
 """Every field of vLLM's configuration that was judged to count, by class: those of 0.32 and of 0.33.
 
-What is not here is in `connectors/vllm/allowed.py`. A field that is in neither was not judged: `test_identity.py` fails,
+What is not here is in `connectors/vllm/identity/allowed.py`. A field that is in neither was not judged: `test_identity.py` fails,
 and whoever judges it puts it to one of the two.
 """
 

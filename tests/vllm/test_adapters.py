@@ -18,7 +18,7 @@ from vllm.lora.request import LoRARequest
 
 from connectors import constants as limits
 from connectors.transfer.orders import Adapter
-from connectors.vllm.adapters import Adapters, LiveAdapters
+from connectors.vllm.identity.adapters import Adapters, LiveAdapters
 
 pytestmark = pytest.mark.vllm
 
@@ -296,7 +296,7 @@ def test_ranks_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that loads ever new adapters does not grow."""
-    monkeypatch.setattr("connectors.vllm.adapters.ADAPTERS_KNOWN_MAX", 2)
+    monkeypatch.setattr("connectors.vllm.identity.adapters.ADAPTERS_KNOWN_MAX", 2)
     engine = Engine(tmp_path / "cache")
     for number in range(1, 6):
         lora = request(written(tmp_path / str(number), bytes([number])), number, str(number))

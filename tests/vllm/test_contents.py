@@ -21,8 +21,8 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from connectors.vllm.contents import Contents, Names
 from connectors.vllm.geometry import Group, Plan
+from connectors.vllm.identity.contents import Contents, Names
 
 pytestmark = pytest.mark.vllm
 
@@ -199,7 +199,7 @@ def test_an_identifier_that_stands_for_two_things() -> None:
 
 def test_identifiers_are_forgotten_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest unused ones."""
-    monkeypatch.setattr("connectors.vllm.contents.CONTENTS_KNOWN_MAX", 3)
+    monkeypatch.setattr("connectors.vllm.identity.contents.CONTENTS_KNOWN_MAX", 3)
     known = contents()
     for identifier in "abcad":
         assert not Names(request(feature(identifier=identifier)), TOKENS, known).unknown

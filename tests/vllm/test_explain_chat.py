@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from examples.demo.model import make_model
-from kvstore.cli.chat import chat_tokens
+from kvstore.tools.cli.chat import chat_tokens
 
 pytestmark = pytest.mark.vllm
 

@@ -20,15 +20,15 @@ import pytest
 pytest.importorskip("vllm")
 import torch
 
-from connectors.vllm import allowed
-from connectors.vllm.canonical import Unknowable, canonical, text_of
-from connectors.vllm.configuration import PATHS, configuration
-from connectors.vllm.model_sources import SHARED, ModelSources
+from connectors.vllm.identity import allowed
+from connectors.vllm.identity.canonical import Unknowable, canonical, text_of
+from connectors.vllm.identity.configuration import PATHS, configuration
+from connectors.vllm.identity.model_sources import SHARED, ModelSources
 from examples.demo.model import make_model
 from tests.vllm import models
 from tests.vllm.engine_configs import changed, config_of, digest_of, model_with, objects_of
 from tests.vllm.judged import COUNTED, LEFT_OUT, OF_NO_ENGINE
-from tiers.packs import FIELD_CHARS_MAX, FIELDS_MAX
+from tiers.packs.packs import FIELD_CHARS_MAX, FIELDS_MAX
 
 pytestmark = pytest.mark.vllm
 
@@ -354,8 +354,8 @@ def test_forms_are_equal_where_values_are() -> None:
 
 def test_what_is_written_out_is_bounded(base: Path) -> None:
     """Settings beyond the room are in the digest alone."""
-    from connectors.vllm.namespace import FIELD_CHARS_MAX as WRITTEN_MAX
-    from connectors.vllm.namespace import SETTINGS_CHARS_MAX, configured_fields
+    from connectors.vllm.identity.namespace import FIELD_CHARS_MAX as WRITTEN_MAX
+    from connectors.vllm.identity.namespace import SETTINGS_CHARS_MAX, configured_fields
 
     config = changed(an_engine("text", base), "", "additional_config")
     for number in range(400):

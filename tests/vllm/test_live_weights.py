@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 import torch
 
-from connectors.vllm.live_weights import WEIGHTS_SUM_WORDS, Unseen, live_digest, tensors_digest
+from connectors.vllm.identity.live_weights import WEIGHTS_SUM_WORDS, Unseen, live_digest, tensors_digest
 from tests.vllm.tiny_weights import TinyModel, give_model
 
 pytestmark = pytest.mark.vllm
@@ -93,7 +93,7 @@ def test_places_far_apart_in_a_chunk_of_full_size() -> None:
 
 def test_chunks_and_tensors_that_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """What moves from one chunk to another, or from one tensor to another, changes the digest."""
-    monkeypatch.setattr("connectors.vllm.live_weights.WEIGHTS_SUM_WORDS", 8)
+    monkeypatch.setattr("connectors.vllm.identity.live_weights.WEIGHTS_SUM_WORDS", 8)
     tensor = noise(torch.float32, 40)
     rolled = tensor.roll(8)
     assert len({digest(tensor), digest(rolled), digest(tensor, rolled), digest(rolled, tensor)}) == 4
@@ -119,7 +119,7 @@ def test_shapes_and_layouts() -> None:
 
 def test_rows_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors with gaps are copied by rows; a row may be longer than a chunk."""
-    monkeypatch.setattr("connectors.vllm.live_weights.WEIGHTS_SUM_WORDS", 8)
+    monkeypatch.setattr("connectors.vllm.identity.live_weights.WEIGHTS_SUM_WORDS", 8)
     wide = noise(torch.float32, 5, 50)
     before = digest(wide[:, :41])
     wide[4, 40] += 1

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from coldstart.errors import ChunkDamaged, FilesWrong
-from connectors.vllm.model_files import weight_files
+from connectors.vllm.identity.model_files import weight_files
 from connectors.vllm_plugin import register
 from kvstore.client import Client, ClientError, models
 from tests.coldstart.revisions import Bucket, into_dram, mark
@@ -250,7 +250,7 @@ def test_it_reads_the_files_that_name_the_weights(sharded: Path) -> None:
 def dram(place: Place, serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch) -> Daemon:
     """A daemon that keeps models, where loaders find it by themselves."""
     monkeypatch.setenv("KVSTORE_SOCKET_PATH", str(place.socket))
-    monkeypatch.setattr("coldstart.loading._WRITTEN_BYTES_MAX", 0)  # all that is given back are views
+    monkeypatch.setattr("coldstart.loading.loading._WRITTEN_BYTES_MAX", 0)  # all that is given back are views
     sizes = ["--set=dram.capacity_bytes=64MiB", "--set=models.dram_bytes=32MiB"]
     return serve(place, *place.arguments, *sizes)
 

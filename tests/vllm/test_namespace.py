@@ -13,8 +13,7 @@ pytest.importorskip("vllm")
 import torch
 
 from connectors.device import Blocks, Run
-from connectors.vllm.messages import GroupFacts
-from connectors.vllm.namespace import (
+from connectors.vllm.identity.namespace import (
     identity_fields,
     joined_facts,
     model_name,
@@ -22,6 +21,7 @@ from connectors.vllm.namespace import (
     release_of,
     space_spec,
 )
+from connectors.vllm.messages import GroupFacts
 from tests.vllm.engine_configs import config_of
 
 pytestmark = pytest.mark.vllm

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvstore.client import Client
-from kvstore.replay.trace import read
+from kvstore.tools.replay.trace import read
 from tests.running import TIMEOUT_S, Daemon, environment
 from tests.vllm.conftest import prompt
 from tests.vllm.engines import BLOCK_TOKENS, EngineHost

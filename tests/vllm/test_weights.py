@@ -29,7 +29,7 @@ from connectors.transfer.weights import (
     known_as,
     weights_digest,
 )
-from connectors.vllm.model_files import elsewhere, foreign_code, weight_files
+from connectors.vllm.identity.model_files import elsewhere, foreign_code, weight_files
 
 pytestmark = pytest.mark.vllm
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvstore.constants import WEB_HISTORY_S
 from kvstore.ledger.latencies import BOUNDS_S, Histogram
-from kvstore.web.history import SAMPLES_MAX, History
-from kvstore.web.samples import Sample, latency, stepped, together
+from kvstore.tools.web.history import SAMPLES_MAX, History
+from kvstore.tools.web.samples import Sample, latency, stepped, together
 from tests.running import Place
 from tests.web.asked import Serve, Watching, get, until
 from tests.web.test_metrics import traffic

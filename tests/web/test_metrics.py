@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from kvstore.client import Client
 from kvstore.ledger.counters import Counters
-from kvstore.web.asking import Answer
-from kvstore.web.collector import families
-from kvstore.web.names import COUNTER_MEANINGS, COUNTERS_LEFT_OUT, GROUPS, METRICS, document
+from kvstore.tools.web.asking import Answer
+from kvstore.tools.web.collector import families
+from kvstore.tools.web.names import COUNTER_MEANINGS, COUNTERS_LEFT_OUT, GROUPS, METRICS, document
 from tests.coldstart.fake_nvml import fake_nvml
 from tests.region.regions import RECORD_BYTES, arguments, chain, init, regions_file, space_of, store
 from tests.running import ROOT, Place

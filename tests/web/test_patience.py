@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from kvstore.daemon import webbing
-from kvstore.daemon.config import Config, Web
+from kvstore.daemon.beside import webbing
+from kvstore.daemon.beside.webbing import WebProcess
+from kvstore.daemon.config.config import Config, Web
 from kvstore.daemon.listening import Listen
-from kvstore.daemon.webbing import WebProcess
 from kvstore.errors import StartError
-from kvstore.web import running
+from kvstore.tools.web import running
 
 
 def test_a_port_is_waited_for_with_one_warning(

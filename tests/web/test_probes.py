@@ -15,9 +15,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.daemon.listening import Listen
-from kvstore.web.asking import Answer, Asking
-from kvstore.web.running import WEB_CONNECTIONS_MAX
-from kvstore.web.server import Web
+from kvstore.tools.web.asking import Answer, Asking
+from kvstore.tools.web.running import WEB_CONNECTIONS_MAX
+from kvstore.tools.web.server import Web
 from tests.running import Place
 from tests.web.asked import Reply, Serve, Watching, get, until, url_of, with_web
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client import Client
-from kvstore.web.strangers import HIDDEN, Askers
+from kvstore.tools.web.strangers import HIDDEN, Askers
 from tests.running import Place
 from tests.web.asked import Serve, get, until, url_of
 

@@ -1,0 +1,640 @@
+"""The models' directory of a node: what is whole there, what is under way, who uses it, what must leave.
+
+    <dir>/models--<model>/snapshots/<revision>/<path>              real files: a directory that any engine can open
+    <dir>/models--<model>/snapshots/<revision>/.kvstore-model      its manifest, sealed
+    <dir>/models--<model>/refs/main, refs/<revision>               which revision a name stands for
+    <dir>/.under-way/<model>@<revision>/...                        the same files, filled chunk by chunk
+    <dir>/.under-way/<model>@<revision>~progress                   how far it is, for whoever waits
+    <dir>/.under-way/<model>@<revision>~leaving                    evicted: removed by whoever comes next, if it is still there
+    <dir>/.pins/<model>@<revision>                                 never evicted
+
+        under way ──rename, when every chunk was verified and is on disk──▶ snapshots ──rename──▶ leaving
+
+A revision is in snapshots/ whole or not at all. One process fills it: an exclusive flock on its directory, which moves with it.
+Processes that use it hold a shared one, so that a use ends with its process, however that ends. Room is made, and given,
+under a lock on <dir>: two that begin at the same time see each other's sizes.
+
+When a revision was used last is the time of its manifest file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+import msgspec
+
+from coldstart.blocks import allocate
+from coldstart.errors import FilesWrong, InUse, ModelMissing, NoRoom
+from replication.errors import Damaged
+from replication.formats.manifests import (
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    decode,
+    encode,
+    is_model_name,
+    manifest_name,
+)
+from tiers.constants import NVME_HEADROOM_BYTES
+from tiers.files import replace_file, sync_directory
+from tiers.nvme.direct import free_bytes
+from tiers.parsing import ParserErrors
+from tiers.reading import Unreadable, read_bytes
+from tiers.sizes import format_bytes
+
+MARK: Final = ".kvstore-model"
+MODELS: Final = "models--"
+MAIN: Final = "main"
+_UNDER_WAY, _PINS, _LEAVING, _PROGRESS = ".under-way", ".pins", "~leaving", "~progress"
+_MODE: Final = 0o666  # less the umask, as of the files beside them: engines of other users read them, too
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+log = logging.getLogger("coldstart.home")
+
+
+class Revision(NamedTuple):
+    """A whole one. used_s: unix seconds, when it was used last."""
+
+    path: Path
+    manifest: Manifest
+    used_s: float
+    is_pinned: bool
+
+    @property
+    def name(self) -> str:
+        return name_of(self.manifest.model, self.manifest.revision)
+
+
+class Said(msgspec.Struct):
+    """What a process that fills a revision writes of how far it is, for others."""
+
+    total_bytes: int
+    kept_bytes: int
+    by_source: dict[str, int]
+    bytes_per_s: float
+
+    @property
+    def left_bytes(self) -> int:
+        return self.total_bytes - self.kept_bytes - sum(self.by_source.values())
+
+
+def said_in(words: bytes) -> Said | None:
+    """None where that is nothing yet."""
+    try:
+        return msgspec.json.decode(words, type=Said)
+    except ParserErrors:
+        return None
+
+
+class _Held:
+    """A revision's directory, on which this process has a lock until it closes it, or has ended."""
+
+    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._fd = fd
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Use(_Held):
+    """Of a whole revision: nobody evicts it meanwhile."""
+
+
+class UnderWay(_Held):
+    """A revision that this process alone fills: files of their full length below `path`. What was filled stays for the next one."""
+
+    def say(self, said: Said) -> None:
+        """For whoever waits; nothing depends on it, and where the disk is full it is not said."""
+        with suppress(OSError):
+            _progress(self.path).write_bytes(msgspec.json.encode(said))
+
+
+class Home:
+    """One models' directory, which is made where it is missing. Everything blocks on the file system.
+
+    capacity_bytes: of all revisions together; 0: as much as the disk has.
+    """
+
+    def __init__(self, path: Path, capacity_bytes: int = 0) -> None:
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self._under_way = path / _UNDER_WAY
+
+    # -- what is whole --
+
+    def place(self, model: str, revision: str) -> Path:
+        return self.path / f"{MODELS}{model}" / "snapshots" / revision
+
+    def place_under_way(self, model: str, revision: str) -> Path:
+        """Of its files while they are filled."""
+        return self._under_way / name_of(model, revision)
+
+    def find(self, model: str, revision: str = "") -> Revision:
+        """revision "": the one that the name stands for here. Raises ModelMissing, FilesWrong."""
+        chosen = revision or self._main(model)
+        path = self.place(model, chosen)
+        if not path.is_dir():
+            raise ModelMissing(
+                f"{name_of(model, revision)}: not on this disk, in {self.path}: kvstore model preload {name_of(model, revision)}"
+            )
+        return self._revision(path, model, chosen)
+
+    def use(self, model: str, revision: str = "") -> Use:
+        """Raises ModelMissing, FilesWrong."""
+        while True:
+            found = self.find(model, revision)
+            if (fd := shared(found.path)) is not None:  # else evicted in this moment
+                with suppress(OSError):  # another user's, or read-only
+                    os.utime(found.path / MARK)
+                return Use(found.path, found.manifest, fd)
+
+    def revisions(self) -> list[Revision]:
+        """Those that are whole, the one used last first."""
+        found = []
+        for folder in filter(lambda name: name.startswith(MODELS), _names(self.path)):
+            for revision in _names(self.path / folder / "snapshots"):
+                model = folder.removeprefix(MODELS)
+                with suppress(ModelMissing, FilesWrong):
+                    found.append(self._revision(self.place(model, revision), model, revision))
+        return sorted(found, key=lambda one: -one.used_s)
+
+    def under_way(self) -> list[tuple[str, Said | None]]:
+        """Names of those that were begun, and what is known of how far they are."""
+        return [(name, said_at(self._under_way / name)) for name in sorted(self._begun())]
+
+    def is_used(self, model: str, revision: str) -> bool:
+        return _is_held(self.place(model, revision))
+
+    def _main(self, model: str) -> str:
+        """What its name alone stands for: "-" if that is nothing. The only revision that is whole, where who made it whole was
+        killed before its name could stand for it."""
+        text = _content(self.path / f"{MODELS}{model}" / "refs" / MAIN).decode(errors="replace").strip()
+        named = text if is_model_name(text) else "-"
+        if self.place(model, named).is_dir():
+            return named
+        try:
+            [only] = os.listdir(self.place(model, named).parent)
+        except (OSError, ValueError):  # there is none, or several
+            return named
+        return only
+
+    def _revision(self, path: Path, model: str, revision: str) -> Revision:
+        manifest, name = read_mark(path), name_of(model, revision)
+        if manifest is None or manifest.name != manifest_name(model, revision):
+            raise FilesWrong(f"{path / MARK}: is not there, or of another revision")
+        for file in manifest.files:
+            if not _has_size(path / file.path, file.size_bytes):
+                raise FilesWrong(
+                    f"{path / file.path}: not {file.size_bytes} bytes long any more: kvstore model preload {name} mends it"
+                )
+        try:
+            used_s = os.lstat(path / MARK).st_mtime
+        except OSError as error:  # evicted in this moment
+            raise FilesWrong(f"{path / MARK}: {error.strerror}") from error
+        return Revision(path, manifest, used_s, self._pin(model, revision).exists())
+
+    # -- pins --
+
+    def pin(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing, FilesWrong."""
+        found = self.find(model, revision).manifest
+        path = self._pin(model, found.revision)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return found.revision
+
+    def unpin(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing where it is not pinned."""
+        chosen = revision or self._main(model)
+        try:
+            self._pin(model, chosen).unlink()
+        except FileNotFoundError:
+            raise ModelMissing(f"{name_of(model, revision)}: not pinned in {self.path}") from None
+        return chosen
+
+    def pins(self) -> set[str]:
+        """Names of those that are pinned."""
+        return set(_names(self.path / _PINS))
+
+    def _pin(self, model: str, revision: str) -> Path:
+        return self.path / _PINS / name_of(model, revision)
+
+    # -- what comes --
+
+    def begin(self, manifest: Manifest) -> UnderWay | None:
+        """Room for a revision, and files of their full length in it; what an earlier process filled is kept. None: another
+        process fills it, or it is whole.
+
+        What is used least lately leaves first; pinned and used ones never. Raises NoRoom, with nothing changed; InUse where
+        its place is taken by files that are not whole; Damaged.
+        """
+        if any(file.path.casefold().startswith(MARK) for file in manifest.files):  # and what it is made of
+            raise Damaged(f"{manifest.name}: has a file {MARK}, which is ours")
+        path = self._under_way / name_of(manifest.model, manifest.revision)
+        with self._locked():
+            self._sweep()
+            if self._is_whole(manifest) or _is_held(path, or_missing=False):
+                return None
+            self._take_back(manifest, path)
+            is_new = not path.exists()
+            path.mkdir(exist_ok=True)
+            fd = _held(path)
+            if fd is None:
+                return None
+            try:
+                self._make_room(manifest, path)
+                self._allocate(manifest, path)
+            except BaseException as error:
+                os.close(fd)
+                if is_new:
+                    shutil.rmtree(path, ignore_errors=True)
+                if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                    raise NoRoom(f"{self._no_room(manifest)} ({error.strerror})") from error
+                raise
+            return UnderWay(path, manifest, fd)
+
+    def finish(self, filled: UnderWay, is_main: bool) -> Path:
+        """It is whole, and on disk. is_main: its name alone stands for it from now on. Returns where it lies."""
+        manifest = filled.manifest
+        for inner, _, _ in os.walk(filled.path):
+            sync_directory(Path(inner))
+        place = self.place(manifest.model, manifest.revision)
+        with self._locked():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.utime(filled.path / MARK)
+            os.rename(filled.path, place)
+            for folder in (place.parent, place.parent.parent, self.path, self._under_way):
+                sync_directory(folder)
+            self._refer(manifest.model, manifest.revision, is_main)
+        _progress(filled.path).unlink(missing_ok=True)
+        filled.close()
+        return place
+
+    def refer(self, model: str, revision: str, is_main: bool) -> None:
+        """Have its name stand for it, and the model's name alone, if it should or stands for nothing yet."""
+        with self._locked():
+            if self.place(model, revision).is_dir():
+                self._refer(model, revision, is_main)
+
+    def _refer(self, model: str, revision: str, is_main: bool) -> None:
+        refs = self.path / f"{MODELS}{model}" / "refs"
+        refs.mkdir(exist_ok=True)
+        is_free = not self.place(model, self._main(model)).is_dir()
+        for name in (revision, *((MAIN,) if is_main or is_free else ())):
+            if _content(refs / name) != revision.encode():
+                replace_file(refs / name, revision.encode(), _MODE)
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        try:
+            return self.find(manifest.model, manifest.revision).manifest.content == manifest.content
+        except ModelMissing:
+            return False
+        except FilesWrong as error:
+            log.warning("filled again: %s", error)
+            return False
+
+    def take_back(self, manifest: Manifest) -> None:
+        """It is under way again: somebody has found that its bytes are not true. Raises InUse."""
+        with self._locked():
+            self._take_back(manifest, self._under_way / name_of(manifest.model, manifest.revision))
+
+    def _take_back(self, manifest: Manifest, path: Path) -> None:
+        """What lies in its place and is not it, or not whole, is filled again; what is true of it stays. Raises InUse."""
+        place = self.place(manifest.model, manifest.revision)
+        if not place.exists():
+            return
+        with _holding(place) as is_free:
+            if not is_free:
+                raise InUse(f"{place}: damaged, and in use: end what uses it, and preload it again")
+            _remove(path)
+            os.rename(place, path)
+
+    def _allocate(self, manifest: Manifest, path: Path) -> None:
+        mark = path / MARK
+        if not _says(path, manifest):  # of another one, or not there
+            for entry in path.iterdir():
+                _remove(entry)
+        own, folders = set[tuple[int, int]](), {path}
+        for file in manifest.files:
+            target = path / file.path
+            _make_way(target, folders)
+            allocate(target, file.size_bytes)
+            found = target.lstat()
+            if (found.st_dev, found.st_ino) in own:
+                raise FilesWrong(
+                    f"{target}: another file of the model has this name here: this file system takes A and a for one letter"
+                )
+            own.add((found.st_dev, found.st_ino))
+        if not mark.exists():
+            replace_file(mark, encode(manifest), _MODE)
+
+    # -- what leaves --
+
+    def evict(self, model: str, revision: str = "") -> str:
+        """Its revision. Raises ModelMissing, InUse."""
+        with self._locked():
+            chosen = revision or self._main(model)
+            path, name = self.place(model, chosen), name_of(model, chosen)
+            if not path.is_dir():
+                raise ModelMissing(f"{name_of(model, revision)}: not on this disk, in {self.path}")
+            if self._pin(model, chosen).exists():
+                raise InUse(f"{name}: pinned: kvstore model unpin {name} first")
+            if not self._leave(path, name):
+                raise InUse(f"{name}: a process uses it: end that first")
+        return chosen
+
+    def _make_room(self, manifest: Manifest, path: Path) -> None:
+        """Raises NoRoom, with nothing changed."""
+        for _ in range(3):  # again, if one of them was used in this moment
+            if all(self._leave(*one) for one in self._leaving(manifest, path)):
+                return
+        raise NoRoom(self._no_room(manifest))
+
+    def _leaving(self, manifest: Manifest, path: Path) -> list[tuple[Path, str]]:
+        """Who must leave, so that a revision fits that is filled at this path. Raises NoRoom."""
+        begun = {name: self._begun_bytes(name) for name in self._begun() if name != path.name}
+        whole = self.revisions()
+        broken = self._broken(whole)
+        over_bytes = over_disk_bytes = 0
+        if self.capacity_bytes:
+            held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(broken.values())
+            held_bytes += sum(size for size, _ in begun.values())
+            over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
+        promised_bytes = sum(max(0, size - there) for size, there in begun.values())
+        missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
+        if missing_bytes:
+            over_disk_bytes = missing_bytes + promised_bytes + NVME_HEADROOM_BYTES - free_bytes(self.path)
+        leaving: list[tuple[Path, str]] = []
+        candidates = self._candidates(whole, broken, begun)
+        while max(over_bytes, over_disk_bytes) > 0:
+            candidate = next(candidates, None)
+            if candidate is None:
+                raise NoRoom(self._no_room(manifest))
+            at, name, size_bytes = candidate
+            leaving.append((at, name))
+            over_bytes -= size_bytes
+            over_disk_bytes -= size_bytes
+        return leaving
+
+    def _broken(self, whole: Sequence[Revision]) -> dict[Path, int]:
+        """The bytes of what was a revision and is none: cut off, its manifest damaged. What never was one is somebody else's."""
+        there = {one.path for one in whole}
+        marks = self.path.glob(f"{MODELS}*/snapshots/*/{MARK}")
+        return {mark.parent: _allocated_bytes(mark.parent) for mark in marks if mark.parent not in there}
+
+    def _candidates(
+        self, whole: Sequence[Revision], broken: Mapping[Path, int], begun: Mapping[str, tuple[int, int]]
+    ) -> Iterator[tuple[Path, str, int]]:
+        """What may leave, in the order in which it does: what was begun and given up, what is whole no more, then what was used
+        longest ago."""
+        for name, (size_bytes, _) in begun.items():
+            if not _is_held(self._under_way / name):
+                yield self._under_way / name, name, size_bytes
+        for path, size_bytes in broken.items():
+            model = path.parts[-3].removeprefix(MODELS)
+            if not self._pin(model, path.name).exists() and not _is_held(path):
+                yield path, name_of(model, path.name), size_bytes
+        for one in reversed(whole):
+            if not one.is_pinned and not _is_held(one.path):
+                yield one.path, one.name, one.manifest.size_bytes
+
+    def _no_room(self, manifest: Manifest) -> str:
+        limit = f"models.nvme_bytes is {format_bytes(self.capacity_bytes)}, " if self.capacity_bytes else ""
+        return (
+            f"{name_of(manifest.model, manifest.revision)}: {format_bytes(manifest.size_bytes)} do not fit in {self.path}: "
+            f"{limit}the disk has {format_bytes(free_bytes(self.path))} free, and what could leave is too small:"
+            " pinned models and those in use stay"
+        )
+
+    def _leave(self, path: Path, name: str) -> bool:
+        """False where it is in use."""
+        target = self._under_way / (name + _LEAVING)
+        with _holding(path) as is_free:
+            if not is_free:
+                return False
+            _remove(target)
+            os.rename(path, target)
+        self._forget(*name.split("@"))
+        _remove(target)
+        _progress(self._under_way / name).unlink(missing_ok=True)
+        return True
+
+    def _forget(self, model: str, revision: str) -> None:
+        """Names that stand for a revision which is gone, and folders with nothing in them."""
+        folder = self.path / f"{MODELS}{model}"
+        if self.place(model, revision).exists():
+            return
+        for name in (revision, MAIN):
+            if _content(folder / "refs" / name) == revision.encode():
+                (folder / "refs" / name).unlink()
+        for empty in (folder / "refs", folder / "snapshots", folder):
+            with suppress(OSError):
+                empty.rmdir()
+
+    def _begun(self) -> set[str]:
+        found = _names(self._under_way)
+        return {name for name in found if "~" not in name and (self._under_way / name).is_dir()}
+
+    def _begun_bytes(self, name: str) -> tuple[int, int]:
+        """How large it will be, and how much of the disk it has."""
+        path = self._under_way / name
+        there_bytes = _allocated_bytes(path)
+        with suppress(FilesWrong):
+            if (manifest := read_mark(path)) is not None:
+                return manifest.size_bytes, there_bytes
+        return there_bytes, there_bytes
+
+    def _sweep(self) -> None:
+        """What killed processes were removing."""
+        for name in _names(self._under_way):
+            if name.endswith(_LEAVING):
+                _remove(self._under_way / name)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._under_way.mkdir(parents=True, exist_ok=True)
+        with locked(self._under_way):
+            yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """By nobody else meanwhile: waits for those that have it. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def name_of(model: str, revision: str) -> str:
+    """For people, and of files."""
+    return f"{model}@{revision}" if revision else model
+
+
+def parse_name(text: str) -> tuple[str, str]:
+    """Model and revision ("" where none is named) of NAME or NAME@REVISION. Raises ModelError."""
+    from coldstart.published.models import (
+        check_name,  # an engine's process imports this module, and no catalogue with it
+    )
+
+    model, at, revision = text.partition("@")
+    check_name("model", model)
+    if at:
+        check_name("revision", revision)
+    return model, revision
+
+
+def default_models_dir() -> Path:
+    """Where the daemon keeps them unless its configuration says otherwise; $KVSTORE_MODELS__DIR says it, too."""
+    if named := os.environ.get("KVSTORE_MODELS__DIR", ""):
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "") or os.path.expanduser("~/.local/state")
+    system = os.environ.get("KVSTORE_DATA_DIR", "") or "/var/lib/kvstore"
+    places = [Path(system, "models"), Path(state, "kvstore", "models")]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def read_mark(directory: Path) -> Manifest | None:
+    """The manifest of the revision in this directory; None where it is a directory like any other. Raises FilesWrong."""
+    mark = directory / MARK
+    try:
+        return decode(read_bytes(mark, MANIFEST_BYTES_MAX, follow=False), str(mark))
+    except (Unreadable, Damaged) as error:
+        if isinstance(error, Unreadable) and error.is_missing:
+            return None
+        raise FilesWrong(str(error)) from error
+
+
+def _says(directory: Path, manifest: Manifest) -> bool:
+    with suppress(FilesWrong):
+        found = read_mark(directory)
+        return found is not None and (found.files, found.chunks) == (manifest.files, manifest.chunks)
+    return False
+
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return os.lstat(path).st_size == size_bytes
+    except OSError:
+        return False
+
+
+def _content(path: Path) -> bytes:
+    """Of a small file of ours; b"" where it cannot be read."""
+    with suppress(Unreadable):
+        return read_bytes(path, 64 << 10, follow=False)
+    return b""
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in it; [] where it is not there, or goes in this moment."""
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _progress(under_way: Path) -> Path:
+    return under_way.with_name(under_way.name + _PROGRESS)
+
+
+def said_at(under_way: Path) -> Said | None:
+    """How far the revision is that is filled there, as its process said last."""
+    return said_in(_content(_progress(under_way)))
+
+
+def shared(path: Path) -> int | None:
+    """A descriptor of a revision's directory, whose lock keeps it where it is; None where it is gone. Blocks while somebody is
+    about to move it."""
+    return _with_lock(path, fcntl.LOCK_SH)
+
+
+def _held(path: Path) -> int | None:
+    """A descriptor of this directory, which nobody else has a lock on; None where somebody has, or it is not there."""
+    return _with_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _with_lock(path: Path, how: int) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(fd, how)
+        if os.path.samestat(os.fstat(fd), os.lstat(path)):
+            return fd
+    os.close(fd)
+    return None
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[bool]:
+    """Whether nobody else has a lock on this directory: then we have it meanwhile."""
+    fd = _held(path)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _is_held(path: Path, or_missing: bool = True) -> bool:
+    """By somebody else. or_missing: or gone."""
+    if not or_missing and not path.exists():
+        return False
+    with _holding(path) as is_free:
+        return not is_free
+
+
+def _allocated_bytes(path: Path) -> int:
+    total_bytes = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total_bytes
+
+
+def _make_way(target: Path, folders: set[Path]) -> None:
+    """For a file of its own: links on its way, what is no folder there, and a file that has other names, too, are removed, so that
+    nothing is written elsewhere. folders: those that are known to be some."""
+    folder, missing = target.parent, list[Path]()
+    while folder not in folders:
+        missing.append(folder)
+        folder = folder.parent
+    for folder in reversed(missing):
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir()
+        folders.add(folder)
+    with suppress(FileNotFoundError):
+        found = target.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            _remove(target)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

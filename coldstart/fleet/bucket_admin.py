@@ -1,0 +1,114 @@
+"""What a bucket needs beyond bytes: that it is there, that halves of uploads go by themselves, whether old versions stay. By boto3.
+
+Uploads in parts that were cut off are seen by nobody, and paid for: a lifecycle rule has the store abort them. Rules that are there
+stay: a store takes all of them at once, so they are read first, and ours is added. A bucket with versions keeps what is deleted or
+erased: only said, because others may want it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from coldstart.errors import ModelError
+from tiers.bucket.object_options import ObjectOptions
+
+LEFTOVER_DAYS: Final = 2  # longer than any upload of ours takes
+RULE_ID: Final = "kvstore-abort-multipart-leftovers"
+_ASK_S: Final = 10.0
+_NO_RULES: Final = "NoSuchLifecycleConfiguration"
+_GONE: Final = ("404", "NoSuchBucket", "NotFound")
+_HERE: Final = "us-east-1"  # the region that no bucket is told
+
+
+class BucketError(ModelError):
+    """A bucket cannot be looked after: no boto3, no rights, no answer, or no such thing at this store."""
+
+
+class State(NamedTuple):
+    """versions: "Enabled", "Suspended", or "" where there never were any. aborts_leftovers: None where the store has no such rules."""
+
+    versions: str
+    aborts_leftovers: bool | None
+
+
+class Bucket:
+    """One of S3. Every call blocks for seconds at most, and raises BucketError."""
+
+    def __init__(self, url: str, options: ObjectOptions) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "s3":
+            raise BucketError(f"{url}: allowed are buckets of S3 (s3://…)")
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError as error:
+            raise BucketError("boto3 is not installed: pip install 'kvstore-llm[s3]'") from error
+        self.where, self._name = f"s3://{parts.netloc}", parts.netloc
+        self._failures, self._client_error = (BotoCoreError, ClientError), ClientError
+        style = {"addressing_style": "path" if options.path_style else "auto"}
+        config = Config(
+            connect_timeout=_ASK_S, read_timeout=_ASK_S, retries={"total_max_attempts": 2}, s3=style
+        )
+        try:
+            self._s3: Any = boto3.client(
+                "s3", endpoint_url=options.endpoint or None, region_name=options.region or None, config=config
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise BucketError(f"{self.where}: {error}") from error
+
+    def create(self) -> bool:
+        """Make it, unless it is there and ours to use; whether it was made."""
+        if self._asked("head_bucket", _GONE) is not None:
+            return False
+        region = self._s3.meta.region_name or _HERE
+        where = {} if region == _HERE else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        return self._asked("create_bucket", ("BucketAlreadyOwnedByYou",), **where) is not None
+
+    def abort_leftovers(self) -> bool:
+        """Have the rule, beside those that are there; whether it is new."""
+        rules = self._rules()
+        if any(map(_aborts, rules)):
+            return False
+        ours = {
+            "ID": RULE_ID,
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": LEFTOVER_DAYS},
+        }
+        self._asked("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": [*rules, ours]})
+        return True
+
+    def state(self) -> State:
+        versions = self._asked("get_bucket_versioning", ("NotImplemented",)) or {}
+        try:
+            aborts: bool | None = any(map(_aborts, self._rules()))
+        except BucketError:
+            aborts = None
+        return State(str(versions.get("Status", "")), aborts)
+
+    def _rules(self) -> list[dict[str, Any]]:
+        found = self._asked("get_bucket_lifecycle_configuration", (_NO_RULES,))
+        return list(found.get("Rules", ())) if found else []
+
+    def _asked(self, call: str, fine: tuple[str, ...] = (), **words: Any) -> dict[str, Any] | None:
+        """The answer; None where the store refuses with one of these codes."""
+        try:
+            answer: dict[str, Any] = getattr(self._s3, call)(Bucket=self._name, **words)
+        except self._failures as error:
+            if isinstance(error, self._client_error) and _code(error) in fine:
+                return None
+            raise BucketError(f"{self.where}: {call.replace('_', ' ')}: {error}") from error
+        return answer
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _aborts(rule: dict[str, Any]) -> bool:
+    """For all of the bucket."""
+    prefix = rule.get("Prefix", rule.get("Filter", {}).get("Prefix", ""))
+    is_narrow = bool(prefix or set(rule.get("Filter", {})) - {"Prefix"})
+    return rule.get("Status") == "Enabled" and "AbortIncompleteMultipartUpload" in rule and not is_narrow

@@ -1,0 +1,1 @@
+"""Models in a bucket: cut into chunks, published, checked, collected."""

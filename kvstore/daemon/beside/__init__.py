@@ -1,0 +1,1 @@
+"""What runs beside the daemon, and is begun and ended with it."""

@@ -1,0 +1,1 @@
+"""What people and their programs use: the command, the doctor, pages and metrics, replays, benches."""

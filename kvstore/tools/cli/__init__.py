@@ -1,0 +1,259 @@
+"""The `kvstore` command: one module a command, found by name, imported only when it is used.
+
+    kvstore status -o json
+            │
+            └─▶ COMMANDS["status"] ─▶ import kvstore.tools.cli.commands.status ─▶ add_arguments(parser), run(args)
+
+Adding a command is one line in COMMANDS and one module with two functions:
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None
+    def run(args: argparse.Namespace) -> int          # the exit code
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failed, 2 wrong usage
+or configuration, 3 not found, 4 no daemon answers. What a user can get wrong is raised as
+CliError and printed as one line; a traceback means a bug of ours. So is a stdout that is closed or
+full; only of a reader that had enough nothing is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kvstore.tools.cli.streams import harmless_streams
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE = 0, 1, 2, 3, 4
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+COMMANDS = {
+    "serve": "run the daemon",
+    "ping": "whether a daemon answers, who it is, and how fast",
+    "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
+    "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
+    "web": "serve metrics, health and a live page of a running daemon",
+    "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
+    "explain": "where a prompt would hit, block by block, and why not",
+    "retention": "what is pinned, what expires, and who may hold how much",
+    "pin": "keep a prefix from being evicted",
+    "unpin": "let a pinned prefix be evicted again",
+    "ttl": "drop blocks so long after they were stored: of a prefix, a namespace, a tenant",
+    "quota": "how many bytes a namespace or a tenant may hold in each tier",
+    "clear": "drop what this node's tiers hold of a prefix, a namespace, a tenant, or everything",
+    "region": "the regions of a deployment: making their buckets ready, how far their mirrors are, whether all is there",
+    "mirror": "copy into this region what the rules say, from all others",
+    "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
+    "model": "models in a region's bucket: what is published there",
+    "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
+    "arena": "which arenas lie in memory, and giving one back",
+    "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
+    "fsck": "prove that the books balance; verify and repair stored records",
+    "config": "show or check the configuration, with where each value comes from; write a sample",
+    "get": "the settings that a running daemon works with, and where they come from",
+    "set": "give a setting of a running daemon another value, until it restarts",
+    "record": "write down the requests that engines ask for, for replay: lengths and what they share, no names",
+    "replay": "what each eviction policy would have hit on recorded traffic",
+    "bench": "what this machine does with our tiers, beside its limits",
+    "completion": "print what a shell needs to complete these commands and their options",
+    "version": "versions of kvstore and of what it runs on",
+    "help": "this overview, or the options of one command",
+}
+
+
+class CliError(Exception):
+    """Something the user can put right. Printed line by line, without a traceback."""
+
+    def __init__(self, *problems: str, exit_code: int = FAILED) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+        self.exit_code = exit_code
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, with the nearest valid word."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, with the nearest option in place of one that it does not know."""
+        found, left = self.parse_known_args(args, namespace)
+        self.refuse(left)
+        return found
+
+    def refuse(self, left: Sequence[str]) -> None:
+        """Raise CliError where words are left that it does not know."""
+        if left:
+            known = [option for action in self._actions for option in action.option_strings]
+            close = difflib.get_close_matches(left[0].partition("=")[0], known, 1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        command = self.prog.removeprefix("kvstore ")
+        raise CliError(f"{command}: {message} (see {self.prog} --help)", exit_code=USAGE)
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """As anything else is printed: argparse itself is silent where stdout cannot be written."""
+        print(self.format_help(), end="", file=file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Entry point of the `kvstore` script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # closed: print() would take stdout in its place
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 needed until the process ends
+    if sys.stdout is None:
+        return _say(CliError("stdout is closed; where it is not wanted, redirect it to /dev/null"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
+    with harmless_streams():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
+    try:
+        return _told(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) had enough
+        _leave_stdout()
+        return FAILED
+    except OSError as error:
+        if _can_write():
+            raise
+        _leave_stdout()
+        return _say(CliError(f"cannot write to stdout: {error.strerror}"))
+
+
+def _told(words: list[str]) -> int:
+    """Run the command, say what was wrong; everything for stdout has left us."""
+    try:
+        code = _run(words)
+    except CliError as error:
+        code = _say(error)
+    sys.stdout.flush()
+    return code
+
+
+def _say(error: CliError) -> int:
+    for problem in error.problems:
+        print(f"kvstore: {problem}", file=sys.stderr)
+    return error.exit_code
+
+
+def _can_write() -> bool:
+    """Whether stdout takes one more character: else an OSError was about it, and no bug of ours."""
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_stdout() -> None:
+    """What is still to be written goes nowhere: the interpreter would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: list[str]) -> int:
+    command = words[0] if words else ""
+    if command not in COMMANDS:
+        return _no_command(words)
+    module = module_of(command)
+    try:
+        args = parser_of(command).parse_args(words[1:])
+    except SystemExit:  # --help, and there it is
+        return OK
+    for name, text in _not_utf8(args):
+        raise CliError(f"{command}: argument {name}: not valid UTF-8: {text}", exit_code=USAGE)
+    return int(module.run(args))
+
+
+def parser_of(command: str) -> Parser:
+    """What reads the arguments of one of COMMANDS."""
+    module = module_of(command)
+    names_files = any(place in str(module.__doc__) for place in ("docs/", "deploy/"))
+    parser = Parser(
+        prog=f"kvstore {command}",
+        description=module.__doc__,
+        epilog=f"docs/ and deploy/ are in {shared()}" if names_files else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(called=command)
+    module.add_arguments(parser)
+    return parser
+
+
+def module_of(command: str) -> ModuleType:
+    """What has its arguments and its work: `unpin` is of the same as `pin`."""
+    return importlib.import_module(f"kvstore.tools.cli.commands.{command.removeprefix('un')}")
+
+
+def shared() -> str:
+    """The directory of docs/ and deploy/: in the package where it was installed, around it in a checkout."""
+    package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
+    installed = os.path.join(package, "share")
+    return installed if os.path.isdir(installed) else os.path.dirname(package)
+
+
+def _not_utf8(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Names of arguments and what can be shown of them. A path may be any bytes, as for the kernel."""
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not _is_utf8(text):
+                shown = os.fsencode(text).decode(errors="backslashreplace")
+                yield name.replace("_", "-"), shown
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)  # what Python makes of other bytes
+
+
+def _no_command(words: list[str]) -> int:
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        print(overview())
+        return OK
+    if first in ("-V", "--version"):
+        from kvstore import __version__
+
+        print(f"kvstore {__version__}")
+        return OK
+    if not first:
+        raise CliError(f"no command: known are {', '.join(COMMANDS)} (see kvstore --help)", exit_code=USAGE)
+    raise unknown_command(first)
+
+
+def unknown_command(word: str) -> CliError:
+    """It is no command, nor an option that stands in place of one."""
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(COMMANDS)}"
+    return CliError(
+        f"unknown {'option' if word.startswith('-') else 'command'} {word}: {hint}", exit_code=USAGE
+    )
+
+
+def overview() -> str:
+    """All commands, a line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: kvstore COMMAND [options]     (kvstore COMMAND --help lists the options)",
+            "",
+            "A KV-cache daemon for inference engines, and the tools to look after it.",
+            "",
+            *lines,
+            "",
+            "exit codes: 0 ok, 1 failed, 2 wrong usage or configuration, 3 not found, 4 no daemon answers",
+            f"to read on (docs/), and files to deploy it with (deploy/): {shared()}",
+        ]
+    )

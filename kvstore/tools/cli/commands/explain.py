@@ -1,0 +1,251 @@
+"""Where a prompt would hit, block by block, and why not. Nothing is counted, nothing is loaded.
+
+  kvstore explain --tokenizer DIR "text"     a prompt as text, as an engine's completion request has it
+  kvstore explain --tokenizer DIR @file      the text is in a file; - reads it from stdin
+  kvstore explain --tokens 1,2,3             token ids (also --tokens @file, --tokens -); needs no tokenizer
+  kvstore explain --tokenizer DIR --chat @request.json
+                                             messages of a chat request, through the model's chat template
+  kvstore explain --prefix 6f66b1302f        a stored prefix, by the beginning of the hash of its last block
+  kvstore explain --engines [--model NAME]   which engines do not share what they store, and what separates them
+  kvstore explain … --model NAME             of which model, where the daemon has several (or --namespace HEX)
+  kvstore explain … --salt SALT              the request's cache_salt
+  kvstore explain … -o json                  for programs, a row for each block; docs/cli.md lists the fields
+
+A positional list of numbers (1,2,3 or [1, 2, 3]) is taken as token ids. --chat takes messages or the body of a request
+to /v1/chat/completions: JSON, a file, or - for stdin. Prompts with images or LoRA adapters are not covered.
+Exit code 0 whether it would hit or not, 3 when there is no such namespace, 4 when no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.protocol.outcomes import MEANINGS
+from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
+from kvstore.tools.cli.commands.explain_asking import chosen, document_of, explain_prefix
+from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
+from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.tools.cli.prefixes import ask, require_beginning
+from kvstore.units import count, printable
+from tiers.reading import Unreadable, as_text, read_text
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
+    from kvstore.ledger.explain import Space
+
+PROMPT_BYTES_MAX = 64 << 20
+TOKEN_MAX = (1 << 32) - 1
+NUMBERS = re.compile(r"\s*\[?\s*\d+\s*([,\s]\s*\d+\s*)+\]?\s*", re.ASCII)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, "table", "json")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="text, token ids, @FILE, or - for stdin")
+    parser.add_argument("--chat", metavar="MESSAGES", help="in place of a text: JSON, a file of it, or -")
+    parser.add_argument(
+        "--prefix", default="", metavar="HASH", help="in place of a text: beginning of a last block's hash"
+    )
+    parser.add_argument(
+        "--engines", action="store_true", help="in place of a prompt: what separates engines of a model"
+    )
+    parser.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="with --chat, in place of the tokenizer's own"
+    )
+    parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or the model's directory"
+    )
+    parser.add_argument(
+        "--no-special-tokens", action="store_true", help="do not add what the tokenizer puts around a text"
+    )
+    parser.add_argument("--namespace", default="", metavar="HEX", help="its digest, or the beginning of it")
+    parser.add_argument("--model", default="", metavar="NAME", help="the model's name, or a part of it")
+    parser.add_argument("--tenant", metavar="NAME", help='the tenant ("" for none)')
+    parser.add_argument("--salt", default="", help="cache_salt of the request")
+    parser.add_argument("--hash-seed", metavar="SEED", help="PYTHONHASHSEED of the engine, where it is set")
+
+
+def run(args: argparse.Namespace) -> int:
+    asked = (args.prompt, args.tokens, args.chat, args.prefix or None, args.engines or None)
+    if sum(word is not None for word in asked) != 1:
+        raise CliError(
+            "explain: give a PROMPT, --tokens, --chat, --prefix or --engines, one of them (see kvstore explain --help)",
+            exit_code=USAGE,
+        )
+    show = _print
+    if args.engines:
+        document = ask(args, "explain", lambda client: compare(client, args))
+        show = print_comparison
+    elif args.prefix:
+        require_beginning("explain", args.prefix)
+        document = ask(args, "explain", lambda client: explain_prefix(client, args))
+    else:
+        tokens = _tokens(args)
+        document = ask(args, "explain", lambda client: explain(client, tokens, args))
+    return present(args, document, show)
+
+
+def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
+    """The document of `-o json`. Raises CliError, Unavailable, Refused."""
+    from kvstore.ledger import explain
+    from kvstore.ledger.vllm_hash import block_hashes
+
+    spaces = chosen(client.list_namespaces(), args)
+    full = [space for space in spaces if not explain.is_windowed(space)] or spaces
+    step = _hash_tokens(spaces)
+    block_tokens = max(space["block_tokens"] for space in full)
+    algorithm, parent = _root(full[0]["fields"], args.hash_seed)
+    fine = block_hashes(algorithm, parent, tokens, step, args.salt)
+    return document_of(client, spaces, full, fine, (step, block_tokens, len(tokens)))
+
+
+# -- asking --
+
+
+def _hash_tokens(spaces: Sequence[Space]) -> int:
+    """Tokens of one of the engine's hashes: what all its KV groups' blocks are whole multiples of."""
+    import math
+
+    sizes = [space["block_tokens"] for space in spaces]
+    if 0 in sizes:
+        raise CliError(
+            f"explain: namespace {spaces[0]['digest'][:8]}: how many tokens a block has is not known; "
+            "an engine says so when it attaches",
+            exit_code=FAILED,
+        )
+    return math.gcd(*sizes)
+
+
+def _root(fields: dict[str, str], seed: str | None) -> tuple[str, bytes]:
+    """The hash algorithm of a namespace and its NONE_HASH. Raises CliError."""
+    from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, none_hash
+
+    algorithm, digest = fields.get("hash", ""), fields.get("hash seed", "")
+    if algorithm not in ALGORITHMS:
+        what = f"hashes by {algorithm!r}" if algorithm else "not told how its engine hashes"
+        raise CliError(
+            f"explain: this namespace is {what}; known are {', '.join(ALGORITHMS)}", exit_code=FAILED
+        )
+    seeds = (
+        [seed]
+        if seed is not None
+        else [os.environ.get("PYTHONHASHSEED", DEFAULT_SEED), DEFAULT_SEED, "0", "42"]
+    )
+    parent = none_hash(algorithm, digest, seeds)
+    if parent is None:
+        tried = (
+            f"--hash-seed {seed} is not the engine's"
+            if seed is not None
+            else "the engine has a hash seed of its own"
+        )
+        random = " (without one, xxhash starts from random bytes)" if "xxhash" in algorithm else ""
+        raise CliError(
+            f"explain: {tried}: give the PYTHONHASHSEED of its process as --hash-seed{random}",
+            exit_code=USAGE,
+        )
+    return algorithm, parent
+
+
+# -- the prompt --
+
+
+def _tokens(args: argparse.Namespace) -> list[int]:
+    """The token ids of what was asked. Raises CliError."""
+    if args.chat is not None:
+        from kvstore.tools.cli.chat import chat_tokens
+
+        chat = chat_tokens(args.chat, _read, args.tokenizer, args.chat_template)
+        args.salt = args.salt or chat.salt
+        return chat.tokens
+    if args.tokens is not None:
+        return _numbers(_read(args.tokens))
+    text = _read(args.prompt)
+    if NUMBERS.fullmatch(text):
+        return _numbers(text)
+    return _encoded(text, args.tokenizer, not args.no_special_tokens)
+
+
+def _read(word: str) -> str:
+    """The word itself, or what is in the file or on stdin that it names."""
+    if word != "-" and not word.startswith("@"):
+        return word
+    if word == "-" and sys.stdin is None:
+        raise CliError("explain: -: stdin is closed", exit_code=USAGE)
+    try:
+        if word != "-":
+            return read_text(Path(word[1:]), PROMPT_BYTES_MAX, may_wait=True)
+        content = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+        if len(content) > PROMPT_BYTES_MAX:
+            raise CliError(f"explain: -: too large: allowed are {PROMPT_BYTES_MAX} bytes", exit_code=USAGE)
+        return as_text(Path(word), content)
+    except Unreadable as error:
+        raise CliError(f"explain: {error}", exit_code=NOT_FOUND if error.is_missing else USAGE) from error
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    digits = len(str(TOKEN_MAX))
+    wrong = next((w for w in words if not re.fullmatch(f"[0-9]{{1,{digits}}}", w) or int(w) > TOKEN_MAX), "")
+    if wrong or not words:
+        what = f"{wrong[:40]!r} is none" if wrong else "there are none"
+        raise CliError(f"explain: token ids are whole numbers, like 1,2,3: {what}", exit_code=USAGE)
+    return [int(word) for word in words]
+
+
+def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
+    """The ids that a tokenizer makes of a text. Raises CliError."""
+    if path is None:
+        raise CliError(
+            "explain: a text needs --tokenizer (tokenizer.json or the model's directory); or give --tokens 1,2,3",
+            exit_code=USAGE,
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise CliError(
+            "explain: a text needs the package tokenizers (pip install tokenizers); or give --tokens 1,2,3"
+        ) from error
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CliError(f"explain: --tokenizer {file}: no such file", exit_code=NOT_FOUND)
+    try:
+        ids: list[int] = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=special).ids
+    except Exception as error:
+        raise CliError(f"explain: --tokenizer {file}: {error}") from error
+    return ids
+
+
+# -- the table --
+
+
+def _print(document: dict[str, Any]) -> None:
+    parts = len(document["namespaces"])
+    engine = f"model {document['model'] or '(no name)'}, tenant {document['tenant'] or '(none)'}"
+    ranks = f", {parts} namespaces (KV groups) together" if parts > 1 else ""
+    print(f"{printable(engine)}{ranks}, blocks of {document['block_tokens']} tokens\n")
+    rows = [
+        (
+            _span(run["first_block"], run["last_block"]),
+            _span(run["first_token"], run["last_token"]),
+            Figure(count(run["tokens"])),
+            run["outcome"],
+            MEANINGS[run["outcome"]],
+        )
+        for run in document["runs"]
+    ]
+    if rows:
+        print_table(
+            "the prompt, from its beginning", ["blocks", "tokens", "count", "outcome", "what it means"], rows
+        )
+    print(document["summary"])
+
+
+def _span(first: int, last: int) -> Figure:
+    return Figure(first if first == last else f"{first}-{last}")

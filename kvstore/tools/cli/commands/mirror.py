@@ -1,0 +1,69 @@
+"""Copy into this region what the rules say, from all other regions, until SIGTERM or SIGINT.
+
+  kvstore mirror --set region=eu --regions regions.toml
+
+One process a region, anywhere near its bucket. It needs to read the other regions' buckets, and to read and write its own.
+When it has joined its region, one line goes to stdout:
+
+    ready region=eu sources=na,apac bucket=s3://example-kv-eu
+
+Everything else is logged to stderr; `kvstore region status` says how far it is. It keeps catalogues in a directory of its
+own: --data-dir DIR, or data_dir of the configuration with "-mirror" behind it. That may be lost: what is missing is found
+again, and nothing is copied twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+
+from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
+from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_regions_argument(parser)
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load_config(args).config
+    deployment = load_deployment(args)
+
+    import uvloop
+
+    from kvstore import logs
+    from kvstore.daemon import process
+    from kvstore.daemon.beside.mirroring import Mirroring
+    from kvstore.daemon.config.regions_file import RegionsFileError
+    from kvstore.daemon.data_dir import hold
+    from kvstore.errors import StartError
+    from kvstore.tools.cli import OK
+
+    try:
+        signals = process.begin()
+    except StartError as error:
+        raise start_failure(error) from error
+    try:
+        deployment.place(config.region, "region")
+        deployment.require_openable(Path(args.regions or config.regions_file), [config.region])
+    except RegionsFileError as error:
+        raise CliError(*error.problems, exit_code=USAGE) from error
+    logs.configure(config.log.level, config.log.format)
+    os.umask(0o077)
+    own = config.data_dir
+    path = own if args.data_dir is not None else own.with_name(own.name + "-mirror")
+    try:
+        data_dir = hold(path)
+        try:
+            ready = partial(print, flush=True)
+            mirroring = Mirroring(deployment, config.region, data_dir, ready, signals=signals)
+            uvloop.run(mirroring.run())
+        finally:
+            data_dir.close()
+    except StartError as error:
+        raise start_failure(error) from error
+    return OK

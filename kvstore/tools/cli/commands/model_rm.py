@@ -1,0 +1,64 @@
+"""Take a revision away, with its compile caches.
+
+  kvstore model rm NAME@REVISION
+  kvstore model rm NAME --all          all revisions of a model
+
+Nobody finds it any more; nodes that have it keep it. Its chunks take room until `kvstore model gc`. A manifest that cannot be read
+is removed like any other. In a region a removal stays for --days: mirrors bring it to the regions that copy from there, none of them
+brings the revision back, and nobody publishes it under that name again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvstore.constants import DAY_S
+from kvstore.tools.cli import USAGE, CliError
+from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket, this_user
+from kvstore.tools.cli.output import present
+
+if TYPE_CHECKING:
+    from tiers.bucket.objects import Objects
+
+DAYS_MAX = 3650
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME@REVISION", help="which")
+    parser.add_argument("--all", action="store_true", help="all revisions of NAME")
+    parser.add_argument(
+        "--days", type=float, default=30.0, help="in a region: how long it may not come back (default 30)"
+    )
+    add_bucket_arguments(parser, "text", "json")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    if ("@" in args.name) == args.all:
+        wanted = "with --all, a name without revision" if args.all else "NAME@REVISION, or --all of them"
+        raise CliError(f"model rm {args.name}: allowed is {wanted}", exit_code=USAGE)
+    if not 0 < args.days <= DAYS_MAX:
+        raise CliError(
+            f"model rm: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
+        )
+    return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), _show)
+
+
+async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
+    from coldstart.published.models import find, published, remove
+    from replication.erasure.removed_models import Removal
+
+    by, now_s = this_user()[:200], time.time()
+    one = await find(objects, args.name)
+    for each in (chosen := await published(objects, one.model) if args.all else [one]):
+        await remove(
+            objects, each, Removal(each.model, each.revision, now_s, by, int(now_s + args.days * DAY_S) + 1)
+        )
+    return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}
+
+
+def _show(document: dict[str, Any]) -> None:
+    for name in document["removed"]:
+        print(f"removed {name} from {document['bucket']}")
+    print("kvstore model gc gives back the room of what no other revision has")

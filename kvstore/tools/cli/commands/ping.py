@@ -1,0 +1,43 @@
+"""Whether a daemon answers, who it is, and how fast.
+
+  kvstore ping                         one line: socket, version, pid, uptime, round trip
+  kvstore ping -o json                 the same for programs; docs/cli.md lists the fields
+
+The round trip is the median of a few empty calls on one connection. Exit code 4 when no daemon answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from kvstore.tools.cli.options import add_config_arguments, socket_path
+from kvstore.tools.cli.output import present
+from kvstore.tools.cli.prefixes import ask
+from kvstore.units import format_duration
+
+CALLS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, "text", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    path = socket_path(args)
+    answer = ask(args, "ping", _measured)
+    who = f"kvstore {answer['version']} at {path}: pid {answer['pid']}, instance {answer['instance']}"
+    up = f"up {format_duration(answer['uptime_s'])}, answers in {1e3 * answer['round_trip_s']:.3g} ms"
+    return present(args, {"socket": str(path), **answer}, lambda _: print(f"{who}, {up}"))
+
+
+def _measured(client: Any) -> dict[str, Any]:
+    daemon = client.status()["daemon"]
+    took_s = []
+    for _ in range(CALLS):
+        begun_s = time.monotonic()
+        client.ping()
+        took_s.append(time.monotonic() - begun_s)
+    told = {name: daemon[name] for name in ("version", "pid", "instance", "uptime_s")}
+    return {**told, "round_trip_s": round(sorted(took_s)[CALLS // 2], 6)}

@@ -1,0 +1,235 @@
+"""`kvstore region verify NAME`: whether a region's bucket has what was announced, and nothing else; what is wrong, and its repair."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvstore.tools.cli import FAILED, OK, USAGE, CliError
+from kvstore.tools.cli.buckets import asked
+from kvstore.tools.cli.options import size
+from kvstore.tools.cli.output import Progress, later, print_json, progress_bars
+from kvstore.units import count, format_bytes, plural, printable
+
+if TYPE_CHECKING:
+    from kvstore.daemon.config.regions_file import Deployment
+    from replication.audit.orphans import Finding
+    from replication.mirror.verify import Deep, Outside
+
+FINDINGS_TOLD = 1000  # in the JSON; all are counted
+LINES_TOLD = 20  # of each kind, for people
+SPEED_BYTES_MAX = 1 << 40
+
+
+class Asked(NamedTuple):
+    """What is to be done. deep: None where packs are not read. against: another region, "" for none."""
+
+    region: str
+    deep: Deep | None
+    repairs: bool
+    against: str
+
+
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("verify")
+    group.add_argument("--deep", action="store_true", help="read packs, too, and compare every checksum")
+    group.add_argument(
+        "--sample", default="", metavar="SHARE", help="of the packs, with --deep, such as 1%% (default: all)"
+    )
+    group.add_argument(
+        "--bytes-per-s", default="", metavar="SIZE", help="read no faster, with --deep, such as 50MiB"
+    )
+    group.add_argument(
+        "--repair",
+        action="store_true",
+        help="announce what is sound and unknown, delete what is damaged; with --against, copy models that are not here",
+    )
+    group.add_argument(
+        "--against", default="", metavar="NAME", help="a region: what should be copied from it, and is not"
+    )
+
+
+def is_given(args: argparse.Namespace) -> str:
+    """The first option of `verify` that is given; "" without any."""
+    for name in ("deep", "sample", "bytes_per_s", "repair", "against"):
+        if getattr(args, name):
+            return "--" + name.replace("_", "-")
+    return ""
+
+
+def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
+    """Raises CliError."""
+    from replication.mirror.verify import Deep
+
+    for option, name in (("NAME", args.region), ("--against", args.against)):
+        if (name or option == "NAME") and name not in deployment.regions:
+            known = ", ".join(deployment.regions)
+            raise CliError(f"region verify: {option} {name or '(none)'}: known are {known}", exit_code=USAGE)
+    if args.against == args.region:
+        raise CliError(f"region verify: --against {args.against}: is the region itself", exit_code=USAGE)
+    for option, value in (("--sample", args.sample), ("--bytes-per-s", args.bytes_per_s)):
+        if value and not args.deep:
+            raise CliError(f"region verify: {option} needs --deep", exit_code=USAGE)
+    text = args.bytes_per_s
+    speed = size("region verify: --bytes-per-s", text, 1, SPEED_BYTES_MAX) if text else 0
+    deep = Deep(_share(args.sample), speed) if args.deep else None
+    return Asked(args.region, deep, args.repair, args.against)
+
+
+def _share(text: str) -> float:
+    if not text:
+        return 1.0
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise CliError(
+            f"region verify: --sample {text}: allowed are more than 0 up to 1, or up to 100%", exit_code=USAGE
+        )
+    return share
+
+
+def verify(args: argparse.Namespace, deployment: Deployment) -> int:
+    """Verify a region, say what was found; the exit code. Raises CliError."""
+    wanted = asked_for(args, deployment)
+    found = _Found()
+    with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
+        facts = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
+    facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": not found.open}
+    if args.output == "json":
+        print_json({**facts, "findings": [finding._asdict() for finding in found.told]})
+    else:
+        _print(facts, found)
+    return FAILED if found.open else OK
+
+
+class _Found:
+    """What was found. open: how much of it was not repaired."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.told: list[Finding] = []
+        self.open = self.repaired = 0
+
+    def add(self, finding: Finding) -> None:
+        self.counts[finding.kind] += 1
+        if len(self.told) < FINDINGS_TOLD:
+            self.told.append(finding)
+        if finding.repaired:
+            self.repaired += 1
+        else:
+            self.open += 1
+
+
+async def _verified(
+    deployment: Deployment, wanted: Asked, directory: Path, found: _Found, progress: Progress
+) -> dict[str, Any]:
+    home = await _followed(deployment, wanted.region, directory, found.add, wanted.repairs)
+    try:
+        report = await home.audit(wanted.repairs, found.add, progress)
+        facts: dict[str, Any] = {
+            "deployment": deployment.deployment,
+            "region": wanted.region,
+            "bucket": home.objects.where,
+            "announced_packs": report.announced,
+            "announced_bytes": report.announced_bytes,
+            "packs": report.listed,
+            "bytes": report.listed_bytes,
+            "models": report.models.listed,
+            "announced_models": len(home.catalogue.models),
+            "missing_models": report.models.missing,
+            "left": report.left + report.models.left,
+            "whole": report.is_whole,
+        }
+        if wanted.deep is not None:
+            read = await home.read(wanted.deep, wanted.repairs, found.add, progress)
+            facts |= {"read_packs": read.packs, "read_bytes": read.bytes, "damaged_packs": read.damaged}
+            chunks = await home.read_models(wanted.deep, wanted.repairs, found.add, progress)
+            facts |= {
+                "read_chunks": chunks.chunks,
+                "read_chunk_bytes": chunks.bytes,
+                "damaged_chunks": chunks.damaged,
+            }
+        if wanted.repairs:
+            facts["snapshot"] = await home.end_repair()
+        if wanted.against:
+            source = await _followed(deployment, wanted.against, directory, lambda finding: None)
+            try:
+                facts["against"] = wanted.against
+                rules = deployment.copy_rules()
+                facts["lacking_packs"] = await home.lacking(source, rules, found.add)
+                facts["lacking_models"] = await home.lacking_models(source, rules, found.add, wanted.repairs)
+            finally:
+                source.close()
+        return facts
+    finally:
+        home.close()
+
+
+async def _followed(
+    deployment: Deployment, name: str, directory: Path, told: Callable[[Finding], None], repairs: bool = False
+) -> Outside:
+    """A region, all of which was read; to be closed."""
+    from replication.mirror.verify import Outside
+
+    outside = await Outside.open(
+        deployment.regions[name].open(),
+        deployment.deployment,
+        name,
+        directory / name,
+        deployment.clock_skew_s,
+        time.time,
+        random.Random(),
+    )
+    try:
+        await outside.follow(told, repairs)
+    except BaseException:
+        outside.close()
+        raise
+    return outside
+
+
+def _print(facts: dict[str, Any], found: _Found) -> None:
+    print(
+        f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
+        f" {count(facts['announced_packs'])} announced"
+    )
+    if facts["models"] or facts["announced_models"] or facts["missing_models"]:
+        print(
+            f"{plural(facts['models'], 'model')} there, {count(facts['announced_models'])} announced and whole"
+        )
+    if facts.get("read_chunks"):
+        print(
+            f"{plural(facts['read_chunks'], 'chunk')} of models ({format_bytes(facts['read_chunk_bytes'])}) read,"
+            f" {count(facts['damaged_chunks'])} of them damaged"
+        )
+    if "read_packs" in facts:
+        print(
+            f"{plural(facts['read_packs'], 'pack')} ({format_bytes(facts['read_bytes'])}) read,"
+            f" {count(facts['damaged_packs'])} of them damaged"
+        )
+    if "against" in facts:
+        print(
+            f"{plural(facts['lacking_packs'], 'pack')} and {plural(facts['lacking_models'], 'model')}"
+            f" of {facts['against']} not here that should be"
+        )
+    lines: Counter[str] = Counter()
+    for finding in found.told:
+        lines[finding.kind] += 1
+        if lines[finding.kind] <= LINES_TOLD:
+            done = f" ({finding.repaired})" if finding.repaired else ""
+            print(printable(f"  {finding.kind}: {finding.pack}: {finding.reason}{done}"))
+    for kind, number in found.counts.items():
+        if number > LINES_TOLD:
+            print(f"  {kind}: {count(number)} in all")
+    if not facts["whole"]:
+        print("there is more than one look can remember: verify again")
+    words = plural(found.open, "problem") if found.open else "sound"
+    print(f"{words}, {count(found.repaired)} repaired" if found.repaired else words)

@@ -1,0 +1,213 @@
+"""What a running daemon holds and does.
+
+  kvstore status                       tables, for people
+  kvstore status -o json               the whole report; docs/cli.md lists its fields
+
+`kvstore top` shows it live. Exit code 0 when the daemon is healthy, 1 when its last check found problems, 4 when none answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvstore.constants import MEMORIES
+from kvstore.tools.cli import FAILED, OK
+from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
+from kvstore.tools.cli.prefixes import ask
+from kvstore.units import format_bytes, format_duration, format_time, percent, plural
+
+if TYPE_CHECKING:
+    from kvstore.protocol import answers
+
+FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    report = ask(args, "status", lambda client: client.status())
+    if args.output == "json":
+        print_json(report)
+    else:
+        _print_head(report)
+        _print_tiers(report)
+        _print_lists(report)
+    return OK if report["health"]["ok"] else FAILED
+
+
+def _print_head(report: answers.Status) -> None:
+    daemon, arena, health = report["daemon"], report["arena"], report["health"]
+    capacity_bytes = report["tiers"][0]["capacity_bytes"]
+    up = f"up {format_duration(daemon['uptime_s'])}"
+    print(
+        f"kvstore {daemon['version']}, pid {daemon['pid']}, {up}, at {format_time(daemon['now_s'], True)} UTC"
+    )
+    problems = plural(len(health["problems"]), "problem")
+    print(f"health      {'ok' if health['ok'] else problems.upper()}")
+    for problem in health["problems"]:
+        print(f"            {problem}")
+    touched = f"{format_bytes(arena['prefaulted_bytes'])} of {format_bytes(capacity_bytes)}"
+    print(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})")
+    under_way = {
+        "loads": report["loading_blocks"],
+        "stores": report["demoting_blocks"],
+        "adopted blocks to verify": report["unverified_blocks"],
+        "slots in quarantine": arena["quarantined_slots"],
+    }
+    if report["adopting"]:
+        print("start       still reading the rows of NVMe; nothing is written there meanwhile")
+    print(f"under way   {', '.join(f'{count} {what}' for what, count in under_way.items())}")
+    counters = report["counters"]
+    asked, hit = counters["lookup_blocks"], counters["lookup_hit_blocks"]
+    share = percent(hit / asked) if asked else "nothing asked yet"
+    found = f"{hit} of {asked} blocks found ({share}), those that engines had themselves counted too"
+    print(f"lookups     {counters['lookups']}: {found}")
+    if report["region"] is not None:
+        _print_region(report["region"], counters)
+    if report["events"] is not None:
+        _print_events(report["events"])
+    for preload in report["preloads"]:
+        _print_preload(preload)
+    print(flush=True)
+
+
+def _print_preload(preload: answers.Preload) -> None:
+    """A model that should be on this node's disk."""
+    far = ""
+    if preload["state"] == "running" and preload["bytes"]:
+        done = percent(1 - preload["left_bytes"] / preload["bytes"])
+        far = f": {done} of {format_bytes(preload['bytes'])}, {format_bytes(preload['bytes_per_s'])}/s"
+    why = f": {preload['problem']}" if preload["problem"] else ""
+    print(f"model       {preload['model']}: {preload['state']}{far}{why}")
+
+
+def _print_events(events: answers.Events) -> None:
+    """What routers are told."""
+    if events["problem"]:
+        print(f"events      PROBLEM: nothing is published any more: {events['problem']}")
+        return
+    told = f"{events['batches']} messages, {events['stored_blocks']} blocks stored, {events['removed_blocks']} removed"
+    print(f"events      {events['endpoint']}: {told}, {events['lost_blocks']} lost")
+    asked = f"{events['replays']} replays and {events['full_states']} full states asked for"
+    print(f"            {asked}, {events['answers_lost']} not taken")
+
+
+def _print_region(region: Mapping[str, Any], counters: Mapping[str, int]) -> None:
+    _print_bucket("region", region)
+    if region["open"]:
+        put = f"{counters['packs_persisted']} packs put ({format_bytes(counters['persisted_bytes'])})"
+        print(f"            {put}, {_fetched(region)}")
+    for far in region["read_through"]:
+        _print_bucket("far region", far)
+        if far["open"]:
+            print(f"            {_fetched(far)}")
+
+
+def _print_bucket(what: str, region: Mapping[str, Any]) -> None:
+    """A region, and what is known of it."""
+    if not region["open"]:
+        name = f"{region['name']}: " if "name" in region else ""  # of our own it is in the settings
+        print(f"{what:<12}{name}not joined: {region['problem'] or 'joining'}")
+        return
+    age_s = region["feed_age_s"]
+    known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
+    read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
+    print(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}")
+    if region["feed_failures"] or region["feed_gaps"] or region["feed_damaged"]:
+        print(
+            f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged; {region['feed_failure']}"
+        )
+
+
+def _fetched(region: Mapping[str, Any]) -> str:
+    wrong = f", {region['corrupt_records']} with wrong bytes" if region["corrupt_records"] else ""
+    return f"{region['fetched_records']} records fetched ({format_bytes(region['fetched_bytes'])}){wrong}"
+
+
+def _print_tiers(report: answers.Status) -> None:
+    counters = report["counters"]
+    rows = [
+        [
+            tier["name"],
+            format_bytes(tier["capacity_bytes"]),
+            format_bytes(tier["used_bytes"]),
+            Figure(percent(tier["used_bytes"] / tier["capacity_bytes"] if tier["capacity_bytes"] else 0)),
+            tier["records"],
+            *(counters.get(f"{what}_{tier['name']}", 0) for what in ("acquired", "evicted", "corrupt")),
+        ]
+        for tier in report["tiers"]
+    ]
+    columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
+    print_table("tiers", columns, rows, drop=("corrupt", "evicted", "handed out", "records"))
+    _print_models(report)
+    _print_health(report)
+
+
+def _print_models(report: answers.Status) -> None:
+    if models := report["models"]:
+        rows = [
+            [
+                m["name"],
+                m["revision"],
+                m["state"],
+                format_bytes(m["bytes"]),
+                m["users"],
+                format_duration(m["idle_s"]),
+            ]
+            for m in models
+        ]
+        print_table("models in DRAM", ["name", "revision", "state", "size", "users", "idle"], rows)
+
+
+def _print_health(report: answers.Status) -> None:
+    for speed in report["speeds"]:
+        if speed["samples"]:
+            took = f"{1e3 * speed['latency_s']:.2f} ms, then {format_bytes(speed['bytes_per_s'])}/s"
+            waiting = f", {format_bytes(speed['waiting_bytes'])} wait" if speed["waiting_bytes"] else ""
+            print(f"{speed['name']:<11} loads take {took}{waiting}")
+    for breaker in report["breakers"]:
+        if breaker["trips"]:
+            again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""
+            print(
+                f"breaker     {breaker['name']}: {breaker['state']}{again}; "
+                f"{breaker['trips']} trips, the last one: {breaker['reason']}"
+            )
+    for queue in report["queues"]:
+        if queue["length"] >= queue["limit"] and queue["name"] not in MEMORIES:
+            print(f"queue full  {queue['name']}: {queue['length']}")
+    print(flush=True)
+
+
+def _print_lists(report: answers.Status) -> None:
+    if report["sessions"]:
+        rows = [[s["owner"], s["label"], s["leases"]] for s in report["sessions"]]
+        print_table("sessions", ["owner", "label", "leases"], rows)
+    if report["namespaces"]:
+        _print_namespaces(report)
+
+
+def _print_namespaces(report: answers.Status) -> None:
+    """What people tell them apart by; -o json has all fields."""
+    spaces = report["namespaces"]
+    shown = [name for name in FIELDS_SHOWN if any(n["fields"].get(name) for n in spaces)]
+    rows = [
+        [
+            n["digest"][: HASH_DIGITS_SHOWN if is_terminal() else 12],
+            *(n["fields"].get(name, "") for name in shown),
+            n["blocks"],
+            format_bytes(n["record_bytes"]),
+            n["block_tokens"],
+        ]
+        for n in spaces
+    ]
+    columns = ["digest", *shown, "blocks", "record", "tokens"]
+    print_table("namespaces", columns, rows, drop=("tokens", "record", "group", "tenant"))
+    if report["namespaces_total"] > len(spaces):
+        print(
+            f"… and {plural(report['namespaces_total'] - len(spaces), 'more namespace')}, with fewer blocks\n"
+        )

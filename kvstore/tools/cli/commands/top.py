@@ -1,0 +1,119 @@
+"""What a running daemon does, live: rates, hits and why not, tiers, latencies, and who asks.
+
+  kvstore top                    on the whole terminal, every second; q or Control-C ends it
+  kvstore top --interval 5s      every five seconds
+  kvstore top --once             once, over one interval; also where stdout is no terminal
+  kvstore top -o json            for programs: one document over one interval; docs/cli.md lists the fields
+
+Figures under "now" are of the last interval; 1, 5 and 15 minutes are whole minutes by the clock and the one under way. A
+share is of the tokens that engines asked for, those in their own caches aside. A daemon that goes away is waited for.
+Exit code 0, 4 when no daemon answers from the start, or while the interval of --once goes by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvstore.constants import STATUS_TIMEOUT_S
+from kvstore.tools.cli import FAILED, OK, CliError
+from kvstore.tools.cli.options import add_config_arguments, duration, socket_path
+from kvstore.tools.cli.output import is_terminal, print_json
+from kvstore.tools.cli.prefixes import ask
+from kvstore.tools.cli.streams import can_draw, drawing
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvstore.client import Client
+    from kvstore.protocol import answers
+
+WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
+
+MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
+COLUMNS_PLAIN = 100  # where there is no terminal to fit
+ROWS_PLAIN = 1000
+ENDS = ("q", "Q", "\x03", "\x04")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--interval", default="1s", metavar="TIME", help="between two looks (default 1s)")
+    parser.add_argument("--once", action="store_true", help="two looks, one interval apart, and no more")
+    add_config_arguments(parser, "screen", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    interval_s = duration("top: --interval", args.interval, WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX)
+    if args.once or args.output == "json" or not is_terminal() or not can_draw():
+        return _once(args, interval_s)
+    from rich.console import Console
+
+    from kvstore.client import Client
+
+    path = socket_path(args)
+    ask(args, "top", _look)  # no daemon, or one that knows no such request
+    asking = Client(path, STATUS_TIMEOUT_S, label="kvstore top", attach=False)
+    with contextlib.suppress(KeyboardInterrupt), asking as client:
+        _watch(client, Console(file=drawing(sys.stdout)), str(path), interval_s)
+    return OK
+
+
+def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
+    """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
+    from kvstore.protocol.frames import NO_MINUTES
+
+    return client.live(max(0.0, before["now_s"] - MINUTES_BACK_S) if before is not None else NO_MINUTES)
+
+
+def _once(args: argparse.Namespace, interval_s: float) -> int:
+    from rich.console import Console
+
+    from kvstore.tools.cli.commands.top_figures import figures, is_same_life
+    from kvstore.tools.cli.commands.top_screen import screen
+
+    first = ask(args, "top", _look)
+    time.sleep(interval_s)
+    second = ask(args, "top", lambda client: _look(client, first))
+    if not is_same_life(first, second):
+        raise CliError("top: the daemon was restarted between the two looks", exit_code=FAILED)
+    document = figures(first, second)
+    if args.output == "json":
+        print_json(document)
+        return OK
+    width = None if is_terminal() else COLUMNS_PLAIN
+    console = Console(file=drawing(sys.stdout), width=width, height=ROWS_PLAIN, color_system=None)
+    with console.capture() as page:
+        console.print(screen(console, document))
+    print("\n".join(line.rstrip() for line in page.get().splitlines()))
+    return OK
+
+
+def _watch(client: Client, console: Console, path: str, interval_s: float) -> None:
+    """Until somebody ends it. What cannot be asked is told, and asked again."""
+    from kvstore.client import ClientError
+    from kvstore.tools.cli.commands.top_figures import figures, is_same_life
+    from kvstore.tools.cli.commands.top_screen import connecting, screen
+    from kvstore.tools.cli.full_screen import full_screen
+
+    old: answers.Live | None = None
+    document: dict[str, Any] | None = None
+    next_s, away = 0.0, ""
+    with full_screen(console) as terminal:
+        while True:
+            if time.monotonic() >= next_s:
+                try:
+                    new, away = _look(client, old), ""
+                except ClientError as error:
+                    new, away = None, str(error)
+                if new is not None:
+                    if old is not None and is_same_life(old, new):
+                        document = figures(old, new)
+                    old = new
+                is_early = document is None and new is not None
+                next_s = time.monotonic() + (min(interval_s, 1.0) if is_early else interval_s)
+            terminal.draw(screen(console, document, away) if document else connecting(path, away))
+            if any(key in ENDS for key in terminal.wait(next_s - time.monotonic())):
+                return

@@ -1,0 +1,331 @@
+"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons. Or warm
+one daemon: load prefixes that you name into its DRAM.
+
+  kvstore warm eu --regions regions.toml                  everything that is durable, into DRAM, as far as there is room
+  kvstore warm eu --dry-run                               only say what it would take, and bring
+  kvstore warm eu --model 'llama*' --budget 200GiB        the best 200 GiB of some models, on each daemon
+  kvstore warm eu --to nvme                               onto NVMe: through DRAM, where nothing stays of it
+  kvstore warm eu --weights qwen3-8b                      a published model, NAME or NAME@REVISION: copied to the region if it lacks
+                                                          there, and onto the disks of daemons that preload models
+  kvstore warm eu --cancel                                take the order back that was given with these words
+  kvstore warm --prefix 6f66b1302f                        this node: a prefix, from its NVMe or the region's bucket into DRAM
+
+The order lies in the region's bucket, and so does its progress: nothing else has to be reached from here. Daemons take it
+within a quarter of a minute, and so do those that start while it is in force. Mirrors of the region copy first what it names.
+Ordering the same again is looking at it. Control-C leaves it running.
+
+Serving goes first, and nothing that a daemon holds leaves for it: what finds no free room in the tier is not loaded.
+
+With --prefix, once for each one or several, no region is named and no bucket is asked for an order: the daemon of this node loads them
+with all that comes before, shows how far it is, and stops at Control-C. What is used less may leave DRAM for it.
+
+Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had (with
+--prefix: or found no room); 2 for wrong words, 3 when nothing has such a name or there is no such order to cancel, 4 when a bucket,
+or with --prefix the daemon, does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
+from kvstore.tools.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment, region_place
+from kvstore.tools.cli.options import add_config_arguments, duration, load_config, size
+from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars
+from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
+
+if TYPE_CHECKING:
+    from kvstore.tools.cli.commands.warm_plan import Plan
+    from kvstore.tools.cli.commands.warm_watch import Watched
+    from replication.formats.orders import Order
+    from tiers.bucket.objects import Objects
+
+LIFE_S_MIN, LIFE_S_MAX = 60.0, 30 * DAY_S
+WAIT_S_MAX = DAY_S
+NAME_CHARS_MAX = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("region", nargs="?", metavar="REGION", help="a region of the file")
+    parser.add_argument(
+        "--prefix",
+        action="append",
+        default=[],
+        metavar="HASH",
+        help="beginning of the hash of a prefix's last block: load it on this node; may be given several times",
+    )
+    parser.add_argument(
+        "--namespace", default="", metavar="DIGEST", help="with --prefix: beginning of the namespace's digest"
+    )
+    for name in ("model", "tenant"):
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help=f"only this {name}; * and ? are allowed; may be given several times",
+        )
+    parser.add_argument(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="weights of a published model, NAME or NAME@REVISION, and no KV; may be given several times",
+    )
+    parser.add_argument(
+        "--budget", default="", metavar="SIZE", help="at most so much, on each daemon (default: what fits)"
+    )
+    parser.add_argument("--to", choices=("dram", "nvme"), help="the tier (default dram; of --weights: nvme)")
+    parser.add_argument(
+        "--for", dest="life", metavar="TIME", help="how long the order is in force (default 1d)"
+    )
+    parser.add_argument(
+        "--wait", metavar="TIME", help="for a daemon to take it; 0: order it, and do not look (default 60s)"
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--dry-run", action="store_true", help="say what it takes, and order nothing")
+    action.add_argument("--cancel", action="store_true", help="take the order back")
+    add_regions_argument(parser)
+    add_config_arguments(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    args.to = args.to or ("nvme" if args.weights else "dram")
+    if args.prefix:
+        from kvstore.tools.cli.commands.warm_prefix import run_prefixes
+
+        return run_prefixes(args)
+    if args.region is None or args.namespace:
+        what = "--namespace goes with --prefix" if args.namespace else "give a REGION, or --prefix HASH"
+        raise CliError(f"warm: {what} (see kvstore warm --help)", exit_code=USAGE)
+    clock = time.time
+    made_s = clock()
+    order = _order(args, made_s)
+    wait_s = duration("warm: --wait", "60s" if args.wait is None else args.wait, 0.0, WAIT_S_MAX)
+    place = region_place(args, args.region, "warm")
+    if args.cancel:
+        return _cancel(args, order)
+    plan = _plan(args, order)
+    facts: dict[str, Any] = {"region": args.region, "order": _order_facts(order), "plan": vars(plan)}
+    if args.output == "table":
+        _show_plan(args, plan)
+    if not args.dry_run:
+        facts["order"] = _order_facts(order := asked(lambda: _put(place.open(), order, clock())))
+    if args.dry_run or not wait_s:
+        state = "planned" if args.dry_run else "ordered"
+        if args.output == "json":
+            print_json({**facts, "state": state, "daemons": [], "mirrors": []})
+        elif not args.dry_run:
+            print(f"order {order.id} is in force; the same words again show how far it is")
+        return OK
+    age_s = max(0.0, clock() - order.made_s) if order.made_s != made_s else 0.0
+    return _watch(args, place.open(), order, plan, (wait_s, age_s), facts)
+
+
+def _watch(
+    args: argparse.Namespace,
+    objects: Objects,
+    order: Order,
+    plan: Plan,
+    times_s: tuple[float, float],
+    facts: dict[str, Any],
+) -> int:
+    """times_s: how long to wait for daemons, and how old the order is."""
+    from kvstore.tools.cli.commands.warm_watch import watch
+
+    try:
+        with progress_bars(of_bytes=True) as show:
+            watched = asked(lambda: watch(objects, order, plan.daemons, *times_s, show))
+    except KeyboardInterrupt:
+        print(
+            f"kvstore: order {order.id} goes on; the same words show how far it is, --cancel takes it back",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    present(args, {**facts, **watched.facts()}, lambda _: _show_watched(args.region, watched))
+    return OK if watched.state == "done" else FAILED
+
+
+# -- what is asked for --
+
+
+def _order(args: argparse.Namespace, made_s: float) -> Order:
+    from replication.formats.orders import Order
+
+    for option, names in (("--model", args.model), ("--tenant", args.tenant)):
+        for name in names:
+            if not 0 < len(name) <= NAME_CHARS_MAX:
+                raise CliError(
+                    f"warm: {option}: {len(name)} characters: allowed are 1 to {NAME_CHARS_MAX}",
+                    exit_code=USAGE,
+                )
+    _check_weights(args)
+    budget_bytes = size("warm: --budget", args.budget, 1, NVME_CAPACITY_BYTES_MAX) if args.budget else 0
+    life_s = duration("warm: --for", "1d" if args.life is None else args.life, LIFE_S_MIN, LIFE_S_MAX)
+    return Order(
+        models=tuple(sorted(set(args.model))),
+        tenants=tuple(sorted(set(args.tenant))),
+        budget_bytes=budget_bytes,
+        to=args.to,
+        made_s=made_s,
+        until_s=made_s + life_s,
+        weights=tuple(sorted(set(args.weights))),
+    )
+
+
+def _check_weights(args: argparse.Namespace) -> None:
+    """Raises CliError."""
+    from replication.formats.manifests import is_model_name
+
+    for name in args.weights:
+        model, at, revision = name.partition("@")
+        if not is_model_name(model) or (at and not is_model_name(revision)):
+            allowed = "NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -"
+            raise CliError(f"warm: --weights {name or '(nothing)'}: allowed are {allowed}", exit_code=USAGE)
+    others = {"--model": args.model, "--tenant": args.tenant, "--budget": args.budget}
+    given = [option for option, value in others.items() if value]
+    if args.weights and (given or args.to != "nvme"):
+        other = given[0] if given else f"--to {args.to}"
+        raise CliError(f"warm: {other} is for KV: it does not go with --weights", exit_code=USAGE)
+
+
+def _plan(args: argparse.Namespace, order: Order) -> Plan:
+    from kvstore.tools.cli.commands.warm_plan import NothingNamed, Planner
+    from kvstore.tools.cli.commands.warm_weights import plan_weights
+
+    deployment, prices = load_deployment(args), load_config(args).config.durable
+
+    async def planned() -> Plan:
+        try:
+            if order.weights:
+                return await plan_weights(deployment, args.region, order, prices, time.time)
+            return await Planner(deployment, args.region, order, prices, time.time).plan()
+        except NothingNamed as error:
+            raise CliError(f"warm: {error}", exit_code=NOT_FOUND) from error
+
+    return asked(planned)
+
+
+async def _put(objects: Objects, order: Order, now_s: float) -> Order:
+    from replication.constants import ORDERS_MAX
+    from replication.formats.orders import clear_over, put_order, read_orders
+
+    await clear_over(objects, now_s)
+    others = [one for one in (await read_orders(objects, {})).values() if one.id != order.id]
+    if len(others) >= ORDERS_MAX:
+        raise CliError(f"warm: {len(others)} orders are in force: allowed are {ORDERS_MAX}; cancel some")
+    return await put_order(objects, order)
+
+
+def _cancel(args: argparse.Namespace, order: Order) -> int:
+    from replication.formats.orders import cancel_order, read_orders
+
+    deployment = load_deployment(args)
+
+    async def cancel() -> list[Order]:
+        objects = await opened(deployment, args.region)
+        if await cancel_order(objects, order.id):
+            return []
+        there = list((await read_orders(objects, {})).values())
+        known = "; ".join(_words(one) for one in there)
+        raise CliError(
+            f"warm {args.region} --cancel: no such order: "
+            + (f"in force are: {known}" if known else "none is in force"),
+            exit_code=NOT_FOUND,
+        )
+
+    asked(cancel)
+    document = {"region": args.region, "order": _order_facts(order), "state": "cancelled"}
+    return present(args, document, lambda _: print(f"order {order.id} is cancelled; what is loaded stays"))
+
+
+def _words(order: Order) -> str:
+    """An order, as it is given."""
+    words = [f"--model {name}" for name in order.models] + [f"--tenant {name}" for name in order.tenants]
+    words += [f"--weights {name}" for name in order.weights]
+    budget = [f"--budget {order.budget_bytes}"] if order.budget_bytes else []
+    return " ".join([*words, *budget, f"--to {order.to}"])
+
+
+# -- what is shown --
+
+
+def _order_facts(order: Order) -> dict[str, Any]:
+    return {
+        "id": order.id,
+        "models": list(order.models),
+        "weights": list(order.weights),
+        "tenants": list(order.tenants),
+        "budget_bytes": order.budget_bytes,
+        "to": order.to,
+        "until_s": order.until_s,
+    }
+
+
+def _show_plan(args: argparse.Namespace, plan: Plan) -> None:
+    currency = load_config(args).config.report.currency
+
+    def taking(seconds: float | None) -> str:
+        return "not known before it runs" if seconds is None else format_duration(seconds)
+
+    price = plan.copy_price + plan.put_price
+    told = f"by the traffic of {', '.join(plan.traffic_of)}" if plan.traffic_of else "no traffic was told"
+    things = "models" if args.weights else "packs"
+    rows: list[Sequence[object]] = [
+        ["copied by mirrors", Figure(format_bytes(plan.copy_bytes)), f"{count(plan.copy_packs)} {things}"],
+        ["… takes", Figure(taking(plan.copy_s)), ""],
+        [
+            "… costs",
+            Figure(money(price, currency)),
+            f"and {money(plan.storage_month_price, currency)} a month",
+        ],
+        [
+            "preloaded, each daemon",
+            Figure(format_bytes(plan.preload_bytes)),
+            "" if args.weights else _of(plan),
+        ],
+        ["… takes", Figure(taking(plan.preload_s)), f"{count(len(plan.daemons))} daemons were seen lately"],
+    ]
+    if not args.weights:
+        rows += [
+            ["expected hit rate", Figure(_rate(plan.hit_rate)), told],
+            ["… without the bucket", Figure(_rate(plan.preloaded_hit_rate)), "at least"],
+        ]
+    print_table(f"warming {args.region}", ["", "", ""], rows)
+    for note in plan.notes:
+        print(f"  {note}")
+
+
+def _of(plan: Plan) -> str:
+    blocks = f"{count(plan.preload_packs)} packs, {count(plan.preload_blocks)} blocks"
+    return f"{blocks}, of {format_bytes(plan.durable_bytes)} durable"
+
+
+def _rate(rate: float | None) -> str:
+    return "unknown" if rate is None else percent(rate)
+
+
+def _show_watched(region: str, watched: Watched) -> None:
+    rows = [
+        [
+            one["who"],
+            one["state"],
+            Figure(format_bytes(one["done_bytes"])),
+            Figure(format_bytes(one["total_bytes"])),
+            Figure(f"{format_bytes(one['bytes_per_s'])}/s" if one["bytes_per_s"] else NOTHING),
+            one["problem"],
+        ]
+        for one in (*watched.facts()["mirrors"], *watched.facts()["daemons"])
+    ]
+    if rows:
+        print_table(f"warming {region}", ["who", "state", "done", "of", "rate", ""], rows, drop=("rate",))
+    if watched.state == "not taken":
+        print(
+            "no daemon of the region has taken the order; it stays in force, and is taken by those that start"
+        )

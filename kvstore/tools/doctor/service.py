@@ -1,0 +1,171 @@
+"""What the daemon says of itself: health, breakers, queues, refusals, damaged bytes, and the engines that use it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from kvstore.constants import MEMORIES
+from kvstore.tools.doctor.findings import Case, Finding, Status
+from kvstore.tools.doctor.software import tested_vllm, within
+from kvstore.units import count, format_duration, plural
+
+_REFUSED = {
+    "wrong_peer": "an engine runs as another user than the daemon: only that user and root may attach",
+    "too_many_connections": "raise door.connections_max, or look for a process that leaks connections",
+    "lease_expired": "an engine hangs, or leaks leases: its log says more",
+    "wrong_protocol": "an engine has another version of kvstore: install the daemon's there",
+    "limit_exceeded": "raise door.leases_max, or look for a process that leaks leases",
+    "too_slow": "an engine stopped reading its answers: is it stopped, or starved of CPU?",
+}
+# By the counter corrupt_<level>: what came back wrong, and what to look at.
+_DAMAGED = {
+    "dram": ("of dram", "memtest of the machine; the log names the blocks"),
+    "nvme": ("of nvme", "smartctl -a of the disks, memtest of the machine"),
+    "shared": (
+        "of a bucket",
+        "kvstore region verify --deep finds its damaged packs; look at the network, too",
+    ),
+}
+# Of a namespace's fields, those of hashing: who differs only there computes the same KV and shares nothing.
+_HASHING = ("hash", "hash seed")
+_OF_SIZE = ("record bytes", "column bytes")
+
+
+def health(case: Case) -> Iterator[Finding]:
+    """The books, as of the last check, and what became of memory and start."""
+    if case.status is None:
+        return
+    told = case.status["health"]["problems"]
+    left_alone = [problem for problem in told if " is left alone until the next start: " in problem]
+    if left_alone:
+        yield Finding(
+            "directories", "problem", "; ".join(left_alone), "mend what it names, then restart the daemon"
+        )
+    problems = [problem for problem in told if problem not in left_alone]
+    if problems:
+        found = f"{plural(len(problems), 'problem')} at the last check: {'; '.join(problems[:3])}"
+        yield Finding(
+            "books", "problem", found, "stop it, then kvstore fsck --repair; please report the problem"
+        )
+    else:
+        yield Finding("books", "ok", "they balanced at the last check")
+    capacity_bytes, backed_bytes = (
+        case.status["tiers"][0]["capacity_bytes"],
+        case.status["arena"]["backed_bytes"],
+    )
+    if backed_bytes < capacity_bytes and case.status["daemon"]["uptime_s"] > 120:
+        found = f"{100 * backed_bytes / capacity_bytes:.0f} % of the arena has its memory"
+        yield Finding(
+            "arena's memory", "note", found, "it comes with time; where memory is short, see `memory` above"
+        )
+    events = case.status["events"]
+    if events is not None and events["problem"]:
+        yield Finding("events", "problem", events["problem"], "restart the daemon once that is mended")
+    elif events is not None and events["lost_blocks"]:
+        found = f"{count(events['lost_blocks'])} blocks came or went that no subscriber heard of"
+        yield Finding("events", "note", found, "subscribers ask for all of it by themselves: docs/events.md")
+
+
+def breakers(case: Case) -> Iterator[Finding]:
+    """Disks and buckets that failed or hung: the daemon's own judgement, from every load and store."""
+    if case.status is None:
+        return
+    for breaker in case.status["breakers"]:
+        check = f"breaker {breaker['name']}"
+        if breaker["state"] != "closed":
+            action = "its disk or bucket fails or hangs; it is tried again by itself: look at dmesg, the bucket, the log"
+            yield Finding(check, "problem", f"{breaker['state']}: {breaker['reason']}", action)
+        elif breaker["trips"]:
+            found = f"opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
+            yield Finding(check, "note", found, "if it goes on: smartctl -a, dmesg")
+    if case.status["breakers"] and all(
+        b["state"] == "closed" and not b["trips"] for b in case.status["breakers"]
+    ):
+        yield Finding(
+            "breakers", "ok", f"{plural(len(case.status['breakers']), 'breaker')}, none has ever opened"
+        )
+    for level, (what, action) in _DAMAGED.items():
+        blocks = case.status["counters"].get(f"corrupt_{level}", 0)
+        if blocks:
+            found = f"{plural(blocks, 'block')} {what} came back with other bytes; they were misses"
+            yield Finding("damage", "warning", found, action)
+
+
+def queues(case: Case) -> Iterator[Finding]:
+    """A full queue means refused work."""
+    if case.status is None:
+        return
+    full = [q for q in case.status["queues"] if q["length"] >= q["limit"] and q["name"] not in MEMORIES]
+    for queue in full:
+        found = f"{queue['name']} is full: {count(queue['length'])}"
+        yield Finding(
+            "queues", "warning", found, "docs/operations.md#queues-and-their-limits says what happens then"
+        )
+    if not full:
+        yield Finding("queues", "ok", "none is full")
+
+
+def refusals(case: Case) -> Iterator[Finding]:
+    """Who was turned away at the door, and why."""
+    if case.status is None:
+        return
+    refused: Mapping[str, int] = case.status["door"]["refused"]
+    for code, times in sorted(refused.items(), key=lambda item: -item[1]):
+        if code in _REFUSED:
+            yield Finding("refused", "warning", f"{code}, {plural(times, 'time')}", _REFUSED[code])
+    others = {code: times for code, times in refused.items() if code not in _REFUSED}
+    if others:
+        said = ", ".join(f"{code} {count(times)}" for code, times in sorted(others.items()))
+        yield Finding("refused", "note", f"since the start: {said}", "the log says which requests")
+    if not refused:
+        yield Finding("refused", "ok", "nobody, since the start")
+
+
+def engines(case: Case) -> Iterator[Finding]:
+    """Engines of one model that share nothing although they compute the same."""
+    if case.status is None:
+        return
+    spaces = case.status["namespaces"]
+    if not spaces:
+        found = f"no engine has stored anything in {format_duration(case.status['daemon']['uptime_s'])}"
+        action = "an engine with the connector says `kvstore: connected` in its log: docs/vllm.md"
+        yield Finding("engines", "note", found, action)
+        return
+    found_any = False
+    for finding in (*_unshared(spaces), *_releases(spaces)):
+        found_any = True
+        yield finding
+    if not found_any:
+        yield Finding(
+            "engines", "ok", f"{plural(case.status['namespaces_total'], 'namespace')}, none of them in vain"
+        )
+
+
+def _unshared(spaces: list[Status]) -> Iterator[Finding]:
+    """Namespaces that are equal but for how block hashes are made, or for the connector's format."""
+    for what, ignored, action in (
+        ("hash algorithm or seed", _HASHING,
+         "give all of them one PYTHONHASHSEED and one --prefix-caching-hash-algo"),
+        ("format of the connector", ("format",), "install one version of kvstore for all engines"),
+    ):  # fmt: skip
+        alike: dict[tuple[tuple[str, str], ...], list[Status]] = defaultdict(list)
+        for space in spaces:
+            fields = space["fields"]
+            if "hash" in fields:
+                key = {n: v for n, v in fields.items() if n not in ignored and n not in _OF_SIZE}
+                alike[tuple(sorted(key.items()))].append(space)
+        for group in alike.values():
+            said = {tuple(space["fields"].get(name, "") for name in ignored) for space in group}
+            if len(said) > 1:
+                model = group[0]["fields"].get("model", "") or "one model"
+                found = f"{len(said)} kinds of engines of {model} differ in {what} only: they share nothing"
+                yield Finding("engines", "warning", found, action)
+
+
+def _releases(spaces: list[Status]) -> Iterator[Finding]:
+    """Releases of vLLM that the connector was never tried with."""
+    tested = tested_vllm()
+    for release in sorted({space["fields"].get("vllm", "") for space in spaces} - {""}):
+        if tested and not within(release, tested):
+            yield Finding("engines", "warning", f"an engine is vLLM {release}", f"tested is vLLM {tested}")

@@ -1,0 +1,208 @@
+"""An answer of the daemon, as metrics. names.py has every name, with its labels and its meaning.
+
+    Answer ─▶ families ─▶ prometheus_client ─▶ text, or OpenMetrics, as the scraper asks for it
+
+Nothing is remembered between two scrapes: while the daemon is away there is `kvstore_up 0` and nothing that is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from coldstart.fleet.devices import Watch
+from kvstore.protocol import outcomes
+from kvstore.tools.web.asking import Answer
+from kvstore.tools.web.names import COUNTERS_LEFT_OUT, METRICS, counter_name
+
+Rows = Iterable[tuple[tuple[str, ...], float]]
+_BREAKER = {"closed": 0.0, "probing": 0.5, "open": 1.0}
+_HISTOGRAMS = {
+    "request": "kvstore_request_seconds",
+    "load": "kvstore_load_seconds",
+    "store": "kvstore_store_seconds",
+}
+_OF_DEVICES = {
+    "kvstore_device_total_bytes": "total_bytes",
+    "kvstore_device_free_bytes": "free_bytes",
+    "kvstore_device_link_bytes_per_second": "link_bytes_per_s",
+    "kvstore_device_numa_node": "numa_node",
+}
+_WATCH = Watch()
+
+
+def exposition(answer: Answer, accept: str) -> tuple[bytes, str]:
+    """The scrape, and its content type. accept: the header of who asks."""
+    try:
+        encode, content_type = choose_encoder(accept)
+        return encode(_Scrape(answer)), content_type
+    except (TypeError, ValueError):  # a version that is none
+        encode, content_type = choose_encoder("")
+        return encode(_Scrape(answer)), content_type
+
+
+class _Scrape(Collector):
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def collect(self) -> Iterator[Metric]:
+        return families(self._answer)
+
+
+def families(answer: Answer) -> Iterator[Metric]:
+    """Each metric that this answer has something of."""
+    live = answer.report
+    yield _one("kvstore_up", float(live is not None))
+    yield _one("kvstore_web_scrape_seconds", answer.took_s)
+    if live is None:
+        return
+    about = {"version": str(live["version"]), "daemon": str(live["instance"])}
+    yield InfoMetricFamily("kvstore", METRICS["kvstore_info"].meaning, value=about)
+    yield _one("kvstore_uptime_seconds", live["uptime_s"])
+    others = {*live["left_alone"].values(), *live["missing"].values()}
+    yield _one("kvstore_healthy", float(others.issuperset(live["health"]["problems"])))
+    yield _one("kvstore_adopting", float(live["adopting"]))
+    yield from _tokens(live["tokens"])
+    for field in ("capacity_bytes", "used_bytes", "model_bytes", "records"):
+        rows = [((tier["name"],), tier[field]) for tier in live["tiers"]]
+        yield _family(f"kvstore_tier_{field}", rows)
+    loads = live["model_loads"]
+    yield _one("kvstore_model_loads_total", loads["count"])
+    yield _one("kvstore_model_load_seconds_total", loads["seconds"])
+    by_source = [((source,), size) for source, size in loads["by_source"].items()]
+    yield _family("kvstore_model_loaded_bytes_total", by_source)
+    yield from _times(live)
+    yield from _levels(live)
+    yield from _limits(live)
+    yield from _optional(live)
+    yield from _devices()
+    for name, count in live["counters"].items():
+        if counter_name(name) in METRICS and name not in COUNTERS_LEFT_OUT:
+            yield _one(counter_name(name), count)
+
+
+def kind_of(outcome: str) -> str:
+    """engine, hit or miss."""
+    if outcome == outcomes.NAMES[outcomes.ENGINE]:
+        return "engine"
+    return "hit" if outcome in _HITS else "miss"
+
+
+_HITS = frozenset(outcomes.NAMES[number] for number in outcomes.HITS)
+
+
+def _tokens(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    def by_model(name: str, field: str) -> Metric:
+        return _family(name, [((row["model"], row["tenant"]), row[field]) for row in rows])
+
+    yield by_model("kvstore_lookups_total", "lookups")
+    yield by_model("kvstore_tokens_asked_total", "tokens_asked")
+    yield _family(
+        "kvstore_tokens_total",
+        [
+            ((row["model"], row["tenant"], outcome, kind_of(outcome)), count)
+            for row in rows
+            for outcome, count in row["tokens"].items()
+        ],
+    )
+    moved = [((row["model"], row["tenant"], move), n) for row in rows for move, n in row["bytes"].items()]
+    yield _family("kvstore_moved_bytes_total", moved)
+    yield by_model("kvstore_prefill_seconds_saved_total", "prefill_s_saved")
+
+
+def _times(live: Mapping[str, Any]) -> Iterator[Metric]:
+    bounds_s: list[float] = live["latency_bounds_s"]
+    for kind, name in _HISTOGRAMS.items():
+        family = HistogramMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
+        for label, histogram in live["latencies"].get(kind, {}).items():
+            family.add_metric([label], _buckets(bounds_s, histogram), histogram["sum_s"])
+        yield family
+    name = "kvstore_loop_delay_seconds"
+    family = HistogramMetricFamily(name, METRICS[name].meaning)
+    for histogram in live["latencies"].get("loop_delay", {}).values():
+        family.add_metric([], _buckets(bounds_s, histogram), histogram["sum_s"])
+    yield family
+
+
+def _buckets(bounds_s: Sequence[float], histogram: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus wants them."""
+    names = [*map(str, bounds_s), "+Inf"]
+    return list(zip(names, map(float, accumulate(histogram["buckets"])), strict=True))
+
+
+def _levels(live: Mapping[str, Any]) -> Iterator[Metric]:
+    breakers, speeds = live["breakers"], live["speeds"]
+    left_alone = [((name,), float(bool(problem))) for name, problem in live["left_alone"].items()]
+    yield _family("kvstore_level_left_alone", left_alone)
+    open_ones = [((breaker["name"],), _BREAKER.get(breaker["state"], 1.0)) for breaker in breakers]
+    yield _family("kvstore_breaker_open", open_ones)
+    yield _family("kvstore_breaker_trips_total", [((b["name"],), b["trips"]) for b in breakers])
+    for name, field in (
+        ("kvstore_level_bytes_per_second", "bytes_per_s"),
+        ("kvstore_level_latency_seconds", "latency_s"),
+        ("kvstore_level_waiting_bytes", "waiting_bytes"),
+    ):
+        yield _family(name, [((speed["name"],), speed[field]) for speed in speeds])
+
+
+def _limits(live: Mapping[str, Any]) -> Iterator[Metric]:
+    door = live["door"]
+    yield _family("kvstore_queue_length", [((queue["name"],), queue["length"]) for queue in live["queues"]])
+    yield _family("kvstore_queue_limit", [((queue["name"],), queue["limit"]) for queue in live["queues"]])
+    yield _one("kvstore_sessions", live["sessions_total"])
+    yield _one("kvstore_connections", door["connections"])
+    yield _one("kvstore_namespaces", live["namespaces_total"])
+    yield _family("kvstore_requests_total", [((name.lower(),), n) for name, n in door["frames"].items()])
+    yield _family("kvstore_refused_total", [((reason,), n) for reason, n in door["refused"].items()])
+
+
+def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
+    """Of what a daemon may do without."""
+    budget, region, events = live["endurance"], live["region"], live["events"]
+    if budget is not None:
+        yield _one("kvstore_write_budget_bytes", budget["write_bytes_per_day"])
+        yield _one("kvstore_write_budget_spent_bytes", budget["spent_bytes"])
+    if region is not None:
+        yield _one("kvstore_region_open", float(region["open"]))
+        for name, field in (
+            ("kvstore_region_feed_age_seconds", "feed_age_s"),
+            ("kvstore_region_packs", "packs"),
+            ("kvstore_region_blocks", "blocks"),
+        ):
+            if region.get(field) is not None:  # not known before it is joined
+                yield _one(name, region[field])
+    if events is not None:
+        yield _one("kvstore_events_waiting_blocks", events["waiting_blocks"])
+        yield _one("kvstore_events_lost_blocks_total", events["lost_blocks"])
+
+
+def _devices() -> Iterator[Metric]:
+    """What their driver says; without one nothing."""
+    found = _WATCH.newest()
+    for name, field in _OF_DEVICES.items() if found else ():
+        said = [(device, getattr(device, field)) for device in found]
+        yield _family(name, [((str(one.number), one.name), float(n)) for one, n in said if n is not None])
+
+
+def _one(name: str, value: float) -> Metric:
+    return _family(name, [((), value)])
+
+
+def _family(name: str, rows: Rows) -> Metric:
+    metric = METRICS[name]
+    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = make(name, metric.meaning, labels=metric.labels)
+    for labels, value in rows:
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,1 @@
+"""Whether a bucket has what its feed says, and what becomes of the rest."""

@@ -1,0 +1,196 @@
+"""Auditing: when a bucket is audited, and by whom.
+
+    a day has passed ─┐   a mirror is there ─▶ it does, and nobody else
+    a gap in a feed ──┴─▶ else ──────────────▶ a few of all writers, by chance ─▶ Audit
+                                                                                   └▶ gap: the feed goes on behind it
+
+After a gap the packs themselves say what the lost segments said. Each writer that sees it waits, for a time drawn from so much that
+one of them has listed the bucket before the next begins; its snapshot helps everybody over the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from replication.audit.audit import AUDIT_AGAIN_S, Audit, Report
+from replication.audit.model_audit import ModelReport
+from replication.audit.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
+from replication.constants import HEARTBEAT_LATE_S, ORPHAN_GRACE_S
+from replication.errors import CatalogueDamaged, ReplicationError
+from replication.feed.feed import Gap
+from replication.feed.tail import Tail
+from replication.formats.announced import Announced
+from replication.formats.announced_models import AnnouncedModel
+from replication.formats.mirror_state import MIRRORS, source_of
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectError
+from tiers.together import together
+
+AUDIT_INTERVAL_S: Final = 24 * 3600.0  # of one auditor, on average
+AUDITORS: Final = 3  # of all writers, on average; a mirror, where there is one, is the only one
+AUDIT_MIRROR_S: Final = 3600.0  # a mirror that wrote its state so long ago is there
+AUDIT_LOOK_S: Final = 10.0  # between two looks whether one is due
+AUDIT_RETRY_S: Final = 300.0  # after one that failed
+# After a gap each writer waits for a share of so long × writers, so that few audit.
+AUDIT_GAP_S: Final = 20.0
+AUDIT_GAP_PER_PACK_S: Final = 1e-4  # the same for each pack, if that is more: what listing it takes
+assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
+assert HEARTBEAT_LATE_S < AUDIT_MIRROR_S
+
+log = logging.getLogger("replication.auditing")
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """What a mirror knows of its sources. is_ready: all of them were read. origin: see `Terms`. lost: called when packs
+    were forgotten here."""
+
+    is_ready: Callable[[], bool]
+    origin: Callable[[bytes], str | None]
+    lost: Callable[[], None]
+
+
+class Auditing:
+    """Of one process in its region."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        audit: Audit,
+        tail: Tail,
+        packs: Callable[[], int],
+        skew_s: float,
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        """packs: about how many there are. skew_s: by which clocks differ. clock: unix seconds."""
+        self.elsewhere: Elsewhere | None = None  # of a mirror
+        self.audits = 0
+        self.total = Report()  # of all of them, but for what is there
+        self._objects = objects
+        self._audit = audit
+        self._tail = tail
+        self._packs = packs
+        self._skew_s = skew_s
+        self._clock = clock
+        self._chance = random.Random(chance.random())  # drawn from often: what others draw stays the same
+        self._again_s: float | None = None  # loop's time: then the one that failed is begun anew
+        self._gap_due_s: float | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        while True:
+            await asyncio.sleep(AUDIT_LOOK_S)
+            now_s, gaps = asyncio.get_running_loop().time(), self._tail.gaps
+            if not gaps:
+                self._gap_due_s = None
+            elif self._gap_due_s is None:
+                self._gap_due_s = now_s + self._gap_pause_s()
+            is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
+            if not is_gap_due and not self._is_due(now_s):
+                continue
+            self._gap_due_s, self._again_s = None, None
+            try:
+                await self._run(gaps if is_gap_due else ())
+            except CatalogueDamaged as error:
+                log.warning("the catalogue is made anew: %s", error)
+                self._tail.mend()
+            except (ObjectError, ReplicationError) as error:
+                log.info("%s: the audit goes on later: %s", self._objects.where, error)
+                self._run_again()
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        total = self.total
+        return {
+            "audits": self.audits,
+            "missing_packs": total.missing,
+            "damaged_packs": total.damaged,
+            "restored_packs": total.restored,
+            "deleted_orphans": total.deleted,
+            "missing_models": total.models.missing,
+            "restored_models": total.models.restored,
+        }
+
+    async def _run(self, gaps: Sequence[Gap]) -> None:
+        elsewhere, age_s = self.elsewhere, self._tail.complete_age_s
+        if elsewhere is None and await self._has_mirror():
+            return
+        is_blind = (elsewhere is not None and not elsewhere.is_ready()) or (age_s is None and not gaps)
+        if is_blind:
+            self._run_again()
+            return
+        complete_s = 0.0 if age_s is None else self._clock() - age_s
+        terms = Terms(
+            complete_s - ORPHAN_GRACE_S - 2 * self._skew_s,
+            bool(gaps),
+            *((elsewhere.origin,) if elsewhere is not None else ()),
+        )
+        self._audit.forgets_behind = elsewhere is None
+        report = await self._audit.run(terms, _logged)
+        self._count(report)
+        if gaps and report.is_whole:
+            self._tail.leave_behind(gaps)
+        lost = report.missing + report.damaged + report.models.missing + report.models.damaged
+        if elsewhere is not None and lost:
+            elsewhere.lost()
+        if not report.is_whole:
+            self._run_again()
+        log.info("audited %s: %s", self._objects.where, report)
+
+    async def _has_mirror(self) -> bool:
+        """Whether a mirror of this region was alive a while ago."""
+        since_s = self._clock() - AUDIT_MIRROR_S - self._skew_s
+        async for page in self._objects.list(MIRRORS):
+            if any(source_of(info.name) and info.modified_s > since_s for info in page):
+                return True
+        return False
+
+    def _is_due(self, now_s: float) -> bool:
+        """By chance, which has no memory: restarts do not matter, nor how many writers there were at a start."""
+        if self._again_s is not None:
+            return self._again_s <= now_s
+        share = 1.0 if self.elsewhere is not None else max(1.0, self._tail.status().writers / AUDITORS)
+        return self._chance.random() < AUDIT_LOOK_S / (AUDIT_INTERVAL_S * share)
+
+    def _run_again(self) -> None:
+        self._again_s = asyncio.get_running_loop().time() + AUDIT_RETRY_S * self._chance.uniform(0.5, 1.0)
+
+    def _gap_pause_s(self) -> float:
+        share_s = max(AUDIT_GAP_S, AUDIT_GAP_PER_PACK_S * self._packs())
+        writers = 1 if self.elsewhere is not None else max(1, self._tail.status().writers)
+        return self._chance.uniform(0, share_s * writers)
+
+    def _count(self, report: Report) -> None:
+        self.audits += 1
+        for name in ("missing", "damaged", "restored", "deleted"):
+            setattr(self.total, name, getattr(self.total, name) + getattr(report, name))
+        self.total.models = ModelReport(*map(sum, zip(self.total.models, report.models, strict=True)))
+
+
+def _logged(finding: Finding) -> None:
+    log.warning("%s: %s: %s: %s", finding.kind, finding.pack, finding.reason, finding.repaired or "left")
+
+
+class NodeHands:
+    """Of a node that announces, and its bucket: what `Hands` promises."""
+
+    def __init__(
+        self, announce: Callable[[Announced | AnnouncedModel], Awaitable[None]], objects: Objects
+    ) -> None:
+        self._announce = announce
+        self._objects = objects
+
+    async def announce(self, packs: Sequence[Announced]) -> None:
+        await together(map(self._announce, packs))
+
+    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
+        await together(map(self._announce, models))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._objects.delete(names)

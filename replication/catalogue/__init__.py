@@ -1,0 +1,1 @@
+"""What is durable in a region, as one node knows it: by pack, by block, by model."""

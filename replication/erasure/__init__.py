@@ -1,0 +1,1 @@
+"""What is erased: tombstones, and all that hangs on what they name."""

@@ -1,0 +1,115 @@
+"""Erased: the tombstones of a region that are known, and what they forbid.
+
+    bucket ─▶ look ─▶ known ─▶ forbids: these blocks?      end: how far may a prompt be used?      any thread
+
+One loop calls `look`; everybody else asks. What is known is replaced by one assignment, so nobody sees half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from replication.constants import SPECS_CHOSEN_MAX
+from replication.formats.tombstones import Tombstone, by_key, look_for_tombstones
+from replication.problems import Problems
+from tiers.bucket.objects import Objects
+from tiers.namespace_spec import NamespaceSpec
+
+
+class _Named(NamedTuple):
+    """What tombstones name of one namespace, and until when. whole_until_s: all of it; blocks: what is behind these."""
+
+    whole_until_s: float
+    blocks: dict[bytes, int]
+
+
+class _Known(NamedTuple):
+    """named: by namespace and its tenant, as it was asked for."""
+
+    by_id: dict[str, Tombstone]
+    named: dict[tuple[bytes, str], _Named]
+
+
+class Erased:
+    """Of one region, for as long as its process lives. is_read: all that the bucket has were read, once, but for those that nobody
+    can read: these are problems. unavailable: why some could not be read when it was looked last, "" if all could."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: unix seconds."""
+        self.is_read = False
+        self.unavailable = ""
+        self.problems = Problems()
+        self._clock = clock
+        self._read: set[str] = set()  # names and ETags
+        self._known = _Known({}, {})
+
+    @property
+    def tombstones(self) -> list[Tombstone]:
+        """Those that are watched for now."""
+        now_s = self._clock()
+        return [tombstone for tombstone in self._known.by_id.values() if now_s < tombstone.watched_until_s]
+
+    async def look(self, objects: Objects) -> list[Tombstone]:
+        """Learn of new tombstones. Returns those whose subject was not known to be erased. Raises ObjectError where there is no
+        list; what can be read is learned in any case."""
+        self.problems.where = objects.where
+        members = await look_for_tombstones(objects, self._read, self.problems)
+        read, self.unavailable = by_key(members), members.unavailable
+        by_id = self._known.by_id
+        news = [tombstone for tombstone in read.values() if tombstone.id not in by_id]
+        if read:
+            self._known = _Known({**by_id, **{tombstone.id: tombstone for tombstone in read.values()}}, {})
+            self._read |= read.keys()
+        self.is_read = self.is_read or not self.unavailable
+        return news
+
+    def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:
+        """Whether these blocks of a namespace, or one before them in `hashes`, are erased."""
+        if self._clock() < self._of(spec).whole_until_s:
+            return True
+        count = len(hashes) // spec.hash_bytes
+        return self.end(spec, hashes, 0, count) < count
+
+    def end(self, spec: NamespaceSpec, hashes: bytes, start: int, end: int) -> int:
+        """How many of the first `end` blocks of a prompt may be used: up to what is erased, never less than `start`.
+
+        About 0.2 ms for 2,048 blocks of a namespace of which prefixes are erased, however many; 1 µs of any other.
+        """
+        named, now_s, size = self._of(spec), self._clock(), spec.hash_bytes
+        if now_s < named.whole_until_s:
+            return start
+        if named.blocks:
+            blocks = [hashes[at : at + size] for at in range(0, end * size, size)]
+            if not named.blocks.keys().isdisjoint(blocks):
+                alive = (at for at, block in enumerate(blocks) if now_s < named.blocks.get(block, 0))
+                end = next(alive, end)
+        return max(start, end)
+
+    def _of(self, spec: NamespaceSpec) -> _Named:
+        by_id, named = self._known
+        if not by_id:
+            return _NOTHING
+        name = spec.digest, spec.fields.get("tenant", "")
+        found = named.get(name)
+        if found is None:
+            found = _named(spec, by_id.values())
+            if len(named) >= SPECS_CHOSEN_MAX:
+                named.clear()
+            named[name] = found
+        return found
+
+
+_NOTHING = _Named(0.0, {})
+
+
+def _named(spec: NamespaceSpec, tombstones: Iterable[Tombstone]) -> _Named:
+    whole_until_s, blocks = 0.0, dict[bytes, int]()
+    for tombstone in tombstones:
+        if not tombstone.names(spec):
+            continue
+        if tombstone.block_hash:
+            blocks[tombstone.block_hash] = max(tombstone.watched_until_s, blocks.get(tombstone.block_hash, 0))
+        else:
+            whole_until_s = max(whole_until_s, tombstone.watched_until_s)
+    return _Named(whole_until_s, blocks)

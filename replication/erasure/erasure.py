@@ -1,0 +1,208 @@
+"""Erasure: what tombstones name leaves the catalogue and the bucket, and does not come back.
+
+    tombstones/ ─▶ look, every 15 s ───▶ a new one: the whole catalogue is swept
+    feed ─▶ catalogue ─▶ step, every second ─▶ what became known since is removed, if a tombstone names it
+
+A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
+blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
+region that was away, when nothing is left that says on what it hangs. The same for the first blocks of a pack that goes for a
+later one: they are not erased, and what hangs on them stays, until a prefix before them is erased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import TOMBSTONES_INTERVAL_S
+from replication.erasure.erased import Erased
+from replication.errors import CatalogueDamaged
+from replication.formats.announced import Announced
+from replication.formats.tombstones import Tombstone, put_behind, read_behind
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
+from tiers.namespace_spec import NamespaceSpec
+
+ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
+
+log = logging.getLogger("replication.erasure")
+
+
+class Erasure:
+    """Of one catalogue and its bucket. told: called with each tombstone that is new here, and never twice."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        catalogue: Catalogue,
+        clock: Callable[[], float],
+        told: Callable[[Tombstone], None] = lambda tombstone: None,
+        known: Erased | None = None,
+    ) -> None:
+        """clock: unix seconds. known: where tombstones are kept; its own place if none is given."""
+        self.told = told
+        self.erased = 0  # packs
+        self.known = known or Erased(clock)
+        self._objects = objects
+        self._catalogue = catalogue
+        self._behind: dict[
+            str, set[bytes]
+        ] = {}  # by tombstone of a prefix: its block, and those found behind it
+        self._kept: dict[str, set[bytes]] = {}  # of these, those that the bucket has
+        self._links: dict[bytes, set[bytes]] = {}  # by block, those that follow on it, in packs that are gone
+        self._unkept: dict[
+            str, list[tuple[bytes, bytes]]
+        ] = {}  # of these, by tombstone, what the bucket has not
+        self._read: set[str] = set()  # names of objects that say so
+        self._next = 0  # number of the first pack in the catalogue that was not looked at
+        self._renewals = catalogue.renewals
+        self._undeleted = False  # some of what is erased is in the bucket still
+
+    @property
+    def tombstones(self) -> list[Tombstone]:
+        """Those that are watched for now."""
+        return self.known.tombstones
+
+    def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:
+        """Whether these blocks of a namespace, or one before them in `hashes`, are erased."""
+        size = spec.hash_bytes
+        return self.known.forbids(spec, hashes) or any(
+            hashes[at : at + size] in behind
+            for tombstone in self.tombstones
+            if tombstone.names(spec) and (behind := self._behind.get(tombstone.id))
+            for at in range(0, len(hashes), size)
+        )
+
+    def covers(self, announced: Announced) -> bool:
+        """Whether a pack is erased."""
+        found = [self._is_of(announced, tombstone) for tombstone in self.tombstones]  # each learns of it
+        return any(found)
+
+    def _is_of(self, announced: Announced, tombstone: Tombstone) -> bool:
+        header = announced.pack.header
+        if not tombstone.names(header.spec):
+            return False
+        if not tombstone.block_hash:
+            return True
+        behind = self._behind_of(tombstone)
+        blocks = list(header.each_hash())
+        if header.parent not in behind:
+            first = next((at for at, block in enumerate(blocks) if block in behind), None)
+            if first is None:
+                return False
+            self._link(tombstone.id, [header.parent, *blocks[:first]])
+            blocks = blocks[first:]
+        self._add(behind, blocks)
+        return True
+
+    def _behind_of(self, tombstone: Tombstone) -> set[bytes]:
+        behind = self._behind.setdefault(tombstone.id, set())
+        self._add(behind, [tombstone.block_hash])
+        return behind
+
+    def _add(self, behind: set[bytes], blocks: Iterable[bytes]) -> None:
+        """Blocks that are behind a prefix, and those that follow on them though no pack says so any more."""
+        news = [block for block in blocks if block not in behind]
+        if news:
+            self._next = 0  # what hangs on it may have become known before it
+        while news:
+            block = news.pop()
+            behind.add(block)
+            news += self._links.get(block, set()) - behind
+
+    def _link(self, tombstone_id: str, blocks: Sequence[bytes]) -> None:
+        """These follow on each other in a pack that goes, and stay alive."""
+        for before, block in pairwise(blocks):
+            follow = self._links.setdefault(before, set())
+            if before and block not in follow:
+                follow.add(block)
+                self._unkept.setdefault(tombstone_id, []).append((before, block))
+
+    # -- work --
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        looked_s = float("-inf")
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                if loop.time() - looked_s >= TOMBSTONES_INTERVAL_S:
+                    await self.look()
+                    looked_s = loop.time()
+            except ObjectError as error:
+                log.info("%s: tombstones are looked for again: %s", self._objects.where, error)
+            try:
+                await self.step()
+            except (ObjectError, CatalogueDamaged) as error:
+                log.info("%s: erasing goes on later: %s", self._objects.where, error)
+            await asyncio.sleep(ERASE_INTERVAL_S)
+
+    async def look(self) -> None:
+        """Learn of new tombstones. Raises ObjectError, after all that can be read was learned, if some could not."""
+        for tombstone in await self.known.look(self._objects):
+            self._next = 0
+            self.told(tombstone)
+        if self._undeleted:
+            self._next, self._undeleted = 0, False
+        is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
+        for found in (
+            await read_behind(self._objects, self._read, self.known.problems) if is_of_prefixes else ()
+        ):
+            self._add(self._behind.setdefault(found.tombstone, set()), found.blocks)
+            self._kept.setdefault(found.tombstone, set()).update(found.blocks)
+            for before, block in found.links:
+                self._links.setdefault(before, set()).add(block)
+                for behind in self._behind.values():
+                    if before in behind:
+                        self._add(behind, [block])
+        if self.known.unavailable:
+            raise ObjectUnavailable(self.known.unavailable)
+
+    async def step(self) -> None:
+        """Remove what is named of what became known; after a new tombstone, of everything. Raises ObjectError."""
+        catalogue = self._catalogue
+        if self._renewals != catalogue.renewals:
+            self._renewals, self._next = catalogue.renewals, 0
+        while self.tombstones and self._next < catalogue.next_number:
+            first, self._next = self._next, catalogue.next_number
+            try:
+                for chunk in catalogue.chunks(first):
+                    found = list(filter(self.covers, chunk))
+                    await self._keep_behind()
+                    await self._remove(found)
+                    await asyncio.sleep(0)
+            except BaseException:
+                self._next = min(self._next, first)
+                raise
+        await self._keep_behind()
+
+    async def _keep_behind(self) -> None:
+        """Before anything is removed that says what hangs on it: others, and later lives, need it still."""
+        for tombstone in self.tombstones:
+            behind, kept = (found.setdefault(tombstone.id, set()) for found in (self._behind, self._kept))
+            unkept = self._unkept.setdefault(tombstone.id, [])
+            kept.add(tombstone.block_hash)  # which the tombstone says
+            if len(kept) < len(behind) or unkept:
+                news, links = behind - kept, list(unkept)
+                await put_behind(self._objects, tombstone.id, news, links)
+                kept.update(news)
+                del unkept[: len(links)]
+
+    async def _remove(self, packs: Iterable[Announced]) -> None:
+        """From the bucket first: what is in the catalogue still is found again if that fails. One that cannot be deleted is
+        a problem, is read by nobody, and is tried again with the next look; the others go."""
+        for announced in packs:
+            name = announced.pack.name
+            try:
+                await self._objects.delete([name])
+            except (ObjectDamaged, ObjectRefused) as error:
+                self._undeleted = True
+                self.known.problems.note(name, f"erased, and cannot be deleted: {error}")
+                continue
+            self.known.problems.over(name)
+            self._catalogue.forget(announced.pack.id)
+            self.erased += 1

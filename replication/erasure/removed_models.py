@@ -1,0 +1,126 @@
+"""Removed models: revisions that nobody may have any more, in the region's own bucket, so that no mirror brings one back.
+
+    models/removed/<model>/<revision>     Removal: put before the manifest, and those of its caches, are deleted
+
+Deletes are never copied between regions; a removal is. Who puts a manifest looks for its removal before and afterwards, and
+takes it back if there is one by then: whoever was first, the manifest is gone in the end. Its chunks are left to `kvstore model gc`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import msgspec
+
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import KIB
+from replication.errors import Damaged
+from replication.formats.manifests import CACHES, MODEL_NAME, ModelName, manifest_name
+from replication.formats.members import read_members
+from replication.formats.ranges import Text, UnixS, UntilS
+from replication.formats.sealed import fetch, seal
+from replication.problems import Problems
+from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectMissing
+
+REMOVAL_BYTES_MAX: Final = 16 * KIB
+
+REMOVED = "models/removed/"
+_MAGIC = b"KVMRMV1\n"
+_PART = MODEL_NAME.removeprefix("^").removesuffix(r"\Z")
+_NAME = re.compile(f"{_PART}/{_PART}")
+
+
+class Removal(msgspec.Struct, frozen=True, array_like=True):
+    """removed_s: unix seconds, for people. removed_by: in words. watched_until_s: until then the revision may not come back."""
+
+    model: ModelName
+    revision: ModelName
+    removed_s: UnixS
+    removed_by: Text
+    watched_until_s: UntilS
+
+    @property
+    def name(self) -> str:
+        return removal_name(self.model, self.revision)
+
+
+def removal_name(model: str, revision: str) -> str:
+    return f"{REMOVED}{model}/{revision}"
+
+
+async def read_removal(objects: Objects, model: str, revision: str, now_s: float) -> Removal | None:
+    """The one that forbids this revision now; None without. Raises Damaged, ObjectError."""
+    try:
+        found = await _read(objects, removal_name(model, revision))
+    except ObjectMissing:
+        return None
+    return found if now_s < found.watched_until_s else None
+
+
+async def read_removals(
+    objects: Objects, known: Collection[str] = (), problems: Problems | None = None
+) -> dict[str, Removal]:
+    """All that are not known, by "name etag". One that cannot be read is a problem, and left out. Raises ObjectError where there
+    is no list."""
+    members = await read_members(
+        objects,
+        REMOVED,
+        _NAME,
+        lambda info: _read(objects, info.name),
+        problems or Problems(objects.where),
+        lambda info: _key(info) in known,
+    )
+    return {_key(info): removal for info, removal in members.found}
+
+
+async def put_removal(objects: Objects, removal: Removal) -> None:
+    """Unless one is there that is watched for as long. Raises ObjectError."""
+    try:
+        there = await read_removal(objects, removal.model, removal.revision, 0.0)
+    except Damaged:
+        there = None
+    if there is None or there.watched_until_s < removal.watched_until_s:
+        await objects.put(removal.name, seal(_MAGIC, removal))
+
+
+async def remove(objects: Objects, removal: Removal) -> list[str]:
+    """Put it, and delete the manifests that it names; returns their names. Raises ObjectError."""
+    await put_removal(objects, removal)
+    names = [name async for name in manifests_of(objects, removal.model, removal.revision)]
+    await objects.delete(names)
+    return names
+
+
+async def manifests_of(objects: Objects, model: str, revision: str) -> AsyncIterator[str]:
+    """The names of a revision's manifests that are there: its own one, and those of its caches."""
+    own = manifest_name(model, revision)
+    try:
+        await objects.head(own)
+        yield own
+    except ObjectMissing:
+        pass
+    async for page in objects.list(f"{CACHES}{model}/{revision}/"):
+        for info in page:
+            yield info.name
+
+
+def forget_removed(catalogue: Catalogue, removal: Removal) -> None:
+    """Raises CatalogueDamaged."""
+    for model in list(catalogue.models.values()):
+        if (model.model, model.revision) == (removal.model, removal.revision):
+            catalogue.forget_model(model.name)
+
+
+def _key(info: ObjectInfo) -> str:
+    return f"{info.name} {info.e_tag}"
+
+
+async def _read(objects: Objects, name: str) -> Removal:
+    """Raises Damaged, ObjectError."""
+    found = await fetch(objects, _MAGIC, Removal, name, REMOVAL_BYTES_MAX)
+    if name != found.name:
+        raise Damaged(f"{name}: says it is {found.name}")
+    return found

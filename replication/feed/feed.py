@@ -1,0 +1,425 @@
+"""The feed of a region: what became durable, as each writer tells it and everybody reads it.
+
+    FeedWriter ──▶ segment n ──▶ head                FeedReader ──▶ LIST heads/ ──▶ GET n + 1, n + 2, … until missing
+
+What must always hold:
+
+* A pack or a model is in the store before it is announced, and an announcement is durable before `announce` returns.
+* The numbers of a writer have no gaps, and no number has two contents. A number that may have been written is
+  tried again with the same bytes until they are read back from the store; nothing else gets that number.
+* A position says: everything up to here was handed out. It never passes what is missing, damaged or not readable now.
+
+Heads are hints: a LIST of them tells who has something new, and their lengths how much. Every FULL_LOOK_EVERY looks
+all writers are asked, whatever their heads say. Clocks are never compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from replication.constants import HEAD_NUMBERS, ROTTEN_LOOKS, SEGMENT_BYTES_MAX, SEGMENT_MODELS_MAX
+from replication.errors import Damaged, WriterConflict
+from replication.formats.announced import Announced
+from replication.formats.announced_models import AnnouncedModel
+from replication.formats.segment import (
+    FEED,
+    HEADS,
+    Head,
+    Segment,
+    ahead,
+    cut,
+    decode,
+    encode,
+    encode_head,
+    head_name,
+    is_writer,
+    read_head,
+    segment_name,
+    segment_number,
+)
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.together import together
+
+SEGMENT_STORE_ATTEMPTS_MAX: Final = 4  # of one announcement: put, read back, repair what was stored damaged
+WRITER_IDS_MAX: Final = 3  # tried in one announcement, if others write under the same id
+HEAD_TRUST_S: Final = 300.0  # since the last look; by then a writer may have gone round once
+FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
+FEED_REQUESTS_MAX: Final = 32  # under way at a time
+FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
+assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
+
+log = logging.getLogger("replication.feed")
+
+
+class FeedWriter:
+    """One writer. `id` may change when it is found that somebody else writes under it, too: store it after each
+    announcement. number: of the last segment that is durable. conflicts: how often the id changed."""
+
+    def __init__(
+        self, objects: Objects, writer_id: str, clock: Callable[[], float], chance: random.Random
+    ) -> None:
+        """clock: unix seconds. chance: draws new ids."""
+        assert is_writer(writer_id)
+        self.id = writer_id
+        self.number = 0
+        self.conflicts = 0
+        self._objects = objects
+        self._clock = clock
+        self._chance = chance
+        self._pending: Segment | None = None  # may be in the store already
+        self._head_number = 0  # of the head as it is known to be stored
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Find out where to go on; before anything is announced, again if it failed. Raises ObjectError.
+
+        A writer that was killed between a put and its reading back may have left a damaged last segment. It becomes
+        an empty one: nobody has read it, or, if it was sound once, those who did need it no more.
+        """
+        highest, self._pending = 0, None
+        async for page in self._objects.list(f"{FEED}{self.id}/"):
+            highest = max([highest, *(segment_number(info.name) for info in page)])
+        self.number = highest
+        if highest and await self._is_refused(highest):
+            self._take_fresh_id(f"{segment_name(self.id, highest)}: cannot be read")
+        elif highest and await self._is_damaged(highest):
+            self.number = highest - 1
+            self._pending = Segment(self.id, highest, self._clock(), [])
+            await self._settle()
+        await self._put_head()  # whoever was killed between a segment and its head has not told anybody of it
+
+    async def _is_refused(self, number: int) -> bool:
+        """Whether the store has our last segment and keeps it to itself: then we go on under another name."""
+        try:
+            await self._read(segment_name(self.id, number))
+        except ObjectRefused as error:
+            log.warning("%s", error)
+            return True
+        return False
+
+    async def _is_damaged(self, number: int) -> bool:
+        """Whether what is stored is, not only what was read."""
+        name = segment_name(self.id, number)
+        there = await self._read(name)
+        if there is not None and self._is_segment(there, self.id, number):
+            return False
+        if await self._read(name) != there:
+            raise ObjectUnavailable(f"{self._objects.where}: {name}: reads differ")
+        return True
+
+    async def announce(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
+        """Say that these packs, and these models with all of their chunks, are in the store. When this returns, it is durable.
+
+        Raises ObjectError: not known, or only in part, to be durable. Announcing the same entries again is the
+        right answer to that, and says none of them twice.
+        """
+        async with self._turn:
+            said = await self._settle()
+            for piece in cut([entry for entry in entries if entry.pack.id not in said]):
+                self._pending = Segment(self.id, self.number + 1, self._clock(), piece)
+                await self._settle()
+            left = [model for model in models if model.id not in said]
+            for at in range(0, len(left), SEGMENT_MODELS_MAX):
+                some = left[at : at + SEGMENT_MODELS_MAX]
+                self._pending = Segment(self.id, self.number + 1, self._clock(), [], models=some)
+                await self._settle()
+            await self._put_head()
+
+    async def _settle(self) -> set[bytes]:
+        """Have what is pending in the store; returns the ids of its packs and models."""
+        if self._pending is None:
+            return set()
+        for _ in range(WRITER_IDS_MAX):
+            try:
+                await self._store(self._pending)
+                break
+            except WriterConflict as conflict:
+                self._take_fresh_id(conflict)
+        else:
+            raise ObjectUnavailable(f"{self._objects.where}: {WRITER_IDS_MAX} ids of writers were taken")
+        settled, self._pending = self._pending, None
+        self.number = settled.number
+        return {entry.pack.id for entry in settled.entries} | {model.id for model in settled.models}
+
+    def _take_fresh_id(self, conflict: WriterConflict | str) -> None:
+        self.id = f"{self._chance.getrandbits(64):016x}"
+        self.conflicts += 1
+        self.number = self._head_number = 0
+        if self._pending is not None:
+            self._pending = replace(self._pending, writer=self.id, number=1)
+        log.warning("%s; going on as writer %s", conflict, self.id)
+
+    async def _store(self, segment: Segment) -> None:
+        """Put these bytes and read them back. An answer of the store is not believed: it may be lost, come
+        twice, or come from a store without conditional writes. Raises WriterConflict, ObjectError."""
+        name, content = segment_name(segment.writer, segment.number), encode(segment)
+        failure = f"{self._objects.where}: {name}: read back, it is not what was put"
+        replace = False
+        for _ in range(SEGMENT_STORE_ATTEMPTS_MAX):
+            try:
+                await self._objects.put(name, content, only_new=not replace)
+            except ObjectRefused:
+                raise
+            except ObjectError as error:
+                failure = str(error)
+            there = await self._read(name)
+            if there == content:
+                return
+            if there is not None and self._is_segment(there, segment.writer, segment.number):
+                raise WriterConflict(
+                    f"{self._objects.where}: {name}: somebody else's segment is there: was a data directory copied?"
+                )
+            # What is damaged the same way twice is damaged in the store, and nobody has read it yet.
+            replace = there is not None and there == await self._read(name)
+        raise ObjectUnavailable(failure)
+
+    async def _read(self, name: str) -> bytes | None:
+        """None: there is none. b"": what is there is too large to be a segment, or cannot be read to its end."""
+        try:
+            return bytes(await self._objects.get_within(name, SEGMENT_BYTES_MAX))
+        except ObjectMissing:
+            return None
+        except ObjectDamaged:
+            return b""
+
+    def _is_segment(self, content: bytes | memoryview, writer: str, number: int) -> bool:
+        try:
+            decode(content, writer, number)
+        except Damaged:
+            return False
+        return True
+
+    async def _put_head(self) -> None:
+        """A head that cannot be written is no failure: readers look without it, a little later."""
+        if self._head_number == self.number:
+            return
+        try:
+            await self._objects.put(head_name(self.id), encode_head(Head(self.number, self._clock())))
+        except ObjectError as error:
+            log.info("head of writer %s: %s", self.id, error)
+            return
+        self._head_number = self.number
+
+
+class Gap(NamedTuple):
+    """Of a writer's segments, next_number is missing, and one behind it is there: first_there. Or it is damaged or refused, for
+    ROTTEN_LOOKS looks, and first_there is the next number."""
+
+    writer: str
+    next_number: int
+    first_there: int
+
+
+class Page(NamedTuple):
+    """Segments in order of their numbers, writer by writer. more: there is more to read right now."""
+
+    segments: list[Segment]
+    more: bool
+
+
+class _Window(NamedTuple):
+    """What a writer is asked for next. exact: there is nothing behind it, said a head that can be trusted."""
+
+    writer: str
+    width: int
+    exact: bool
+
+
+class _Answer(NamedTuple):
+    """segments: in order, without a gap. end: there is no more now, or why it was not found out."""
+
+    segments: list[Segment]
+    end: bool | Gap | Exception
+
+
+class FeedReader:
+    """Reads the feeds of all writers. Not for several tasks at a time.
+
+    positions: by writer, the number up to which segments were handed out. gaps: by writer, what is missing
+    now. damaged: segments that could not be read, counted each time; failed: writers that could not be read to their
+    end. Memory: FEED_PAGE_SEGMENTS segments.
+    """
+
+    def __init__(self, objects: Objects, positions: Mapping[str, int]) -> None:
+        self.positions = dict(positions)
+        self.gaps: dict[str, Gap] = {}
+        self.reasons: dict[str, str] = {}  # by writer, why there is a gap, or was
+        self.writers = 0
+        self.damaged = 0
+        self.failed = 0
+        self.last_failure = ""
+        self.all_read = False  # what the last look found was read, and all that it found
+        self.is_full = (
+            False  # the last look asked all writers: no head that was not written could hide anything
+        )
+        self._objects = objects
+        self._asks_all = False
+        self._looks = 0
+        self._looked_at_s = -HEAD_TRUST_S
+        self._heads: dict[str, tuple[str, int]] = {}  # of the last look: ETag and bytes
+        self._sound_heads: set[str] = (
+            set()
+        )  # of these writers one was read: one that is cut off has another length
+        self._rotten: dict[str, int] = {}  # by writer, looks in a row that found its next segment damaged
+        self._read_up_to: dict[str, str] = {}  # the ETag of the head when all that it tells was read
+        self._waiting: deque[_Window] = deque()
+        self._requests = asyncio.Semaphore(FEED_REQUESTS_MAX)
+
+    async def poll(self) -> Page:
+        """What is new, one page of it. Looks for news when everything that the last look found was read.
+
+        Raises ObjectError when it could not look. What fails afterwards is left for the next look.
+        """
+        if not self._waiting:
+            await self._look()
+        windows, budget = [], FEED_PAGE_SEGMENTS
+        while self._waiting and budget > 0:
+            window = self._waiting.popleft()
+            windows.append(window if window.width <= budget else _Window(window.writer, budget, False))
+            budget -= window.width
+        answers = await together(map(self._ask, windows))
+        # From here to the return nothing is waited for: a poll that is cancelled has read nothing.
+        for window, answer in zip(windows, answers, strict=True):
+            self._note(window, answer)
+        return Page([segment for answer in answers for segment in answer.segments], bool(self._waiting))
+
+    def jump(self, positions: Mapping[str, int]) -> None:
+        """Everything up to these positions is known from elsewhere. Never goes back."""
+        for writer, number in positions.items():
+            if number > self.positions.get(writer, 0):
+                self.positions[writer] = number
+                if writer in self.gaps and self.gaps[writer].next_number <= number:
+                    del self.gaps[writer]
+
+    def ask_all(self) -> None:
+        """The next look asks all writers."""
+        self._asks_all = True
+
+    async def _look(self) -> None:
+        """Who has something new."""
+        now_s = asyncio.get_running_loop().time()
+        heads = {}
+        async for page in self._objects.list(HEADS):
+            for info in page:
+                writer = info.name[len(HEADS) :]
+                if is_writer(writer):
+                    heads[writer] = (info.e_tag, info.size_bytes)
+        is_full = self._asks_all or self._looks % FULL_LOOK_EVERY == 0
+        if is_full:
+            for writer in filter(is_writer, await self._objects.folders(FEED)):
+                heads.setdefault(writer, ("", 0))
+            self._asks_all = False
+        self.is_full = is_full
+        trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
+        self._looks += 1
+        self._looked_at_s = now_s
+        self._heads = heads
+        self.writers = len(heads.keys() | self.positions.keys())
+        self.all_read = True
+        for writer, (e_tag, size_bytes) in heads.items():
+            known = self._read_up_to.get(writer)
+            if is_full or known != e_tag:
+                new = ahead(size_bytes, self.positions.get(writer, 0))
+                exact = trusted and known is not None and 0 < new <= FEED_PAGE_SEGMENTS
+                self._waiting.append(_Window(writer, new if exact else 1, exact))
+
+    async def _ask(self, window: _Window) -> _Answer:
+        """The next segments of a writer, as far as they are there and can be read."""
+        writer, position = window.writer, self.positions.get(window.writer, 0)
+        numbers = range(position + 1, position + 1 + window.width)
+        segments: list[Segment] = []
+        for answer in await together(self._get(writer, number) for number in numbers):
+            if isinstance(answer, Segment):
+                segments.append(answer)
+                continue
+            if not isinstance(answer, ObjectMissing):
+                return _Answer(segments, answer)
+            try:
+                return _Answer(segments, await self._end(writer, position + len(segments)))
+            except ObjectError as error:
+                return _Answer(segments, error)
+        return _Answer(segments, window.exact)
+
+    def _note(self, window: _Window, answer: _Answer) -> None:
+        writer, (segments, end) = window.writer, answer
+        if segments:
+            self.positions[writer] = segments[-1].number
+            self.gaps.pop(writer, None)
+        self._note_rot(writer, bool(segments), end)
+        if isinstance(end, Gap):
+            self.gaps[writer] = end
+            self.all_read = False
+        elif isinstance(end, Exception):
+            self.failed += 1
+            self.last_failure = str(end)
+            self.all_read = False
+        elif end:
+            self._read_up_to[writer] = self._heads[writer][0]
+        else:
+            width = min(2 * window.width, FEED_PAGE_SEGMENTS) if segments else 1
+            self._waiting.append(_Window(writer, width, False))
+
+    def _note_rot(self, writer: str, has_moved: bool, end: bool | Gap | Exception) -> None:
+        """A segment that stays damaged, or that the store keeps to itself while it hands out the list of heads, is as good as
+        gone. It is a gap only, and no longer once it can be read: an audit goes on behind it where the place proves to be
+        the place."""
+        if not isinstance(end, Damaged | ObjectRefused):
+            self._rotten.pop(writer, None)
+            return
+        self._rotten[writer] = looks = 1 if has_moved else self._rotten.get(writer, 0) + 1
+        if looks >= ROTTEN_LOOKS:
+            number = self.positions.get(writer, 0) + 1
+            self.gaps[writer] = Gap(writer, number, number + 1)
+            self.reasons[writer] = str(end)
+
+    async def _get(self, writer: str, number: int) -> Segment | Exception:
+        async with self._requests:
+            try:
+                name = segment_name(writer, number)
+                content = await self._objects.get_within(name, SEGMENT_BYTES_MAX)
+                return decode(content, writer, number)
+            except Damaged as error:
+                self.damaged += 1
+                return error
+            except ObjectDamaged as error:
+                self.damaged += 1
+                return Damaged(str(error))
+            except ObjectError as error:
+                return error
+
+    async def _end(self, writer: str, position: int) -> bool | Gap:
+        """The segment behind this position is missing: True, there is none yet; False, there is by now; a gap."""
+        _, head_bytes = self._heads[writer]
+        if head_bytes and writer in self._sound_heads and ahead(head_bytes, position) == 0:
+            return True  # the head says so, too
+        first = await self._first_behind(writer, position)
+        if first == 0:
+            return True
+        # What is there now was put behind the missing one: if that is still not there, it is not going to be.
+        if first == position + 1 or not isinstance(await self._get(writer, position + 1), ObjectMissing):
+            return False
+        self.reasons[writer] = f"segments {position + 1} to {first - 1} are gone"
+        return Gap(writer, position + 1, first)
+
+    async def _first_behind(self, writer: str, position: int) -> int:
+        """The number of the first segment there is behind a position, if the head tells of any; 0 if none."""
+        try:
+            number = (await read_head(self._objects, writer)).number
+            self._sound_heads.add(writer)
+            if number <= position:
+                return 0
+        except (Damaged, ObjectMissing, ObjectRefused):
+            pass  # it tells nothing: look
+        async for page in self._objects.list(f"{FEED}{writer}/", segment_name(writer, position)):
+            for info in page:
+                if segment_number(info.name) > position:
+                    return segment_number(info.name)
+        return 0

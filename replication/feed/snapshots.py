@@ -1,0 +1,326 @@
+"""Snapshots: the whole catalogue at some positions, so that catching up takes seconds.
+
+    snapshots/parts/<number>-<chance>/<part>     packs, in sealed objects of about a megabyte, put first; then models, if there are any
+    snapshots/manifests/<number>-<chance>        positions, and every part with its checksum, put last
+
+    write   positions ─▶ all packs ─▶ parts ─▶ manifest          read   newest manifest ─▶ parts ─▶ positions
+
+What must always hold:
+
+* A manifest has every pack that was announced up to its positions and was there still: positions are taken first, and
+  catalogues only grow meanwhile. That it has more does no harm.
+* Positions are taken over after the last part is. A snapshot that is damaged or half gone is left for the one before.
+* Numbers ascend, chance keeps two that are written at the same time apart: nobody waits for anybody.
+* Nothing is removed that kept snapshots do not cover: a segment only when SNAPSHOTS_KEPT whole ones do and it is older
+  than RETENTION_S by the store's own clock; the last segment of a writer never, as it says where its numbers are, and none
+  behind what its head tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import MIB, SEGMENT_MODELS_MAX
+from replication.errors import CatalogueDamaged, Damaged
+from replication.formats.announced import Announced, tabled, untabled, weight_bytes
+from replication.formats.announced_models import AnnouncedModel, heard_models
+from replication.formats.ranges import Count, Id, Number, Positions, UnixS
+from replication.formats.sealed import fetch, seal, unseal
+from replication.formats.segment import FEED, cut, read_head, segment_number
+from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
+from tiers.namespace_spec import NamespaceSpec
+from tiers.packs.packs import PACK_HEADER_BYTES_MAX
+from tiers.together import together
+
+SNAPSHOT_PART_BYTES: Final = 1 * MIB  # a part that has so much takes no further pack; read in 2 ms
+SNAPSHOT_PART_BYTES_MAX: Final = 4 * MIB
+SNAPSHOT_PART_ENTRIES_MAX: Final = 1 << 14  # each counts for 96 bytes at least
+SNAPSHOT_PARTS_MAX: Final = 1 << 16
+SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
+SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
+SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
+SNAPSHOTS_KEPT: Final = 3
+RETENTION_S: Final = 24 * 3600.0  # of segments that snapshots cover, by the clock of the store
+DELETE_NAMES_MAX: Final = 1000  # in one call
+assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
+assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
+
+log = logging.getLogger("replication.snapshots")
+
+MANIFESTS = "snapshots/manifests/"
+PARTS = "snapshots/parts/"
+_NAME = re.compile(r"[0-7][0-9a-f]{15}-[0-9a-f]{8}")  # behind each number there is a next one
+_TELLS_NOTHING = 1 << 63  # nobody believes it, so any segment may go
+_MANIFEST_MAGIC = b"KVSNAP1\n"
+_PART_MAGIC = b"KVPART1\n"
+
+
+class Part(msgspec.Struct, array_like=True, frozen=True):
+    """checksum: xxh3_128 of the whole object."""
+
+    size_bytes: Annotated[int, Meta(gt=0, le=SNAPSHOT_PART_BYTES_MAX)]
+    checksum: Id
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True):
+    """name: "<number>-<chance>". written_s: unix seconds by the clock of its writer, for people only."""
+
+    name: Annotated[str, Meta(max_length=32)]
+    written_s: UnixS
+    packs: Count
+    positions: Positions
+    parts: Annotated[list[Part], Meta(max_length=SNAPSHOT_PARTS_MAX)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+
+class _PartBody(msgspec.Struct, array_like=True):
+    snapshot: str
+    number: Number
+    specs: Annotated[list[NamespaceSpec], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
+    entries: Annotated[list[msgspec.Raw], Meta(max_length=SNAPSHOT_PART_ENTRIES_MAX)]
+    models: Annotated[list[msgspec.Raw], Meta(max_length=SEGMENT_MODELS_MAX)] = []
+
+
+class _Said(NamedTuple):
+    """By a part."""
+
+    entries: Sequence[Announced]
+    models: Sequence[AnnouncedModel]
+
+
+class Retired(NamedTuple):
+    """How many objects were removed."""
+
+    snapshots: int
+    parts: int
+    segments: int
+
+
+def part_name(snapshot: str, number: int) -> str:
+    return f"{PARTS}{snapshot}/{number:08x}"
+
+
+class Snapshots:
+    """The snapshots of one region. Every method raises ObjectError where the store fails, those with a catalogue
+    CatalogueDamaged."""
+
+    def __init__(self, objects: Objects, clock: Callable[[], float], chance: random.Random) -> None:
+        """clock: unix seconds."""
+        self._objects = objects
+        self._clock = clock
+        self._chance = chance
+
+    async def write(self, catalogue: Catalogue) -> Manifest:
+        """Write what this catalogue knows. Cancelled or failed, it leaves parts that `retire` finds."""
+        positions, renewals = catalogue.positions, catalogue.renewals
+        names = [name async for name, _ in self._listed()]
+        highest = int(names[-1][:16], 16) if names else 0
+        name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
+        parts: list[Part] = []
+        packs = 0
+        for entries in _pieces(catalogue.chunks()):
+            await self._put_part(name, parts, tabled(entries))
+            packs += len(entries)
+        models = list(catalogue.models.values())
+        for at in range(0, len(models), SEGMENT_MODELS_MAX):
+            await self._put_part(name, parts, (*tabled(()), models[at : at + SEGMENT_MODELS_MAX]))
+        _check_same(catalogue, renewals)
+        manifest = Manifest(name, self._clock(), packs, positions, parts)
+        await self._put(MANIFESTS + name, seal(_MANIFEST_MAGIC, manifest))
+        return manifest
+
+    async def _put_part(self, name: str, parts: list[Part], said: tuple[object, ...]) -> None:
+        """The next one."""
+        if len(parts) == SNAPSHOT_PARTS_MAX:
+            raise ObjectUnavailable(f"{self._objects.where}: a snapshot of more than {len(parts)} parts")
+        content = seal(_PART_MAGIC, (name, len(parts), *said))
+        await self._put(part_name(name, len(parts)), content)
+        parts.append(Part(len(content), xxhash.xxh3_128_digest(content)))
+
+    async def _put(self, name: str, content: bytes) -> None:
+        """Put and read back: segments are removed because this is there. Nobody else writes under this name."""
+        for _ in range(SNAPSHOT_STORE_ATTEMPTS_MAX):
+            await self._objects.put(name, content)
+            try:
+                if await self._objects.get_within(name, len(content)) == content:
+                    return
+            except ObjectDamaged:
+                continue
+        raise ObjectUnavailable(f"{self._objects.where}: {name}: read back, it is not what was put")
+
+    async def newest(self) -> Manifest | None:
+        """The manifest of the newest snapshot that has a sound one."""
+        async for manifest in self._newest_first():
+            return manifest
+        return None
+
+    async def read_newest(self, catalogue: Catalogue) -> Manifest | None:
+        """Take over the newest snapshot that is whole and can be read; None if there is none. Where the store fails for some
+        and hands out none, it raises that: what they would have said may be there in a minute."""
+        failure: ObjectUnavailable | None = None
+        async for manifest in self._newest_first():
+            try:
+                await self._read(manifest, catalogue)
+            except (Damaged, ObjectError) as error:
+                log.warning("%s: snapshot %s: %s", self._objects.where, manifest.name, error)
+                failure = failure or (error if isinstance(error, ObjectUnavailable) else None)
+                continue
+            return manifest
+        if failure is not None:
+            raise failure
+        return None
+
+    async def retire(self) -> Retired:
+        """Remove snapshots but the newest few, and segments that those cover."""
+        listed = [info async for _, info in self._listed()]
+        kept: list[Manifest] = []
+        async for manifest in self._newest_first():
+            if await self._is_whole(manifest):
+                kept.append(manifest)
+                if len(kept) == SNAPSHOTS_KEPT:
+                    break
+        else:
+            return Retired(0, 0, 0)
+        oldest = kept[-1]
+        manifests = await self._delete(info.name for info in listed if info.name < MANIFESTS + oldest.name)
+        parts = 0
+        for name in filter(_NAME.fullmatch, await self._objects.folders(PARTS)):
+            if name < oldest.name:
+                async for page in self._objects.list(f"{PARTS}{name}/"):
+                    parts += await self._delete(info.name for info in page)
+        before_s = max(info.modified_s for info in listed) - RETENTION_S
+        segments = 0
+        for writer, position in oldest.positions.items():
+            covered = min(manifest.positions.get(writer, 0) for manifest in kept)
+            end = min(position, covered, await self._told(writer) + 1)
+            segments += await self._retire_segments(writer, end, before_s)
+        return Retired(manifests, parts, segments)
+
+    async def _told(self, writer: str) -> int:
+        """The number that the head of a writer tells. Who is as far believes it, so the next one must be there: later heads
+        may not have been written."""
+        try:
+            return (await read_head(self._objects, writer)).number
+        except (Damaged, ObjectMissing):
+            return _TELLS_NOTHING
+        except ObjectError as error:
+            log.info("%s: segments of writer %s stay: %s", self._objects.where, writer, error)
+            return 0
+
+    async def _retire_segments(self, writer: str, position: int, before_s: float) -> int:
+        """Remove a writer's segments before a position. That of the position itself stays."""
+        count = 0
+        async for page in self._objects.list(f"{FEED}{writer}/"):
+            old = [
+                info.name
+                for info in page
+                if 0 < segment_number(info.name) < position and info.modified_s < before_s
+            ]
+            count += await self._delete(old)
+            if len(old) < len(page):
+                break
+        return count
+
+    async def _delete(self, names: Iterable[str]) -> int:
+        names = list(names)
+        for at in range(0, len(names), DELETE_NAMES_MAX):
+            await self._objects.delete(names[at : at + DELETE_NAMES_MAX])
+        return len(names)
+
+    async def _listed(self) -> AsyncIterator[tuple[str, ObjectInfo]]:
+        """The names of all snapshots that have a manifest, oldest first."""
+        async for page in self._objects.list(MANIFESTS):
+            for info in page:
+                name = info.name[len(MANIFESTS) :]
+                if _NAME.fullmatch(name):
+                    yield name, info
+
+    async def _newest_first(self) -> AsyncIterator[Manifest]:
+        """All sound manifests."""
+        for name in reversed([name async for name, _ in self._listed()]):
+            try:
+                manifest = await fetch(
+                    self._objects, _MANIFEST_MAGIC, Manifest, MANIFESTS + name, SNAPSHOT_MANIFEST_BYTES_MAX
+                )
+            except ObjectUnavailable:
+                raise
+            except (Damaged, ObjectError) as error:
+                log.warning("%s: %s", self._objects.where, error)
+                continue
+            if manifest.name == name:
+                yield manifest
+
+    async def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether every part is there, as long as it should be."""
+        wanted = {
+            part_name(manifest.name, number): part.size_bytes for number, part in enumerate(manifest.parts)
+        }
+        async for page in self._objects.list(f"{PARTS}{manifest.name}/"):
+            for info in page:
+                if wanted.get(info.name) == info.size_bytes:
+                    del wanted[info.name]
+        return not wanted
+
+    async def _read(self, manifest: Manifest, catalogue: Catalogue) -> None:
+        renewals = catalogue.renewals
+        for start in range(0, len(manifest.parts), SNAPSHOT_REQUESTS_MAX):
+            numbers = range(start, min(start + SNAPSHOT_REQUESTS_MAX, len(manifest.parts)))
+            for entries, models in await together(self._part(manifest, number) for number in numbers):
+                if models:
+                    catalogue.add_packs((), models)
+                for piece in cut(entries):
+                    catalogue.add_packs(piece)
+                    await asyncio.sleep(0)
+        _check_same(catalogue, renewals)
+        catalogue.jump(manifest.positions)
+
+    async def _part(self, manifest: Manifest, number: int) -> _Said:
+        name, part = part_name(manifest.name, number), manifest.parts[number]
+        content = await self._objects.get_within(name, part.size_bytes)
+        if len(content) != part.size_bytes or xxhash.xxh3_128_digest(content) != part.checksum:
+            raise Damaged(f"{name}: is not what its manifest says")
+        body = unseal(_PART_MAGIC, content, _PartBody, name, SNAPSHOT_PART_BYTES_MAX)
+        if (body.snapshot, body.number) != (manifest.name, number):
+            raise Damaged(f"{name}: says it is {body.snapshot}/{body.number:08x}")
+        return _Said(untabled(body.specs, body.entries, name).entries, heard_models(body.models, name).models)
+
+
+def _check_same(catalogue: Catalogue, renewals: int) -> None:
+    """Half of what was read or learned is gone if the catalogue was begun again meanwhile."""
+    if catalogue.renewals != renewals:
+        raise CatalogueDamaged("the catalogue was made anew meanwhile")
+
+
+def segments_behind(manifest: Manifest | None, positions: Mapping[str, int]) -> int:
+    """How many segments somebody who begins with this snapshot has to read to reach these positions."""
+    known = manifest.positions if manifest is not None else {}
+    return sum(max(0, number - known.get(writer, 0)) for writer, number in positions.items())
+
+
+def _pieces(chunks: Iterator[list[Announced]]) -> Iterator[list[Announced]]:
+    """The same in pieces of the size of a part."""
+    piece: list[Announced] = []
+    size_bytes = 0
+    for chunk in chunks:
+        for announced in chunk:
+            piece.append(announced)
+            size_bytes += weight_bytes(announced)
+            if size_bytes >= SNAPSHOT_PART_BYTES:
+                yield piece
+                piece, size_bytes = [], 0
+    if piece:
+        yield piece

@@ -1,0 +1,334 @@
+"""The tail: what keeps the catalogue of a daemon up to date with its region.
+
+    start ─▶ filter from rows ─▶ (nothing known: newest snapshot) ─▶ pass ─▶ wait ─▶ pass ─▶ …
+    pass    FeedReader.poll ─▶ Catalogue.add, until there is no more ─▶ a gap: newest snapshot ─▶ caught up
+    a gap that no snapshot covers ─▶ audit of the packs (auditing.py) ─▶ leave_behind ─▶ on, and a snapshot for the others
+
+A pass takes what there is, segment by segment, and lets others run in between. What cannot be read now is tried again
+in the next pass, and nothing behind it is taken meanwhile. A store that fails is left alone for longer and longer. A
+catalogue that is damaged is made anew.
+
+Every daemon writes snapshots, rarely: when reading the tail costs as much as reading a snapshot, one of them does, by
+chance. Two at once do no harm. Who follows a region without belonging to it (a mirror, a read-through) writes nothing.
+A listener is told what is learned: segments as they come, and that more than they say may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import KIB
+from replication.errors import CatalogueDamaged
+from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
+from replication.feed.snapshots import Manifest, Snapshots, segments_behind
+from replication.formats.segment import Segment
+from replication.waits import within
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectError
+
+POLL_INTERVAL_S: Final = 5.0
+POLL_INTERVAL_PER_WRITER_S: Final = 0.1
+POLL_JITTER: Final = 0.2  # share of the interval, up and down
+BACKOFF_S_MIN: Final = 1.0  # after a failed pass; doubles
+BACKOFF_S_MAX: Final = 300.0
+SNAPSHOT_SEGMENTS_MIN: Final = 1024  # in the tail, before a new one is worth it
+SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
+SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
+assert POLL_INTERVAL_S < HEAD_TRUST_S
+
+log = logging.getLogger("replication.tail")
+
+
+class TailStatus(msgspec.Struct, frozen=True):
+    """age_s: seconds since a pass that read all there was began, None before the first. segments, entries: read since the start.
+    damaged: segments that did not match their checksum, each time counted. failures: passes in a row that could
+    not look. failure: why something could not be read last, "" if never."""
+
+    writers: int
+    positions: Mapping[str, int]
+    age_s: float | None
+    segments: int
+    entries: int
+    damaged: int
+    gaps: tuple[Gap, ...]
+    gap_reasons: tuple[str, ...]  # in words, of each
+    failures: int
+    failure: str
+    unsound: int  # entries that cannot be true, and are left out
+    unsound_reason: str  # what is wrong with the latest
+    snapshot: str  # the one read or written last, "" if none
+    renewals: int  # of a damaged catalogue
+
+
+class Listener(Protocol):
+    """Told what a tail learns, after the catalogue has."""
+
+    def heard(self, segment: Segment) -> None:
+        """This was read. Of each writer in order, and again after a leap."""
+
+    def leapt(self) -> None:
+        """A snapshot was read, or the catalogue is made anew."""
+
+
+class Tail:
+    """One for each daemon and region. Everything is called on the event loop's thread.
+
+    caught_up: a pass has read all there was, once.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        catalogue: Catalogue,
+        clock: Callable[[], float],
+        chance: random.Random,
+        listener: Listener | None = None,
+        is_member: bool = True,
+    ) -> None:
+        """clock: unix seconds, of what is written. chance: jitter, and who writes a snapshot. listener: told what is
+        learned. is_member: of the region; who is not writes nothing."""
+        self.caught_up = asyncio.Event()
+        self._objects = objects
+        self._catalogue = catalogue
+        self._chance = chance
+        self._listener = listener
+        self._is_member = is_member
+        self._snapshots = Snapshots(objects, clock, chance)
+        self._reader = FeedReader(objects, catalogue.positions)
+        self._woken = asyncio.Event()
+        self._renewals = catalogue.renewals  # of what the reader goes on from
+        self._tried = ""  # the snapshot that was read last
+        self._segments = self._entries = self._damaged_before = 0
+        self._unsound, self._unsound_reason = 0, ""
+        self._failures = self._unread_passes = self._since_check = 0
+        self._failure = ""
+        self._read_all_at_s: float | None = None
+        self._sure_at_s: float | None = None
+        self._read_all_renewals = -1  # of the catalogue then
+        self._left_behind: list[Gap] = []  # in the next pass
+        self._owes_snapshot = False
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store or the disk can cause."""
+        self._restart()
+        while True:
+            self._woken.clear()
+            try:
+                await self._pass()
+                self._failures = 0
+            except ObjectError as error:
+                self._failed(str(error))
+            except CatalogueDamaged as error:
+                self._failed(str(error))
+                self._renew()
+            await within(self._pause_s(), self._woken)
+
+    async def look(self) -> bool:
+        """One pass, of a tail that does not run: whether all there was is known now. Raises ObjectError, CatalogueDamaged."""
+        await self._pass()
+        return self._reader.all_read
+
+    def wake(self) -> None:
+        """Look now: something was announced."""
+        self._woken.set()
+
+    def make_sure(self) -> None:
+        """Ask all writers, now: `sure_age_s` is young soon."""
+        self._reader.ask_all()
+        self._woken.set()
+
+    def mend(self) -> None:
+        """Somebody found the catalogue damaged: it is made anew, unless it just was."""
+        self._renew()
+        self._woken.set()
+
+    def leave_behind(self, gaps: Iterable[Gap]) -> None:
+        """What these hide was learned from the packs themselves: go on behind them, and write a snapshot, with which
+        everybody else does. One that has closed or changed by then stays."""
+        self._left_behind += gaps
+        self._woken.set()
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What is missing now."""
+        return tuple(self._reader.gaps.values())
+
+    @property
+    def complete_age_s(self) -> float | None:
+        """So long ago the catalogue, as it is, had all that was announced; None if it never had."""
+        return self.age_s if self._read_all_renewals == self._catalogue.renewals else None
+
+    @property
+    def age_s(self) -> float | None:
+        """See `TailStatus`."""
+        if self._read_all_at_s is None:
+            return None
+        return asyncio.get_running_loop().time() - self._read_all_at_s
+
+    @property
+    def sure_age_s(self) -> float | None:
+        """So long ago a pass began in which all writers were asked, and that read all there was; None before the first. Heads
+        are hints: one that is missing or old hides for some minutes what its writer has said."""
+        return None if self._sure_at_s is None else asyncio.get_running_loop().time() - self._sure_at_s
+
+    def status(self) -> TailStatus:
+        return TailStatus(
+            writers=self._reader.writers,
+            positions=self._catalogue.positions,
+            age_s=self.age_s,
+            segments=self._segments,
+            entries=self._entries,
+            damaged=self._damaged_before + self._reader.damaged,
+            gaps=tuple(self._reader.gaps.values()),
+            gap_reasons=tuple(
+                f"feed/{writer}: {self._reader.reasons.get(writer, '')}" for writer in self._reader.gaps
+            ),
+            failures=self._failures,
+            failure=self._failure or self._reader.last_failure,
+            unsound=self._unsound,
+            unsound_reason=self._unsound_reason,
+            snapshot=self._tried,
+            renewals=self._catalogue.renewals,
+        )
+
+    async def _pass(self) -> None:
+        if self._catalogue.renewals != self._renewals:
+            self._restart()
+        await self._catalogue.load()
+        if not self._catalogue.positions:
+            await self._read_snapshot()
+        self._leave_gaps()
+        began_s = asyncio.get_running_loop().time()
+        await self._read_feeds()
+        self._unread_passes = 0 if self._reader.all_read else self._unread_passes + 1
+        # What cannot be read for long may be in a snapshot by now, which somebody wrote who could.
+        is_stuck = (
+            bool(self._reader.gaps) or self._unread_passes % SNAPSHOT_TRY_PASSES == SNAPSHOT_TRY_PASSES - 1
+        )
+        if is_stuck and await self._read_snapshot():
+            await self._read_feeds()
+        if self._reader.all_read:
+            self._read_all_at_s, self._read_all_renewals = began_s, self._renewals
+            if self._reader.is_full:
+                self._sure_at_s = began_s
+            self.caught_up.set()
+        if self._reader.all_read or self._owes_snapshot:
+            await self._write_snapshot_if_due()
+
+    def _renew(self) -> None:
+        """Make the catalogue anew, if nobody else has: whoever finds it damaged may."""
+        if self._catalogue.renewals == self._renewals:
+            try:
+                self._catalogue.renew()
+            except CatalogueDamaged as error:
+                self._failed(str(error))
+            if self._listener is not None:
+                self._listener.leapt()
+
+    def _restart(self) -> None:
+        """Go on from what the catalogue knows."""
+        self._renewals = self._catalogue.renewals
+        self._damaged_before += self._reader.damaged
+        self._sure_at_s = None
+        self._reader = FeedReader(self._objects, self._catalogue.positions)
+        self._tried = ""
+        self._left_behind.clear()  # what an audit held against the packs is no more
+        self._owes_snapshot = False
+
+    def _leave_gaps(self) -> None:
+        gaps, self._left_behind = self._left_behind, []
+        passed = {gap.writer: gap.first_there - 1 for gap in gaps if gap == self._reader.gaps.get(gap.writer)}
+        if passed:
+            self._catalogue.jump(passed)
+            self._reader.jump(passed)
+            self._owes_snapshot = True
+            if self._listener is not None:
+                self._listener.leapt()
+
+    async def _read_feeds(self) -> None:
+        more = True
+        while more:
+            page = await self._reader.poll()
+            for segment in page.segments:
+                if self._catalogue.renewals != self._renewals:
+                    raise CatalogueDamaged("the catalogue was made anew meanwhile")
+                self._catalogue.add(segment)
+                self._segments += 1
+                self._entries += len(segment.entries)
+                self._note_unsound(segment)
+                if self._listener is not None:
+                    self._listener.heard(segment)
+                await asyncio.sleep(0)
+            self._since_check += len(page.segments)
+            more = page.more
+
+    def _note_unsound(self, segment: Segment) -> None:
+        """What one entry says that cannot be is not believed; its pack is found by an audit."""
+        if segment.unsound:
+            if segment.reason != self._unsound_reason:
+                log.warning("%s: left out: %s", self._objects.where, segment.reason)
+            self._unsound += segment.unsound
+            self._unsound_reason = segment.reason
+
+    async def _read_snapshot(self) -> bool:
+        """Whether there was one that was not read yet."""
+        newest = await self._snapshots.newest()
+        if newest is None or newest.name == self._tried:
+            return False
+        read = await self._snapshots.read_newest(self._catalogue)
+        self._tried = newest.name
+        if self._catalogue.renewals == self._renewals:
+            self._reader.jump(self._catalogue.positions)
+        if self._listener is not None:
+            self._listener.leapt()
+        return read is not None
+
+    async def _write_snapshot_if_due(self) -> None:
+        """That it cannot be written delays nothing: the next thousand segments bring the next attempt."""
+        if not self._is_member:
+            return
+        is_rare = (
+            self._since_check < SNAPSHOT_SEGMENTS_MIN or self._chance.random() * self._reader.writers > 1
+        )
+        if is_rare and not self._owes_snapshot:
+            return
+        self._since_check = 0
+        try:
+            newest = await self._snapshots.newest()
+            if not self._owes_snapshot and not _is_due(newest, self._catalogue.positions):
+                return
+            written = await self._snapshots.write(self._catalogue)
+            self._tried, self._owes_snapshot = written.name, False
+            retired = await self._snapshots.retire()
+        except ObjectError as error:
+            log.warning("%s: no snapshot: %s", self._objects.where, error)
+            return
+        log.info(
+            "snapshot %s: %d packs in %d parts; %s", written.name, written.packs, len(written.parts), retired
+        )
+
+    def _failed(self, failure: str) -> None:
+        if self._failures == 0:
+            log.warning("%s: not read: %s", self._objects.where, failure)
+        self._failures += 1
+        self._failure = failure
+
+    def _pause_s(self) -> float:
+        pause_s = max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * self._reader.writers)
+        if self._failures:
+            pause_s = max(pause_s, min(BACKOFF_S_MIN * 2.0 ** min(self._failures, 32), BACKOFF_S_MAX))
+        return pause_s * self._chance.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+
+
+def _is_due(newest: Manifest | None, positions: Mapping[str, int]) -> bool:
+    """Whether reading the tail costs as much as reading the snapshot before it."""
+    behind = segments_behind(newest, positions)
+    size_bytes = newest.size_bytes if newest is not None else 0
+    return behind >= SNAPSHOT_SEGMENTS_MIN and behind * SEGMENT_COST_BYTES >= size_bytes

@@ -1,0 +1,120 @@
+"""Nodes: what each daemon tells of itself in its region's bucket, every ten minutes.
+
+    nodes/<writer>     Node: how much its tiers hold, how fast it loads from the bucket, and of the tokens that were asked for
+                       lately, by model and tenant, how many the region had durable
+
+So whoever plans for a region needs nothing but its bucket: what a warm-up takes, and what it may bring.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from replication.constants import MIB, NODE_ROWS_MAX
+from replication.errors import Damaged
+from replication.formats.ranges import Rate, Size, Text, UnixS, Word
+from replication.formats.sealed import fetch, seal
+from replication.problems import Problems
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectMissing, ObjectRefused, ObjectUnavailable
+from tiers.together import together
+
+NODE_BYTES_MAX: Final = 1 * MIB
+NODE_READS_MAX: Final = 32  # at a time
+TRAFFIC_TOKENS_MIN: Final = 10_000  # asked for: of less no share is stated
+TRAFFIC_HALF_LIFE_S: Final = 24 * 3600.0  # after which a token that was asked for counts half
+
+NODES = "nodes/"
+_MAGIC = b"KVNODE1\n"
+_NAME = re.compile(r"[A-Za-z0-9._=+-]{1,64}")
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of prompts that were looked up, each counting half after TRAFFIC_HALF_LIFE_S; durable_tokens: of these, those whose
+    prefix was in the bucket at that moment."""
+
+    model: Text
+    tenant: Text
+    asked_tokens: Rate
+    durable_tokens: Rate
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
+
+    writer: Word
+    at_s: UnixS
+    dram_bytes: Size
+    nvme_bytes: Size
+    load_bytes_per_s: Rate = 0.0
+    asked: Annotated[Sequence[Asked], Meta(max_length=16 * NODE_ROWS_MAX)] = ()
+
+    def holds_bytes(self, to: str) -> int:
+        return self.dram_bytes if to == "dram" else self.nvme_bytes
+
+
+async def put_node(objects: Objects, node: Node) -> None:
+    """Raises ObjectError."""
+    await objects.put(NODES + node.writer, seal(_MAGIC, node))
+
+
+async def read_node(objects: Objects, writer: str) -> Node | None:
+    """None where there is none that can be understood. Raises ObjectError."""
+    name = NODES + writer
+    try:
+        found = await fetch(objects, _MAGIC, Node, name, NODE_BYTES_MAX)
+    except (ObjectMissing, ObjectRefused, Damaged):
+        return None
+    return found if found.writer == writer else None
+
+
+async def read_nodes(objects: Objects) -> list[Node]:
+    """All that ever told of themselves and can be read. Raises ObjectError where there is no list."""
+    names = [info.name[len(NODES) :] async for page in objects.list(NODES) for info in page]
+    writers = list(filter(_NAME.fullmatch, names))
+    problems, found = Problems(objects.where), list[Node | None]()
+
+    async def one(writer: str) -> Node | None:
+        try:
+            return await read_node(objects, writer)
+        except ObjectUnavailable as error:
+            problems.note(NODES + writer, str(error))
+            return None
+
+    for at in range(0, len(writers), NODE_READS_MAX):
+        found += await together(map(one, writers[at : at + NODE_READS_MAX]))
+    if problems and not any(found):
+        raise ObjectUnavailable(problems.told()[0])
+    return [node for node in found if node is not None]
+
+
+def durable_share(
+    nodes: Iterable[Node],
+    counts: Callable[[str, str], bool],
+    is_here: Callable[[str, str], bool],
+    now_s: float,
+) -> float | None:
+    """Of the tokens that these nodes were asked for lately, how many were durable; None where too little was asked for.
+
+    counts: whether a model and a tenant count. is_here: whether anything of them is durable where it is asked for from now
+    on. now_s: unix seconds.
+    """
+    asked_tokens = durable_tokens = 0.0
+    for node in nodes:
+        weight = faded(now_s - node.at_s)
+        for row in node.asked:
+            if counts(row.model, row.tenant):
+                asked_tokens += weight * row.asked_tokens
+                if is_here(row.model, row.tenant):
+                    durable_tokens += weight * row.durable_tokens
+    return durable_tokens / asked_tokens if asked_tokens >= TRAFFIC_TOKENS_MIN else None
+
+
+def faded(age_s: float) -> float:
+    """What is left of a count after so long."""
+    return float(2.0 ** (-max(0.0, age_s) / TRAFFIC_HALF_LIFE_S))

@@ -1,0 +1,67 @@
+"""Sealed content: how small objects of a region are written, so that whoever reads them sees what is damaged.
+
+    │ magic (8) │ bytes of the body (4) │ zeros (4) │ xxh3_128 of the body (16) │ body (msgpack) │ padding │
+
+The magic says what it is and in which format. Padding is not covered, and carries nothing.
+
+A checksum says that bytes are as somebody wrote them, not that they can be true: the types that are read say in which range
+each number is (replication/formats/ranges.py), and whatever does not fit is `Damaged`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import msgspec
+import xxhash
+
+from replication.errors import Damaged
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectDamaged
+from tiers.parsing import ParserErrors, parser_failure
+
+T = TypeVar("T")
+_PRELUDE = struct.Struct("<8sII16s")
+PRELUDE_BYTES = _PRELUDE.size
+
+
+def seal(magic: bytes, value: object) -> bytes:
+    """The content of an object that says this."""
+    body = msgspec.msgpack.encode(value)
+    return _PRELUDE.pack(magic, len(body), 0, xxhash.xxh3_128_digest(body)) + body
+
+
+async def fetch(objects: Objects, magic: bytes, kind: type[T], name: str, size_bytes_max: int) -> T:
+    """What an object says, none of which is fetched if it is too large. Raises Damaged, ObjectError."""
+    try:
+        content = await objects.get_within(name, size_bytes_max)
+    except ObjectDamaged as error:
+        raise Damaged(str(error)) from error
+    return unseal(magic, content, kind, name, size_bytes_max)
+
+
+def unseal(magic: bytes, content: bytes | memoryview, kind: type[T], where: str, size_bytes_max: int) -> T:
+    """What an object says. where: its name, for people. Raises Damaged."""
+    if not PRELUDE_BYTES <= len(content) <= size_bytes_max:
+        raise Damaged(f"{where}: {len(content)} bytes: allowed are {PRELUDE_BYTES} to {size_bytes_max}")
+    found, body_bytes, zeros, checksum = _PRELUDE.unpack_from(content)
+    if found != magic:
+        raise Damaged(f"{where}: begins with {bytes(found)!r}, not with {magic!r}")
+    body = content[PRELUDE_BYTES : PRELUDE_BYTES + body_bytes]
+    if zeros or len(body) != body_bytes or xxhash.xxh3_128_digest(body) != checksum:
+        raise Damaged(f"{where}: its checksum does not match")
+    decoder = _decoder(
+        cast("Hashable", kind)
+    )  # not below: a type that msgspec does not take is a bug of ours
+    try:
+        return cast("T", decoder.decode(body))
+    except ParserErrors as error:
+        raise Damaged(f"{where}: not understood: {parser_failure(error)}") from error
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)

@@ -1,0 +1,161 @@
+"""Tombstones: what is erased, in the region's own bucket, so that nobody keeps it, brings it back or copies it.
+
+    tombstones/<id>         a tenant │ namespaces │ in them the prefixes that go on behind a block     + until when it is watched for
+    behind/<id>/<checksum>  of a prefix: blocks behind it that were found, so that what hangs on them is known when they are gone;
+                            and links: which blocks of packs that went stay alive, and on what these hang
+
+Deletes are never copied between regions; a tombstone is. It forbids what it names until its grace is over, whatever
+the clocks of those say who stored it: so nothing that was erased comes back from a node that was away, or from a
+region that was. What is computed anew meanwhile is served by the tiers of its node, and is not persisted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from replication.constants import MIB
+from replication.errors import Damaged
+from replication.formats.members import HEX_ID, Members, read_members
+from replication.formats.ranges import BlockHash, HexId, Id, Text, UntilS
+from replication.formats.sealed import fetch, seal
+from replication.problems import Problems
+from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectMissing, ObjectRefused
+from tiers.namespace_spec import NamespaceSpec
+
+T = TypeVar("T")
+TOMBSTONE_BYTES_MAX: Final = 1 * MIB
+BEHIND_BLOCKS_MAX: Final = 8192  # in one object: of 64 bytes at most, and less than TOMBSTONE_BYTES_MAX
+
+TOMBSTONES = "tombstones/"
+BEHIND = "behind/"
+_MAGIC = b"KVTOMB1\n"
+_BEHIND_MAGIC = b"KVBEHD1\n"
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
+    """tenant: "" for any. namespaces: their digests, empty for all of the tenant. block_hash: of the last block of
+    a prefix, that block and all behind it are erased; b"" for everything. watched_until_s: unix seconds."""
+
+    tenant: Text = ""
+    namespaces: tuple[Id, ...] = ()
+    block_hash: BlockHash = b""
+    watched_until_s: UntilS
+
+    @property
+    def id(self) -> str:
+        """Follows from what is erased, so that erasing it twice is erasing it once."""
+        said = msgspec.msgpack.encode((self.tenant, sorted(self.namespaces), self.block_hash))
+        return xxhash.xxh3_128_hexdigest(said)
+
+    def names(self, spec: NamespaceSpec) -> bool:
+        """Whether it is about this namespace, or a part of it."""
+        if self.namespaces and spec.digest not in self.namespaces:
+            return False
+        return bool(self.namespaces or self.tenant) and (
+            not self.tenant or spec.fields.get("tenant", "") == self.tenant
+        )
+
+
+async def bury(objects: Objects, tombstone: Tombstone) -> bool:
+    """Put a tombstone; False, and nothing changed, if one is there that is watched for as long. Raises ObjectError."""
+    name = TOMBSTONES + tombstone.id
+    try:
+        there = await _read(objects, name)
+        if there.watched_until_s >= tombstone.watched_until_s:
+            return False
+    except (ObjectMissing, ObjectRefused, Damaged):
+        pass
+    await objects.put(name, seal(_MAGIC, tombstone))
+    return True
+
+
+async def read_tombstones(
+    objects: Objects, known: Collection[str] = (), problems: Problems | None = None
+) -> dict[str, Tombstone]:
+    """By name, those whose ETags are not known: "name etag". Raises ObjectError where there is no list.
+
+    One that cannot be read erases nothing, and is a problem for as long as it is there.
+    """
+    return by_key(await look_for_tombstones(objects, known, problems or Problems(objects.where)))
+
+
+async def look_for_tombstones(
+    objects: Objects, known: Collection[str], problems: Problems
+) -> Members[Tombstone]:
+    """The same, and whether there are some that may be read later."""
+    return await read_members(
+        objects,
+        TOMBSTONES,
+        HEX_ID,
+        lambda info: _read(objects, info.name),
+        problems,
+        lambda info: _key(info) in known,
+    )
+
+
+def by_key(members: Members[Tombstone]) -> dict[str, Tombstone]:
+    return {_key(info): tombstone for info, tombstone in members.found}
+
+
+def _key(info: ObjectInfo) -> str:
+    return f"{info.name} {info.e_tag}"
+
+
+class Behind(msgspec.Struct, array_like=True):
+    """What was found when a prefix was erased. links: a block, and one that follows on it, which is not erased itself."""
+
+    tombstone: HexId
+    blocks: Annotated[list[BlockHash], Meta(max_length=BEHIND_BLOCKS_MAX)]
+    links: Annotated[list[tuple[BlockHash, BlockHash]], Meta(max_length=BEHIND_BLOCKS_MAX // 2)] = []
+
+
+_BEHIND_NAME = re.compile(r"[0-9a-f]{32}/[0-9a-f]{32}")
+
+
+async def put_behind(
+    objects: Objects,
+    tombstone_id: str,
+    blocks: Collection[bytes],
+    links: Collection[tuple[bytes, bytes]] = (),
+) -> None:
+    """Put down what was found when a prefix was erased; the same is the same object. Raises ObjectError."""
+    size = BEHIND_BLOCKS_MAX
+    said = [Behind(tombstone_id, part) for part in _parts(sorted(blocks), size)]
+    said += [Behind(tombstone_id, [], part) for part in _parts(sorted(links), size // 2)]
+    for one in said:
+        content = seal(_BEHIND_MAGIC, one)
+        await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
+
+
+def _parts(items: list[T], size: int) -> Iterator[list[T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+async def read_behind(objects: Objects, known: set[str], problems: Problems | None = None) -> list[Behind]:
+    """What objects say whose names are not known yet; the names are added. What cannot be read is left for the next time.
+    Raises ObjectError where there is no list."""
+    members = await read_members(
+        objects,
+        BEHIND,
+        _BEHIND_NAME,
+        lambda info: fetch(objects, _BEHIND_MAGIC, Behind, info.name, TOMBSTONE_BYTES_MAX),
+        problems or Problems(objects.where),
+        lambda info: info.name in known,
+    )
+    known.update(info.name for info, _ in members.found)
+    return [said for _, said in members.found]
+
+
+async def _read(objects: Objects, name: str) -> Tombstone:
+    """Raises Damaged, ObjectError."""
+    found = await fetch(objects, _MAGIC, Tombstone, name, TOMBSTONE_BYTES_MAX)
+    if name != TOMBSTONES + found.id:
+        raise Damaged(f"{name}: a tombstone of another name")
+    return found

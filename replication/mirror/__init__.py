@@ -1,0 +1,1 @@
+"""A region that copies from others, by rules: pulled, verified, announced; and whether all is there."""

@@ -1,0 +1,1 @@
+"""Chunks of models in a bucket: there or not, copied, collected."""

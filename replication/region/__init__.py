@@ -1,0 +1,1 @@
+"""A region as its nodes use it: read, written, kept in order."""

@@ -1,0 +1,114 @@
+"""Read-through: another region, read by a daemon that does not belong to it.
+
+    feed of the other region ─▶ Tail ─▶ catalogue of our own ─▶ held ─▶ fetch ─▶ DRAM of this node
+    its tombstones ─┐                                             │
+    those at home ──┴─▶ what neither region may give any more ────╯ cut off
+
+What a mirror has not brought yet, or no rule copies, is found where it was made. Nothing is ever written there: no
+segment, no snapshot, no delete. What is read becomes a block of this node like any other.
+
+Invariants: nothing is held before the tombstones of both regions were read once. What one of them erases is neither held nor
+a HIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import CLOCK_SKEW_S, SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S, UPKEEP_INTERVAL_S
+from replication.erasure.erased import Erased
+from replication.errors import CatalogueDamaged
+from replication.feed.tail import Tail
+from replication.formats.region import Region, open_region
+from replication.region.region_reader import RegionReader
+from replication.region.upkeep import forget_outlived
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectError
+from tiers.namespace_spec import NamespaceSpec
+
+log = logging.getLogger("replication.read_through")
+
+
+class ReadThrough(RegionReader):
+    """Made by `follow`."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        region: Region,
+        catalogue: Catalogue,
+        home: Erased,
+        skew_s: float,
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        tail = Tail(objects, catalogue, clock, chance, is_member=False)
+        self._there = Erased(clock)
+        self._home = home
+        self._skew_s = skew_s
+        self._clock = clock
+        super().__init__(objects, region, catalogue, tail, (home, self._there))
+
+    @classmethod
+    async def follow(
+        cls,
+        objects: Objects,
+        deployment: str,
+        region: str,
+        catalogue_path: Path,
+        home: Erased,
+        chance: random.Random,
+        clock: Callable[[], float],
+        skew_s: float = CLOCK_SKEW_S,
+    ) -> ReadThrough:
+        """home: the tombstones of the daemon's own region. clock: unix seconds. skew_s: by which clocks differ.
+
+        Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
+        """
+        marker = await open_region(objects, deployment, region)
+        catalogue = Catalogue.open(catalogue_path, marker.identity)
+        return cls(objects, marker, catalogue, home, skew_s, clock, chance)
+
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Follow the feed and the tombstones, forget what is over."""
+        return {
+            "following the feed": self._tail.run,
+            "looking for tombstones": self._look_for_tombstones,
+            "forgetting what is over": self._forget_outlived,
+        }
+
+    def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
+        """As `RegionReader.held`; `start` until it is known what is erased."""
+        if not (self._home.is_read and self._there.is_read):
+            return start
+        return super().held(spec, hashes, start)
+
+    async def _look_for_tombstones(self) -> None:
+        """Seldom: whoever erases does so in all regions, and home is looked at more often."""
+        while True:
+            try:
+                await self._there.look(self._objects)
+            except ObjectError as error:
+                log.info("%s: tombstones are read later: %s", self.where, error)
+            await asyncio.sleep(SOURCE_TOMBSTONES_S if self._there.is_read else TOMBSTONES_INTERVAL_S)
+
+    async def _forget_outlived(self) -> None:
+        """What its own nodes delete by now; from the catalogue only."""
+        await self.caught_up.wait()
+        while True:
+            try:
+                while await forget_outlived(self.catalogue, self._clock() - 2 * self._skew_s):
+                    pass
+            except CatalogueDamaged as error:
+                self._mend(error)
+            await asyncio.sleep(min(UPKEEP_INTERVAL_S, self._skew_s))
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        return {**super().status(), "tombstones": len(self._there.tombstones)}

@@ -1,0 +1,273 @@
+"""One daemon's part in its region: what it finds and fetches there (`RegionReader`), and what it makes durable.
+
+    persist ▶ put the pack ─▶ announce it ─▶ know it              what became ready meanwhile is announced together
+    run ────▶ the tail of the feed, upkeep, erasure and audits, for ever
+
+Invariants: a pack is announced when it is in the bucket, and packs are announced in the order in which they were put, so
+that a prefix is announced before what hangs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from replication.audit.audit import Audit
+from replication.audit.auditing import Auditing, NodeHands
+from replication.catalogue.catalogue import Catalogue
+from replication.constants import CLOCK_SKEW_S
+from replication.erasure.erased import Erased
+from replication.erasure.erasure import Erasure
+from replication.errors import CatalogueDamaged
+from replication.feed.feed import FeedWriter
+from replication.feed.tail import Tail
+from replication.formats.announced import Announced
+from replication.formats.announced_models import AnnouncedModel
+from replication.formats.region import Region, open_region
+from replication.formats.tombstones import Tombstone
+from replication.region.region_reader import RegionReader
+from replication.region.upkeep import Upkeep
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectError, PackDamaged
+from tiers.packs.pack_io import put_pack
+from tiers.packs.packs import PackHeader
+from tiers.together import together
+
+ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
+ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
+ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
+UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
+# Between two looks for what killed processes left half written in a directory.
+SWEEP_STAGED_S: Final = 3600.0
+
+log = logging.getLogger("replication.region_node")
+
+
+class RegionNode(RegionReader):
+    """Made by `join`."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        region: Region,
+        catalogue: Catalogue,
+        writer: FeedWriter,
+        tail: Tail,
+        upkeep: Upkeep,
+        erasure: Erasure,
+    ) -> None:
+        super().__init__(objects, region, catalogue, tail, (erasure.known,))
+        self.codec = ""  # of packs that are put from now on, see tiers/packs/codecs.py
+        self._writer = writer
+        self._upkeep = upkeep
+        self.erasure = erasure
+        self.auditing: Auditing | None = None
+        self._unannounced: list[tuple[Announced | AnnouncedModel, asyncio.Future[None]]] = []
+        self._announcing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def join(
+        cls,
+        objects: Objects,
+        deployment: str,
+        region: str,
+        catalogue_path: Path,
+        instance: str,
+        chance: random.Random,
+        clock: Callable[[], float],
+        skew_s: float = CLOCK_SKEW_S,
+        erased: Callable[[Tombstone], None] = lambda tombstone: None,
+        tombstones: Erased | None = None,
+    ) -> RegionNode:
+        """instance: names this daemon, the same after each start. clock: unix seconds. skew_s: by which clocks differ.
+        erased: called with each tombstone that becomes known. tombstones: where others look them up, too.
+
+        Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
+        """
+        marker = await open_region(objects, deployment, region)
+        writer = FeedWriter(objects, xxhash.xxh3_64_hexdigest(instance.encode()), clock, chance)
+        await writer.open()
+        catalogue = Catalogue.open(catalogue_path, marker.identity)
+        tail = Tail(objects, catalogue, clock, chance)
+        upkeep = Upkeep(objects, catalogue, tail, skew_s, clock, chance)
+        erasure = Erasure(objects, catalogue, clock, erased, tombstones)
+        node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure)
+        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, objects), clock)
+        node.auditing = Auditing(objects, audit, tail, lambda: catalogue.counts.packs, skew_s, clock, chance)
+        return node
+
+    @property
+    def objects(self) -> Objects:
+        """The bucket."""
+        return self._objects
+
+    @property
+    def writer(self) -> str:
+        """The id under which it writes now."""
+        return self._writer.id
+
+    def mend(self, error: CatalogueDamaged) -> None:
+        """Somebody found the catalogue damaged."""
+        self._mend(error)
+
+    async def up_to_date(self) -> None:
+        """Returns when all is known that is announced now."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        while (age_s := self._tail.age_s) is None or loop.time() - age_s < begun_s:
+            self._tail.wake()
+            await asyncio.sleep(UP_TO_DATE_PAUSE_S)
+
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Follow the feed, remove what is over, erased or half written, audit the bucket."""
+        work = {
+            "following the feed": self._tail.run,
+            "upkeep": self._keep_up,
+            "erasing": self.erasure.run,
+            "sweeping": self._sweep,
+        }
+        return {**work, "auditing": self.auditing.run} if self.auditing is not None else work
+
+    async def _keep_up(self) -> None:
+        """At once when all of the feed was read: it tells of packs whose life was over before this daemon began."""
+        await self.caught_up.wait()
+        await self._upkeep.run()
+
+    async def _sweep(self) -> None:
+        """Now and then, as whoever was killed in the middle of a put has nobody else to clear up."""
+        while True:
+            try:
+                count = await self._objects.sweep()
+            except ObjectError as error:
+                log.info("%s: half-written objects are looked for later: %s", self.where, error)
+            else:
+                if count:
+                    log.info("%s: %d half-written objects of killed processes are removed", self.where, count)
+            await asyncio.sleep(SWEEP_STAGED_S)
+
+    def known(self, pack_ids: Sequence[bytes]) -> list[Announced | None]:
+        """What is known of these packs; None of those that are not there, or may be deleted any moment."""
+        try:
+            found = self.catalogue.packs(pack_ids)
+        except CatalogueDamaged as error:
+            self._mend(error)
+            return [None] * len(pack_ids)
+        return [pack if pack is not None and self._upkeep.may_renew(pack) else None for pack in found]
+
+    # -- persisting --
+
+    async def persist(
+        self, header: PackHeader, records: Sequence[memoryview], stored_s: int, kept_until_s: int
+    ) -> bool:
+        """Put a pack, and have it announced soon: whether it was put. stored_s, kept_until_s: see `Announced`.
+
+        It counts as held from now on, so that nobody here packs it again.
+        """
+        if self.erasure.forbids(header.spec, header.parent + header.hashes):
+            return False
+        try:
+            pack = await put_pack(self._objects, header, records, self.codec)
+        except (PackDamaged, ObjectError) as error:
+            log.warning("a pack was not put: %s", error)
+            return False
+        self.catalogue.expect(pack)
+        self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
+        return True
+
+    async def renew(self, kept_until_s: Mapping[bytes, int]) -> None:
+        """By key, until when the packs with these blocks are worth keeping: announced again where that is longer."""
+        try:
+            spots = self.catalogue.find(list(kept_until_s))
+        except CatalogueDamaged as error:
+            self._mend(error)
+            return
+        longer: dict[bytes, Announced] = {}
+        for spot, until_s in zip(spots, kept_until_s.values(), strict=True):
+            if spot is None or not 0 < spot.announced.kept_until_s < until_s:
+                continue
+            pack_id = spot.announced.pack.id
+            if self._upkeep.may_renew(spot.announced):
+                longer[pack_id] = msgspec.structs.replace(spot.announced, kept_until_s=until_s)
+            else:
+                self.catalogue.forget(pack_id)  # and is put again when it is asked for next
+        await together(map(self.announce, longer.values()))
+
+    async def announce(self, announced: Announced | AnnouncedModel) -> None:
+        """Say that this pack, or this model with all of its chunks, which is in the bucket, is durable. Returns when it is said, however
+        long that takes. Raises ValueError where nobody would believe it."""
+        if isinstance(announced, Announced) and not (
+            0 <= announced.stored_s < 1 << 32 and 0 <= announced.kept_until_s < 1 << 40
+        ):
+            raise ValueError(
+                f"{announced.pack.name}: stored {announced.stored_s}, kept until {announced.kept_until_s}"
+            )
+        said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unannounced.append((announced, said))
+        if self._announcing is None or self._announcing.done():
+            self._announcing = self._tasks.begin("announcing", self._announce())
+        await said
+
+    async def _announce(self) -> None:
+        """All that waits, in order; what cannot be said now is said again before anything else."""
+        while self._unannounced:
+            waiting, self._unannounced = self._unannounced, []
+            entries = [announced for announced, _ in waiting]
+            try:
+                while not await self._is_said(entries):
+                    await asyncio.sleep(ANNOUNCE_RETRY_S)
+            except BaseException as error:
+                _fail(waiting, error)  # else whoever waits would wait for ever
+                raise
+            for _, said in waiting:
+                if not said.done():
+                    said.set_result(None)
+            await asyncio.sleep(announce_interval_s(self._tail.status().writers))
+
+    async def _is_said(self, said: Sequence[Announced | AnnouncedModel]) -> bool:
+        entries = [one for one in said if isinstance(one, Announced)]
+        models = [one for one in said if isinstance(one, AnnouncedModel)]
+        try:
+            await self._writer.announce(entries, models)
+        except ObjectError as error:
+            log.warning("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
+            return False
+        try:
+            self.catalogue.add_packs(entries, models)
+        except CatalogueDamaged as error:
+            self._mend(error)  # and is made anew from the feed, where they are
+        return True
+
+    # -- for people --
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        return {
+            **super().status(),
+            "expired_packs": self._upkeep.forgotten,
+            "erased_packs": self.erasure.erased,
+            "tombstones": len(self.erasure.tombstones),
+            **(self.auditing.status() if self.auditing is not None else {}),
+        }
+
+
+def _fail(
+    waiting: Sequence[tuple[Announced | AnnouncedModel, asyncio.Future[None]]], error: BaseException
+) -> None:
+    for _, said in waiting:
+        if not said.done():
+            if isinstance(error, Exception):
+                said.set_exception(error)
+            else:
+                said.cancel()
+
+
+def announce_interval_s(writers: int) -> float:
+    """Between two announcements of one writer: everybody reads each of them."""
+    return max(ANNOUNCE_INTERVAL_S, ANNOUNCE_INTERVAL_PER_WRITER_S * writers)

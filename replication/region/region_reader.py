@@ -1,0 +1,341 @@
+"""A region as it is read: its catalogue says what it holds, and records come from its bucket.
+
+    held ───▶ catalogue's filter                                  any thread, memory only
+    fetch ──▶ catalogue ─▶ which packs ─▶ ranges of each, once    all that was asked for in one turn of the loop together
+
+    RegionReader ◀── RegionNode     our own region: packs are put there, too
+                 ◀── ReadThrough    another one: nothing of it is ever changed
+
+Everything but `held` is called on one event loop, and nothing else happens there.
+
+Invariants: a record that is a HIT has the checksum that was announced for its key. A pack that is gone is forgotten, so
+nobody asks for it again. What is known to be erased is neither held nor a HIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from replication.catalogue.catalogue import Catalogue, Spot
+from replication.constants import MIB, PROBLEMS_TOLD
+from replication.erasure.erased import Erased
+from replication.errors import CatalogueDamaged
+from replication.feed.tail import Tail, TailStatus
+from replication.formats.region import MARKER, Region
+from replication.problems import Problems
+from replication.tasks import Tasks, kept_going
+from tiers.base import Get, Record
+from tiers.bucket.objects import Objects
+from tiers.errors import ObjectError
+from tiers.namespace_spec import NamespaceSpec
+from tiers.packs.pack_io import fetch_records
+from tiers.packs.packs import Pack
+
+FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
+CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
+DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
+
+log = logging.getLogger("replication.region_reader")
+
+Answer = tuple[Get, Record | None]
+
+
+class Wanted(Protocol):
+    """A record to fetch: its key, and where its bytes go."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def into(self) -> memoryview: ...
+
+
+class _Asked(NamedTuple):
+    """One call of `fetch`. answers: filled in as records arrive."""
+
+    wanted: Sequence[Wanted]
+    answers: list[Answer]
+    done: asyncio.Future[None]
+
+
+class _Part(NamedTuple):
+    """A record of a pack that somebody wants: in which call, at which position, in which pack, at which index."""
+
+    asked: _Asked
+    position: int
+    spot: Spot
+
+
+class RegionReader(ABC):
+    """What reads of a region; who extends it says what else goes on there."""
+
+    def __init__(
+        self, objects: Objects, region: Region, catalogue: Catalogue, tail: Tail, erased: Sequence[Erased]
+    ) -> None:
+        """erased: what may not be read, whoever says so."""
+        self.where = objects.where
+        self.region = region.region
+        self.catalogue = catalogue
+        self._objects = objects
+        self._tail = tail
+        self._erased = erased
+        self.problems = Problems(objects.where)
+        self._asked: list[_Asked] = []
+        self._tasks = Tasks(self.problems)
+        self._doubted: dict[bytes, None] = {}  # ids of packs, the latest ones
+        self.fetched = self.missing = self.corrupt = self.failed = 0  # records
+        self.fetched_bytes = 0
+
+    @abstractmethod
+    def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What goes on for ever, by what it is called."""
+
+    async def run(self) -> None:
+        """Follow the feed, and what else is to be done, until cancelled. What fails of it is begun again, and costs the rest
+        nothing."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, work in self.work().items():
+                tasks.create_task(kept_going(name, work, self.problems))
+
+    async def stop(self) -> None:
+        """End what was begun for fetches and announcements, and wait for it; before `close`."""
+        await self._tasks.close()
+        for asked in self._asked:
+            asked.done.cancel()
+
+    def close(self) -> None:
+        self.catalogue.close()
+
+    @property
+    def caught_up(self) -> asyncio.Event:
+        """All of the feed was read, once."""
+        return self._tail.caught_up
+
+    def held(self, spec: NamespaceSpec, hashes: bytes, start: int) -> int:
+        """The end of the durable prefix behind the first `start` blocks; see `Catalogue.held`."""
+        end = self.catalogue.held(spec.digest, spec.hash_bytes, hashes, start)
+        for erased in self._erased:
+            if end > start:
+                end = erased.end(spec, hashes, start, end)
+        return end
+
+    async def chains(
+        self, namespaces: Sequence[bytes], block_hash: bytes, most: int
+    ) -> dict[bytes, Sequence[bytes]]:
+        """By namespace, the hashes of the prefix that ends with this block, the first one first, where all of it is known;
+        of so many namespaces at most."""
+        found: dict[bytes, Sequence[bytes]] = {}
+        for namespace in namespaces:
+            if self.catalogue.may_have(namespace + block_hash):
+                hashes = await self._chain(namespace, block_hash)
+                if hashes:
+                    found[namespace] = hashes
+                if len(found) == most:
+                    break
+        return found
+
+    async def _chain(self, namespace: bytes, block_hash: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        above = block_hash
+        try:
+            while above and len(found) < CHAIN_HASHES_MAX:
+                [spot] = self.catalogue.find([namespace + above])
+                if spot is None:
+                    return []
+                header = spot.announced.pack.header
+                found += [header.hash_at(index) for index in range(spot.index, -1, -1)]
+                above = header.parent
+                await asyncio.sleep(0)
+        except CatalogueDamaged as error:
+            self._mend(error)
+            return []
+        return found[::-1] if not above else []
+
+    # -- fetching --
+
+    async def fetch(self, wanted: Sequence[Wanted]) -> list[Answer]:
+        """Records into their views: one answer each, as `tiers.base.Get` says. Never raises for a record."""
+        asked = _Asked(wanted, [(Get.MISS, None)] * len(wanted), asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        if len(self._asked) == 1:
+            self._tasks.begin("fetching", self._fetch_asked())
+        await asked.done
+        return asked.answers
+
+    async def _fetch_asked(self) -> None:
+        """All that is asked for now: others of the same turn of the loop are let in first."""
+        await asyncio.sleep(0)
+        calls, self._asked = self._asked, []
+        try:
+            groups = self._planned(calls)
+        except CatalogueDamaged as error:
+            self._mend(error)
+            groups = []
+        except BaseException:
+            for call in calls:
+                call.done.cancel()
+            raise
+        left = {id(call): 0 for call in calls}
+        for group in groups:
+            for part in group:
+                left[id(part.asked)] += 1
+        for call in calls:
+            if not left[id(call)]:
+                call.done.set_result(None)
+        for group in groups:
+            self._tasks.begin("fetching", self._fetch_group(group, left))
+
+    def _mend(self, error: CatalogueDamaged) -> None:
+        log.warning("the catalogue is made anew: %s", error)
+        self._tail.mend()
+
+    def _planned(self, calls: Sequence[_Asked]) -> list[list[_Part]]:
+        """What is read with one request each: neighbours in a pack, up to FETCH_RANGE_BYTES."""
+        packs: dict[bytes, list[_Part]] = {}
+        for call in calls:
+            spots = self.catalogue.find([one.key for one in call.wanted])
+            for position, spot in enumerate(spots):
+                if spot is not None and _fits(spot, call.wanted[position]):
+                    packs.setdefault(spot.announced.pack.id, []).append(_Part(call, position, spot))
+                else:
+                    self.missing += 1
+        groups: list[list[_Part]] = []
+        for parts in packs.values():
+            parts.sort(key=lambda part: part.spot.index)
+            ranges = parts[0].spot.announced.pack.ranges()
+            begun = None
+            for part in parts:
+                start, end = ranges[part.spot.index]
+                if begun is None or end - begun > FETCH_RANGE_BYTES:
+                    groups.append([])
+                    begun = start
+                groups[-1].append(part)
+        return groups
+
+    async def _fetch_group(self, group: Sequence[_Part], left: dict[int, int]) -> None:
+        pack = group[0].spot.announced.pack
+        places = [(part.spot.index, part.asked.wanted[part.position].into) for part in group]
+        try:
+            results = await fetch_records(self._objects, pack, places)
+            if Get.REFUSED in results:
+                results = await self._judged(results)
+        except BaseException:
+            results = [Get.FAILED] * len(group)
+            raise
+        finally:
+            readable = self._readable(pack)
+            for part, result in zip(group, results, strict=True):
+                if result is Get.HIT and part.spot.index < readable:
+                    part.asked.answers[part.position] = result, self._record(part)
+                elif result is not Get.HIT:
+                    part.asked.answers[part.position] = result, None
+                left[id(part.asked)] -= 1
+                if not left[id(part.asked)] and not part.asked.done.done():
+                    part.asked.done.set_result(None)
+        self._count(group, results)
+
+    async def _judged(self, results: Sequence[Get]) -> list[Get]:
+        """What is refused is as good as gone where the place hands out its marker; else the place refuses."""
+        instead = Get.MISS if await self.probe() else Get.FAILED
+        return [instead if result is Get.REFUSED else result for result in results]
+
+    def _readable(self, pack: Pack) -> int:
+        """How many records of a pack are not erased by now: a tombstone may have become known while they came."""
+        header = pack.header
+        above = 1 if header.parent else 0
+        end = above + header.count
+        for erased in self._erased:
+            end = erased.end(header.spec, header.parent + header.hashes, 0, end)
+        return end - above
+
+    def _record(self, part: _Part) -> Record:
+        announced, index = part.spot.announced, part.spot.index
+        header = announced.pack.header
+        spec = header.spec
+        above = header.hash_at(index - 1) if index else header.parent
+        return Record(
+            spec.digest + header.hash_at(index),
+            spec.digest + above if above else b"",
+            spec.record_bytes,
+            header.checksum_at(index),
+            announced.stored_s,
+            spec.columns,
+        )
+
+    def _count(self, group: Sequence[_Part], results: Sequence[Get]) -> None:
+        pack = group[0].spot.announced.pack
+        self.fetched += results.count(Get.HIT)
+        self.fetched_bytes += results.count(Get.HIT) * pack.header.spec.record_bytes
+        self.missing += results.count(Get.MISS)
+        self.corrupt += results.count(Get.CORRUPT)
+        self.failed += results.count(Get.FAILED)
+        if Get.MISS in results or Get.CORRUPT in results:
+            self._doubt(pack)
+
+    def _doubt(self, pack: Pack) -> None:
+        """It was not there, not handed out, or not what was announced. The way may be to blame once; the second time it is forgotten."""
+        if pack.id in self._doubted:
+            log.warning("%s: %s: gone or damaged; forgotten", self.where, pack.name)
+            del self._doubted[pack.id]
+            self.catalogue.forget(pack.id)
+            return
+        self._doubted[pack.id] = None
+        if len(self._doubted) > DOUBTED_PACKS_MAX:
+            del self._doubted[next(iter(self._doubted))]
+
+    async def probe(self) -> bool:
+        """Whether the bucket answers."""
+        try:
+            await self._objects.head(MARKER)
+        except ObjectError:
+            return False
+        return True
+
+    # -- for people --
+
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        counts, feed = self.catalogue.counts, self._tail.status()
+        return {
+            "name": self.region,
+            "bucket": self.where,
+            "packs": counts.packs,
+            "blocks": counts.blocks,
+            "bytes": counts.bytes,
+            "fetched_records": self.fetched,
+            "fetched_bytes": self.fetched_bytes,
+            "missing_records": self.missing,
+            "corrupt_records": self.corrupt,
+            "failed_records": self.failed,
+            "writers": feed.writers,
+            "feed_age_s": feed.age_s,
+            "feed_segments": feed.segments,
+            "feed_packs": feed.entries,
+            "feed_damaged": feed.damaged,
+            "feed_gaps": len(feed.gaps),
+            "feed_failures": feed.failures,
+            "feed_failure": feed.failure,
+            "feed_unsound": feed.unsound,
+            "snapshot": feed.snapshot,
+            "catalogue_renewals": feed.renewals,
+            "problems": self._told(feed),
+        }
+
+    def _told(self, feed: TailStatus) -> list[str]:
+        """A line for each thing that is wrong and takes nothing else with it; a few of many."""
+        lines = [f"{reason}; an audit goes on behind it" for reason in feed.gap_reasons[:PROBLEMS_TOLD]]
+        if feed.unsound:
+            lines.append(
+                f"{feed.unsound} entries of feeds cannot be true, and are left out: {feed.unsound_reason}"
+            )
+        for problems in (self.problems, *dict.fromkeys(erased.problems for erased in self._erased)):
+            lines += problems.told()
+        return lines
+
+
+def _fits(spot: Spot, wanted: Wanted) -> bool:
+    """Whether the record is as long as the place for it."""
+    return len(wanted.into) == spot.announced.pack.header.spec.record_bytes

@@ -1,0 +1,1 @@
+"""Stores of objects: S3, Google, Azure, a directory, memory: one interface."""

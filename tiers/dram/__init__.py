@@ -1,0 +1,1 @@
+"""The arena in shared memory: its files, slots, pages and owners."""

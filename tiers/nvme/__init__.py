@@ -1,0 +1,1 @@
+"""Devices: slot files past the page cache, and the table that says what is in them."""

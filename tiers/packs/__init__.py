@@ -1,0 +1,1 @@
+"""Packs: runs of records of one prefix in one object."""
