@@ -59,9 +59,9 @@ class MemoryRows(Rows):
 
 def small_catalogues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filters of 256 partitions: one of 65,536 takes longer to make than some worlds live."""
-    for room in ("filter", "catalogue"):
-        monkeypatch.setattr(f"replication.{room}.PARTITIONS", 256)
-        monkeypatch.setattr(f"replication.{room}.PARTITION_BYTES", 1)
-        monkeypatch.setattr(f"replication.{room}.KEPT_BYTES", 5)
+    for module in ("filter", "catalogue"):
+        monkeypatch.setattr(f"replication.catalogue.{module}.PARTITIONS", 256)
+        monkeypatch.setattr(f"replication.catalogue.{module}.PARTITION_BYTES", 1)
+        monkeypatch.setattr(f"replication.catalogue.{module}.KEPT_BYTES", 5)
     monkeypatch.setattr("replication.catalogue.filter._PARTITION_SHIFT", 56)
     monkeypatch.setattr("replication.catalogue.filter._UNUSED_BITS", 24)

@@ -38,12 +38,12 @@ DAYS_S = 12 * INTERVAL_S
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days are an hour; catalogues are kept in memory."""
     for name, value in {
-        "auditing.AUDIT_INTERVAL_S": INTERVAL_S,
-        "auditing.ORPHAN_GRACE_S": 600.0,
-        "orphans.PARENTLESS_S": 2000.0,
-        "orphans.AUDIT_REQUESTS_MAX": 3,
-        "audit.AUDIT_SLICE_PACKS": 7,
-        "catalogue.CATALOGUE_CHUNK_PACKS": 8,
+        "audit.auditing.AUDIT_INTERVAL_S": INTERVAL_S,
+        "audit.auditing.ORPHAN_GRACE_S": 600.0,
+        "audit.orphans.PARENTLESS_S": 2000.0,
+        "audit.orphans.AUDIT_REQUESTS_MAX": 3,
+        "audit.audit.AUDIT_SLICE_PACKS": 7,
+        "catalogue.catalogue.CATALOGUE_CHUNK_PACKS": 8,
     }.items():
         monkeypatch.setattr(f"replication.{name}", value)
     _disks.clear()

@@ -15,8 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import kvstore
 from kvstore.protocol.outcomes import ENGINE, HITS, MEANINGS, NAMES
+from kvstore.tools import web
 
-PAGE = Path(kvstore.__file__).parent / "web" / "page"
+PAGE = Path(web.__file__).parent / "page"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css",
