@@ -131,7 +131,11 @@ def test_a_stray_write_is_found_while_serving(place: Place, serve: Serve) -> Non
         into = [bytearray(RECORD_BYTES) for _ in HASHES]
         assert client.get(space, HASHES, into) in (7, 20)  # NVMe may have it
         assert bytes(into[6]) == bytes([6]) * RECORD_BYTES
-    (line,) = (line for line in daemon.log().splitlines() if "has not the bytes that were committed" in line)
+    said = "has not the bytes that were committed"
+    while said not in daemon.log():  # a thread writes it
+        assert time.monotonic() < deadline, "nothing was logged"
+        time.sleep(0.05)
+    (line,) = (line for line in daemon.log().splitlines() if said in line)
     assert HASHES[7].hex() in line and '"level": "error"' in line
 
 

@@ -93,8 +93,13 @@ def test_a_load_into_dram_that_is_killed(place: Place, serve: Callable[..., Daem
     last_s = time.monotonic() - begun_s
     assert kvstore("model", "unload", "tiny", f"--socket={place.socket}").returncode == 0
     for number in range(ROUNDS):
-        if number % 2 and not Home(bucket.models).revisions():
-            assert kvstore("model", "preload", "tiny", *bucket.words).returncode == 0
+        if number % 2 != bool(Home(bucket.models).revisions()):
+            verb = (
+                ["preload", "tiny", *bucket.words]
+                if number % 2
+                else ["evict", "tiny", f"--set=models.dir={bucket.models}"]
+            )
+            assert kvstore("model", *verb).returncode == 0
         process = begin("kvstore", *load)
         while number % 3 and process.poll() is None and not models.listed(place.socket):
             time.sleep(0.002)  # until it has begun to fill
