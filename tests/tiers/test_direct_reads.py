@@ -77,6 +77,26 @@ def test_a_run_is_received_in_place(s3_server: S3Server) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("size_bytes", [1, 100, 5_000, 9_000, 200_000])
+def test_a_few_bytes_that_come_with_the_head_are_asked_for_once(s3_server: S3Server, size_bytes: int) -> None:
+    """From a server that closes: all of them may be there before anything is received."""
+
+    async def check() -> None:
+        objects = opened(s3_server)
+        direct = objects._direct
+        assert direct is not None
+        await objects.put("few", BODY[:size_bytes])
+        for views in (
+            [bytearray(size_bytes)],
+            [bytearray(size_bytes // 2), bytearray(size_bytes - size_bytes // 2)],
+        ):
+            assert await direct.read("few", 0, list(map(memoryview, views)))
+            assert b"".join(views) == BODY[:size_bytes]
+        assert (direct.reads, direct.failures) == (2, 0)
+
+    asyncio.run(check())
+
+
 class Keeping(BaseHTTPRequestHandler):
     """Any object is BODY. Connections are kept; the server closes one that is idle for half a second."""
 

@@ -197,7 +197,7 @@ class _Request:
                 if not count:
                     return False
                 filled += count
-        if is_plain:
+        if is_plain and not answer.will_close:  # which is closed with the last byte where all came with the head
             receiving.settimeout(timeout_s)
             answer.close()  # it has not seen its end
         return True
