@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPT = list(range(5, 37))
 
 
+@pytest.mark.skipif("PAIRS" not in os.environ, reason="of make soak: PAIRS=rounds")
 def test_a_second_engine_says_what_it_did_with_the_first_ones_cache(
     model: Path, hosts: Callable[..., EngineHost], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ that has nothing to do computes dummy batches, which no connector is told of.
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -126,6 +127,7 @@ def check_quiet(server: Server) -> None:
         assert counted(server, trouble) == [0] * REPLICAS, trouble
 
 
+@pytest.mark.skipif("PAIRS" not in os.environ, reason="of make soak: PAIRS=rounds")
 def test_replicas_of_a_dense_model(
     host: EngineHost,
     daemon: Daemon,
