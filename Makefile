@@ -14,7 +14,7 @@
 
 VENV := .venv/bin
 WORKERS ?= 2
-WAITERS ?= 5
+WAITERS ?= 4
 SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
@@ -49,7 +49,7 @@ demo-regions: venv
 demo-coldstart: venv
 	@$(VENV)/python -m examples.coldstart $(if $(SIZE),--size $(SIZE))
 
-# Tests without engines wait for timers more than half of their time, so five run at a time on two cores. Tests that start engines want
+# Tests without engines wait for timers more than half of their time, so four run at a time on two cores. Tests that start engines want
 # the cores for themselves: they run after the others, a file on each core.
 test: venv vllm-source lint
 	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"

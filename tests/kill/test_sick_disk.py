@@ -14,7 +14,7 @@ import pytest
 from kvstore.client import Client, Namespace
 from kvstore.protocol.residency_bits import IN_NVME
 from tests.kill import load
-from tests.running import Daemon, Place
+from tests.running import TIMEOUT_S, Daemon, Place
 
 SOURCE = Path(__file__).with_name("sick_disk.c")
 STALL_S = 1.0  # nvme.stall_s
@@ -228,7 +228,9 @@ def test_a_hanging_disk_costs_a_deadline_not_the_daemon(disk: SickDisk) -> None:
     assert disk.client.lookup([disk.space], load.chain(2)) > 0
     disk.works_again()
     disk.settle()
-    assert disk.get(1) == load.CHAIN_BLOCKS
+    deadline = time.monotonic() + TIMEOUT_S
+    while disk.get(1) < load.CHAIN_BLOCKS:  # a disk that was slow a moment ago is used again bit by bit
+        assert time.monotonic() < deadline
 
 
 def test_a_daemon_whose_disk_hangs_stops_and_its_successor_is_warm(
