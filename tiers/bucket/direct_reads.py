@@ -197,7 +197,8 @@ class _Request:
                 if not count:
                     return False
                 filled += count
-        if is_plain and not answer.will_close:  # which is closed with the last byte where all came with the head
+        # One that the server closes is closed already where all bytes came with the head.
+        if is_plain and not answer.will_close:
             receiving.settimeout(timeout_s)
             answer.close()  # it has not seen its end
         return True
