@@ -24,7 +24,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -80,6 +80,10 @@ lint: venv
 format: venv
 	$(VENV)/ruff format .
 	$(VENV)/ruff check --fix .
+
+# kvstore/v1 from proto/, by the tools that requirements/proto.lock pins.
+proto:
+	@scripts/proto.sh
 
 # --strict: a link that leads nowhere ends it.
 docs: venv

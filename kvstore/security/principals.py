@@ -19,19 +19,26 @@ Access = Literal[
     "write",  # store blocks, and end a namespace
     "view",  # figures, rules and settings of the node: names of models and tenants are in them
     "admin",  # change rules and settings, drop and warm blocks, record requests
+    "publisher",  # publish models, and take them out of the bucket again
+    "peer",  # be another node of the region
 ]
 EVERYTHING: Final = frozenset[Access](get_args(Access))
 
 
 class Principal(NamedTuple):
     """process: its pid; of one in another pid namespace a negative number of its own, where the kernel has one; else 0,
-    which all those share. Equal ones share limits."""
+    which all those share. Of one from a network: uid -1, and name says who. tenant: the only one that it may know of; None:
+    all. Equal ones share limits."""
 
     uid: int
     process: int
     may: frozenset[Access]
+    name: str = ""
+    tenant: str | None = None
 
     def __str__(self) -> str:
+        if self.name:
+            return self.name
         pid = f"pid {self.process}" if self.process > 0 else "a process of another pid namespace"
         return f"{pid}, uid {self.uid}"
 

@@ -61,6 +61,7 @@ EVENTS_INTERVAL_S_MIN, EVENTS_INTERVAL_S_MAX = 0.001, 60.0
 EVENTS_REPLAY_BYTES_MIN = 64 * KIB
 EVENTS_TOPIC_CHARS_MAX = 256
 MODELS_PRELOAD_MAX = 64
+GRPC_STREAMS_MAX = 1024
 SEEN_TIMES_MAX, DEMAND_S_MAX = 1_000_000, 365 * DAY_S
 PERSIST_BYTES_PER_S_MIN, PACK_BYTES_MIN, PACK_BYTES_MAX = 64 * KIB, 64 * KIB, 512 * MIB
 require(
@@ -346,6 +347,24 @@ class Web(Section):
     names: Literal["user", "all"] = "user"
 
 
+class Grpc(Section):
+    """The API for other services, by a process beside the daemon."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = ""
+    connection_age_s: Annotated[Number, between(10, DAY_S)] = 600.0
+    streams_max: Annotated[int, BeforeValidator(_no_bool), between(1, GRPC_STREAMS_MAX)] = 16
+
+
+class Security(Section):
+    """Who comes in through doors that others than this machine can reach, and what they may."""
+
+    certificate_file: AbsolutePath | Literal[""] = ""
+    key_file: AbsolutePath | Literal[""] = ""
+    ca_file: AbsolutePath | Literal[""] = ""
+    access_file: AbsolutePath | Literal[""] = ""
+    plain: Annotated[tuple[Literal["web", "events"], ...], BeforeValidator(_listed)] = ()
+
+
 class Traces(Section):
     """Spans of requests, for OpenTelemetry."""
 
@@ -372,6 +391,8 @@ class Config(Section):
     durable: Durable = Durable()
     events: Events = Events()
     web: Web = Web()
+    grpc: Grpc = Grpc()
+    security: Security = Security()
     traces: Traces = Traces()
 
     @property

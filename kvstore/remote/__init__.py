@@ -1,0 +1,1 @@
+"""A node from elsewhere, over gRPC: the client for other services."""

@@ -1,0 +1,1 @@
+"""The gRPC door: a process beside the daemon, a client of its socket."""
