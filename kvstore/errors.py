@@ -118,6 +118,10 @@ class LimitExceeded(RequestError):
     """The request asks for more than one connection may have."""
 
 
+class NotKnown(RequestError):
+    """Who asks has shown nothing that is known here: no certificate, no token, and is not the daemon's user."""
+
+
 class NotAllowed(RequestError):
     """Who asks has no right to this kind of request."""
 

@@ -63,15 +63,15 @@ LINES_MAX = {
     "kvstore/protocol": 1240,
     "kvstore/residency": 1620,
     "kvstore/retention": 1360,
-    "kvstore/remote": 700,
-    "kvstore/security": 800,
-    "kvstore/tools": 20,
+    "kvstore/remote": 50,
+    "kvstore/security": 150,
+    "kvstore/tools": 120,
     "kvstore/tools/bench": 1230,
     "kvstore/tools/cli": 8250,
     "kvstore/tools/doctor": 1800,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1230,
-    "kvstore/tools/rpc": 1500,
+    "kvstore/tools/rpc": 700,
     "kvstore/tools/web": 1450,
     "replication": 310,
     "replication/audit": 1140,
@@ -143,7 +143,7 @@ OWNERS_OF_TASKS = {
     "kvstore/daemon/service.py": "cancelled by its signals",
     "kvstore/daemon/beside/mirroring.py": "cancelled by its signals",
     "kvstore/door/unix.py": "one for each connection, closed with the door",
-    "kvstore/tools/web/running.py": "cancelled by its signals",
+    "kvstore/tools/beside.py": "cancelled by its signals",
     "kvstore/tools/web/asking.py": "one question, shared by all who ask it",
     "kvstore/tools/web/server.py": "closed with the server",
 }
@@ -162,6 +162,9 @@ DISTRIBUTIONS = {
     "botocore": "boto3",
     "google": "protobuf",
     "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
     "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
     "prometheus_client": "prometheus-client",
     "pynvml": "nvidia-ml-py",
@@ -292,7 +295,7 @@ def test_every_package_has_its_place() -> None:
     """Each package of a room is in PACKAGES, and few modules stand at the root of kvstore/."""
     for room, packages in PACKAGES.items():
         found = {path.parent.name for path in (ROOT / room.replace(".", "/")).glob("*/__init__.py")}
-        assert found - {GENERATED.name} == set(packages)
+        assert found == set(packages)
     assert len(list((ROOT / "kvstore").glob("*.py"))) <= ROOT_FILES_MAX
 
 
@@ -637,6 +640,8 @@ def test_locks_agree() -> None:
     """No package has two pins in requirements/, and every dependency of the project has one."""
     pins: dict[str, set[str]] = {}
     for path in sorted((ROOT / "requirements").glob("*.lock")):
+        if path.name == "proto.lock":  # an environment of its own, which is never beside the others
+            continue
         for line in path.read_text(encoding="utf-8").splitlines():
             if line and not line.startswith("#"):
                 name, _, version = line.partition("==")

@@ -194,6 +194,12 @@ class Connection:
         if self._lock is not None:
             self._lock.disconnect()
 
+    def hand_over(self) -> socket.socket:
+        """The socket, greeted, for who sends and reads frames itself; this is closed by it."""
+        kept = self._socket.dup()
+        self.close()
+        return kept
+
     def forget_in_child(self) -> None:
         """After a fork: close what we inherited without ending the parent's connection."""
         self.lost = True

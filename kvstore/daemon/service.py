@@ -31,10 +31,11 @@ from kvstore.constants import (
     require,
 )
 from kvstore.daemon import heap
+from kvstore.daemon.beside.children import Lasting
+from kvstore.daemon.beside.doors import grpc_process, web_process
 from kvstore.daemon.beside.eventing import publisher_of
 from kvstore.daemon.beside.exporting import Exporter
 from kvstore.daemon.beside.preloading import Preloads
-from kvstore.daemon.beside.webbing import WebProcess
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
@@ -122,7 +123,11 @@ class Service:
         self._exporter: Exporter | None = None
         self._loop_delay = Histogram()
         self._preloads = Preloads(config)
-        self._children: tuple[WebProcess | Preloads, ...] = (WebProcess(config), self._preloads)
+        self._children: tuple[Lasting | Preloads, ...] = (
+            web_process(config),
+            grpc_process(config),
+            self._preloads,
+        )
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

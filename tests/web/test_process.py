@@ -104,7 +104,7 @@ def test_a_taken_port_costs_a_warning(place: Place, serve: Serve) -> None:
         with Client(place.socket, 10, label="test", attach=False) as client:
             client.ping()
         until(lambda: "address already in use" in daemon.log(), "the warning")
-        assert daemon.log().count("no metrics and no page until it is free") == 1
+        assert daemon.log().count("nobody is served there until it is free") == 1
         assert "it is started again" not in daemon.log()
     assert daemon.stop() == 0
 

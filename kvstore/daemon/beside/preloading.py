@@ -18,7 +18,7 @@ import sys
 from typing import Final
 
 from coldstart.disk.home import Said, said_in
-from kvstore.daemon.beside.webbing import start_child
+from kvstore.daemon.beside.children import Child, in_force, reason_of
 from kvstore.daemon.config.config import Config
 from kvstore.protocol import answers
 from kvstore.units import format_bytes
@@ -28,7 +28,6 @@ PRELOAD_LOOK_S: Final = 0.25  # between two looks at what it says
 PRELOAD_PAUSE_S_MIN, PRELOAD_PAUSE_S_MAX = 1.0, 300.0  # before those that failed are started again; doubles
 PRELOAD_READ_BYTES: Final = 64 << 10
 PRELOAD_LINE_BYTES_MAX: Final = 16 << 10
-PRELOAD_END_S: Final = 0.3  # at a stop, until it is killed: it loses a chunk a stream
 
 log = logging.getLogger("kvstore.daemon.preloading")
 
@@ -37,18 +36,10 @@ class Preloads:
     """Of one daemon: those of models.preload, and those that are ordered."""
 
     def __init__(self, config: Config) -> None:
-        self._options = [
-            "--config=/dev/null",  # what counts is what the daemon goes by
-            f"--data-dir={config.data_dir}",
-            f"--set=region={config.region}",
-            f"--set=regions_file={config.regions_file}",
-            f"--set=models.dir={config.models_dir}",
-            f"--set=models.nvme_bytes={config.models.nvme_bytes}",
-        ]
+        self._options = in_force(config)
         self._states: dict[str, answers.Preload] = {name: _waiting(name) for name in config.models.preload}
         self._woken = asyncio.Event()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_wanted = True
+        self._child = Child()  # killed at a stop, it loses a chunk a stream
 
     def status(self) -> list[answers.Preload]:
         """The fields are documented in docs/cli.md."""
@@ -74,24 +65,15 @@ class Preloads:
 
     def end(self) -> None:
         """Ask the one that runs to end; there is no other one from now on. Idempotent, returns at once."""
-        self._is_wanted = False
         self._woken.set()
-        if self._child is not None and self._child.stdin is not None:
-            self._child.stdin.close()
+        self._child.end()
 
     def reap(self) -> None:
         """After `end`, when the loop has nothing else to do: wait for it, kill it if it hangs."""
-        self.end()
-        if self._child is None:
-            return
-        try:
-            self._child.wait(PRELOAD_END_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        self._child.reap()
 
     def _has_ended(self) -> bool:
-        return not self._is_wanted
+        return not self._child.is_wanted
 
     async def _preloaded(self, state: answers.Preload) -> bool:
         """Whether it is there."""
@@ -125,7 +107,7 @@ class Preloads:
             *self._options,
         ]
         try:
-            self._child = child = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            child = self._child.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except OSError as error:
             return str(error)
         assert child.stdin is not None and child.stdout is not None and child.stderr is not None
@@ -143,9 +125,7 @@ class Preloads:
         if child.returncode == 0:
             return ""
         why = complaints.last().decode(errors="replace").strip().removeprefix("kvstore: ")
-        return why or (
-            f"exit code {child.returncode}" if child.returncode > 0 else f"signal {-child.returncode}"
-        )
+        return why or reason_of(child.returncode)
 
 
 def _waiting(name: str) -> answers.Preload:

@@ -41,6 +41,7 @@ COMMANDS = {
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
     "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
     "web": "serve metrics, health and a live page of a running daemon",
+    "grpc": "serve the gRPC API of a running daemon, for other services",
     "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
     "explain": "where a prompt would hit, block by block, and why not",
     "retention": "what is pinned, what expires, and who may hold how much",

@@ -1,0 +1,246 @@
+"""The one place where every call passes, whatever its service.
+
+    call ─▶ who asks? (Gate) ─▶ may it? (ACCESS) ─▶ servicer ─▶ answer
+                │ no                │ no               │ KvstoreError
+                ▼                   ▼                  ▼
+          UNAUTHENTICATED   PERMISSION_DENIED   google.rpc.Status: code, ErrorInfo, RetryInfo
+
+A servicer has a coroutine for each of its service's methods, of the method's name in snake_case. It takes a `Call` and, where
+the client sends one message, the request; it returns the answer or, where it sends several, calls `call.write`. It raises
+KvstoreError; a bug of ours is logged and becomes INTERNAL. The deadline of a call is `call.until`; a call without one has
+CALL_S. The end of a call, however it comes, cancels the servicer's coroutine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import grpc
+import msgspec
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from kvstore.errors import Internal, KvstoreError, Refused, RequestError, Unavailable
+from kvstore.security.identity import Gate, bearer
+from kvstore.security.principals import Access, Principal
+
+CALL_S = 30.0  # of a call whose client sets no deadline
+RETRY_S = 0.5  # after which a client may try again what was refused for now
+SUBJECT_CHARS_MAX = 300
+
+log = logging.getLogger("kvstore.grpc")
+audit = logging.getLogger("kvstore.audit")
+
+# What each method needs. "known": nothing but a known caller. "open": not even that.
+ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
+    "Health/Check": "open",
+    "Health/Watch": "open",
+    "ServerReflection/ServerReflectionInfo": "known",
+    "CacheService/Lookup": "read",
+    "CacheService/Get": "read",
+    "CacheService/Put": "write",
+    "CacheService/Prefetch": "read",
+    "CacheService/Pin": "admin",
+    "CacheService/Unpin": "admin",
+    "CacheService/Erase": "admin",
+    "CacheService/Explain": "view",
+    "CacheService/SetTtl": "admin",
+    "CacheService/SetQuota": "admin",
+    "CacheService/ListRules": "view",
+    "CacheService/ListNamespaces": "read",
+    "CacheService/RegisterNamespace": "write",
+}
+_AUDITED: Final = frozenset({"admin", "publisher"})
+_CODES: Final = {
+    "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
+    "not_allowed": grpc.StatusCode.PERMISSION_DENIED,
+    "not_known": grpc.StatusCode.UNAUTHENTICATED,
+    "not_found": grpc.StatusCode.NOT_FOUND,
+    "unknown_namespace": grpc.StatusCode.NOT_FOUND,
+    "namespace_conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "in_use": grpc.StatusCode.FAILED_PRECONDITION,
+    "limit_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "too_many_connections": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "not_ready": grpc.StatusCode.UNAVAILABLE,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "unknown_lease": grpc.StatusCode.ABORTED,
+    "lease_expired": grpc.StatusCode.ABORTED,
+}
+_RETRIED: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """until: monotonic; when it must be over. context: of grpc.aio."""
+
+    method: str
+    principal: Principal
+    until: float
+    context: Any
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    async def write(self, message: Message | bytes) -> None:
+        """One of several answers. Waits until it is taken off our hands."""
+        await self.context.write(message)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """What the client sends, until it has no more."""
+        while (message := await self.context.read()) is not grpc.aio.EOF:
+            yield message
+
+
+class Calls:
+    """All calls of one server. taken: by method and code, since the start."""
+
+    def __init__(self, gate: Gate, sockname: tuple[str, int]) -> None:
+        """sockname: where the server listens."""
+        self.taken: Counter[tuple[str, str]] = Counter()
+        self._gate = gate
+        self._sockname = sockname
+
+    def handler(
+        self, service: ServiceDescriptor, servicer: object, raw: Iterable[str] = (), name: str = ""
+    ) -> grpc.GenericRpcHandler:
+        """raw: methods whose requests stay bytes. name: in place of the service's own."""
+        handlers = {
+            method.name: self._handler(method, getattr(servicer, _snake(method.name)), method.name in raw)
+            for method in service.methods
+            if hasattr(servicer, _snake(method.name))
+        }
+        return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
+
+    def _handler(self, method: MethodDescriptor, work: Any, is_raw: bool) -> grpc.RpcMethodHandler[Any, Any]:
+        name = f"{method.containing_service.name}/{method.name}"
+        access = ACCESS[name]
+        parse = None if is_raw else GetMessageClass(method.input_type).FromString
+        coding: Any = (parse, _serialized)
+
+        async def many(_: object, context: Any) -> Any:
+            return await self._pass(name, access, context, None, work)
+
+        async def one(request: Message, context: Any) -> Any:
+            return await self._pass(name, access, context, request, lambda call: work(call, request))
+
+        make: Any = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[method.client_streaming, method.server_streaming]
+        return make(many if method.client_streaming else one, *coding)  # type: ignore[no-any-return]
+
+    async def _pass(
+        self,
+        method: str,
+        access: Access | Literal["known", "open"],
+        context: Any,
+        request: Message | None,
+        work: Callable[[Call], Awaitable[Any]],
+    ) -> Any:
+        who, outcome = "", "CANCELLED"
+        try:
+            principal = self._admitted(method, access, context)
+            who = str(principal)
+            left_s = context.time_remaining()
+            until = time.monotonic() + (CALL_S if left_s is None else left_s)
+            answer = await work(Call(method, principal, until, context))
+            outcome = "OK"
+            return answer
+        except grpc.aio.AbortError:
+            outcome = context.code().name if context.code() else "UNKNOWN"
+            raise
+        except Exception as error:  # noqa: BLE001 - the one place where a failure becomes a status
+            status = rpc_status.to_status(status_of(error, method))
+            outcome = status.code.name
+            await context.abort(status.code, status.details, status.trailing_metadata)
+        finally:
+            self.taken[method, outcome] += 1
+            if access in _AUDITED:
+                _audit(who, access, method, request, outcome)
+
+    def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
+        """Who asks. Raises NotKnown, NotAllowed."""
+        if access == "open":
+            return Principal(-1, 0, frozenset(), "anybody")
+        principal = self._gate.principal(
+            context.auth_context(), context.peer(), self._sockname, _token(context.invocation_metadata())
+        )
+        if access != "known":
+            principal.require(access, method)
+        return principal
+
+
+def status_of(error: Exception, method: str) -> status_pb2.Status:
+    """What a client is answered in place of a result."""
+    if isinstance(error, Unavailable):
+        reason, message = "unavailable", str(error)
+    elif isinstance(error, Refused):
+        reason, message = error.code, error.message
+    elif isinstance(error, RequestError):
+        reason, message = error.code, str(error)
+    elif isinstance(error, TimeoutError):
+        reason, message = "timeout", str(error) or "the deadline has passed"
+    else:
+        if not isinstance(error, KvstoreError):  # our bug
+            log.error("%s failed", method, exc_info=error)
+        reason, message = Internal.code, f"{type(error).__name__}; the log of kvstore grpc has more"
+    code = _CODES.get(reason, grpc.StatusCode.INTERNAL)
+    info: list[Message] = [error_details_pb2.ErrorInfo(reason=reason.upper(), domain="kvstore")]
+    if code in _RETRIED:
+        info.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=int(RETRY_S * 1e9))))
+    status = status_pb2.Status(code=code.value[0], message=message)
+    for detail in info:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def _audit(who: str, access: str, method: str, request: Message | None, outcome: str) -> None:
+    subject = told(request)[:SUBJECT_CHARS_MAX] if request is not None else ""
+    facts = {"door": "grpc", "who": who, "access": access, "action": method}
+    audit.info("%s", method, extra={**facts, "subject": subject, "outcome": outcome})
+
+
+def told(message: Message) -> str:
+    """A request in one line: bytes in hex."""
+    return " ".join(f"{field.name}={_told(value)}" for field, value in message.ListFields())
+
+
+def json_of(document: object) -> str:
+    """A document as `-o json` prints it."""
+    return msgspec.json.encode(document).decode()
+
+
+def _told(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return f"({told(value)})" if isinstance(value, Message) else repr(value)
+
+
+def _token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The bearer token of a call. Raises NotKnown."""
+    shown = [str(value) for name, value in metadata or () if name == "authorization"]
+    return bearer(shown[0]) if shown else None
+
+
+def _serialized(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

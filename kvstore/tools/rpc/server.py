@@ -1,0 +1,175 @@
+"""The gRPC server beside the daemon: bind, serve, drain.
+
+    clients ── HTTP/2, TLS ──▶ server ─▶ calls.py ─▶ servicers ─▶ node.py ── local socket ──▶ daemon
+                                  │ health v1, reflection
+
+At its end health says NOT_SERVING, calls under way have DRAIN_S to end, and then it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
+
+from kvstore.constants import MIB
+from kvstore.daemon.listening import Listen
+from kvstore.daemon.process import Signals
+from kvstore.errors import StartError
+from kvstore.security.identity import Gate
+from kvstore.tools.beside import bound, until_ended
+from kvstore.tools.rpc.cache import Cache
+from kvstore.tools.rpc.calls import Call, Calls
+from kvstore.tools.rpc.node import Node
+from kvstore.v1 import cache_pb2
+
+MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
+METADATA_BYTES_MAX = 16 * 1024
+CALLS_MAX = 128  # under way on one connection
+AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
+PING_S_MIN = 10.0  # between two keepalive pings of a client
+DRAIN_S = 0.25  # less than the daemon waits at its own end
+
+log = logging.getLogger("kvstore.grpc")
+
+_REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+_REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"  # the same messages
+_HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_IDENTITY_ONLY: Final = 1  # of the algorithms of compression: a small message may become a large one
+
+
+class Settings(NamedTuple):
+    """Of one server. credentials: None where it is without TLS."""
+
+    listen: Listen
+    socket_path: Path
+    connection_age_s: float
+    streams_max: int
+    credentials: grpc.ServerCredentials | None = None
+
+
+async def serve(
+    settings: Settings, gate: Gate, is_child: bool, ready: Callable[[str], None], signals: Signals
+) -> None:
+    """Until SIGTERM, SIGINT, or, of a child, the end of its parent. ready: called with a line.
+
+    Raises StartError where it cannot listen and is no child.
+    """
+    await until_ended(_live(settings, gate, is_child, ready), is_child, signals)
+
+
+async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[[str], None]) -> None:
+    node = Node(settings.socket_path)
+    door = Door(settings, gate, servicers(node, settings))
+    try:
+        port = await door.open(is_child)
+        log.info("serving gRPC at %s", Listen(settings.listen.host, port))
+        ready(f"ready grpc={Listen(settings.listen.host, port)} socket={settings.socket_path}")
+        await asyncio.Event().wait()
+    finally:
+        await door.close()
+        node.close()
+
+
+def servicers(node: Node, settings: Settings) -> Mapping[ServiceDescriptor, Any]:
+    """What is served, besides health and reflection."""
+    return {cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, settings.streams_max)}
+
+
+class Door:
+    """One server with all its services."""
+
+    def __init__(self, settings: Settings, gate: Gate, services: Mapping[ServiceDescriptor, Any]) -> None:
+        self._settings = settings
+        self._services = services
+        self._health = HealthServicer()
+        self._server = grpc.aio.server(options=_options(settings))
+        self.calls = Calls(gate, (settings.listen.host, settings.listen.port))
+        names = [service.full_name for service in services]
+        reflected = _Reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
+        self._server.add_generic_rpc_handlers(
+            (
+                *(
+                    self.calls.handler(s, servicer, getattr(servicer, "RAW", ()))
+                    for s, servicer in services.items()
+                ),
+                self.calls.handler(_HEALTH, _Health(self._health)),
+                self.calls.handler(_REFLECTION, reflected),
+                self.calls.handler(_REFLECTION, reflected, name=_REFLECTION_V1),
+            )
+        )
+
+    async def open(self, is_patient: bool) -> int:
+        """The port. Raises StartError."""
+        while True:
+            # gRPC says why it cannot listen in its own log only: so we try first.
+            held = await bound("grpc", self._settings.listen, is_patient)
+            port = held.getsockname()[1]
+            held.close()
+            listen = Listen(self._settings.listen.host, port)
+            add = self._server.add_insecure_port
+            if self._settings.credentials is not None:
+                add = partial(self._server.add_secure_port, server_credentials=self._settings.credentials)
+            try:
+                add(str(listen))
+                break
+            except RuntimeError as error:  # somebody else was faster
+                if not is_patient:
+                    raise StartError(f"grpc: cannot listen on {listen}: {error}") from error
+        for service in self._services:
+            await self._health.set(service.full_name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return port
+
+    async def close(self) -> None:
+        """Say so first, then end. Idempotent."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(DRAIN_S)
+
+
+def _options(settings: Settings) -> list[tuple[str, Any]]:
+    age_ms = int(settings.connection_age_s * 1000)
+    return [
+        ("grpc.so_reuseport", 0),  # or two of us would share a port without a word
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", CALLS_MAX),
+        ("grpc.max_connection_age_ms", age_ms),
+        ("grpc.max_connection_age_grace_ms", int(min(age_ms, AGE_GRACE_S_MAX * 1000))),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", int(PING_S_MIN * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", 60_000),  # a client that went without a word is found
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+    ]
+
+
+class _Health:
+    def __init__(self, servicer: HealthServicer) -> None:
+        self._servicer = servicer
+
+    async def check(self, call: Call, request: Any) -> Any:
+        return await self._servicer.Check(request, call.context)
+
+    async def watch(self, call: Call, request: Any) -> None:
+        await self._servicer.Watch(request, call.context)
+
+
+class _Reflection:
+    def __init__(self, names: list[str]) -> None:
+        self._servicer = ReflectionServicer(names)
+
+    async def server_reflection_info(self, call: Call) -> None:
+        async for answer in self._servicer.ServerReflectionInfo(call.messages(), call.context):
+            await call.write(answer)
