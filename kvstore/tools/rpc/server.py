@@ -114,7 +114,7 @@ class Door:
         while True:
             # gRPC says why it cannot listen in its own log only: so we try first.
             held = await bound("grpc", self._settings.listen, is_patient)
-            port = held.getsockname()[1]
+            port: int = held.getsockname()[1]
             held.close()
             listen = Listen(self._settings.listen.host, port)
             add = self._server.add_insecure_port
