@@ -64,7 +64,7 @@ LINES_MAX = {
     "kvstore/residency": 1620,
     "kvstore/retention": 1360,
     "kvstore/remote": 50,
-    "kvstore/security": 150,
+    "kvstore/security": 700,
     "kvstore/tools": 120,
     "kvstore/tools/bench": 1230,
     "kvstore/tools/cli": 8250,

@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.daemon.listening import Listen
+from kvstore.security.identity import Gate
 from kvstore.tools.web.asking import Answer, Asking
 from kvstore.tools.web.running import WEB_CONNECTIONS_MAX
 from kvstore.tools.web.server import Web
@@ -46,7 +47,7 @@ def said(path: str, **report: Any) -> tuple[int, str]:
     """Status and text of an answer about a daemon that says this."""
 
     async def ask() -> tuple[int, str]:
-        web = Web(Scripted(**report), Listen("127.0.0.1", 0))
+        web = Web(Scripted(**report), Listen("127.0.0.1", 0), "user", Gate(None))
         async with TestClient(TestServer(web.app())) as client, client.get(path) as response:
             return response.status, await response.text()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client import Client
+from kvstore.security.identity import Gate
 from kvstore.tools.web.strangers import HIDDEN, Askers
 from tests.running import Place
 from tests.web.asked import Serve, get, until, url_of
@@ -72,32 +72,6 @@ def test_names_can_be_for_all(place: Place, serve: Serve) -> None:
     assert str(place.data_dir) in as_stranger(url_of(daemon), "/live.json").decode()
 
 
-class Transport:
-    def __init__(self, connection: socket.socket) -> None:
-        self._names = {"sockname": connection.getsockname(), "peername": connection.getpeername()}
-
-    def get_extra_info(self, name: str) -> Any:
-        return self._names[name]
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_kernel_says_whose_a_connection_is(family: int) -> None:
-    """Ours is recognised over both families, also by a door for both; one that has ended, or is nowhere, is a stranger's."""
-    with socket.socket(socket.AF_INET6) as door:
-        door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        door.bind(("::", 0))
-        door.listen()
-        with socket.socket(family) as client:
-            client.connect(("::1" if family == socket.AF_INET6 else "127.0.0.1", door.getsockname()[1]))
-            accepted, _ = door.accept()
-            transport = Transport(accepted)
-            assert Askers("user").may_read_names(transport)
-            assert not Askers("user", Path("/nowhere")).may_read_names(transport)
-        accepted.close()
-    assert not Askers("user").may_read_names(transport), "its user is not known any more: the kernel says 0"
-    assert not Askers("user").may_read_names(None) and Askers("all").may_read_names(None)
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(min_size=1),
     lambda inner: (
@@ -110,7 +84,7 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_all_text_is_hidden_that_is_not_known_to_be_harmless(value: Any) -> None:
     """Whatever field a later release adds; figures and shape stay."""
-    left = Askers("user").without_names(value)
+    left = Askers("user", Gate(None)).without_names(value)
 
     def texts(one: Any) -> set[str]:
         if isinstance(one, dict):

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from kvstore.daemon.listening import Listen
 from kvstore.daemon.process import Signals
+from kvstore.security.identity import Gate
 from kvstore.tools.beside import bound, until_ended
 from kvstore.tools.web.asking import Asking
 from kvstore.tools.web.server import Web
@@ -50,7 +51,9 @@ async def _live(
         )
     door = await bound("web", listen, is_child)
     asking = Asking(socket_path)
-    runner = web.AppRunner(Web(asking, listen, names_for).app(), access_log=None, shutdown_timeout=_CLOSE_S)
+    runner = web.AppRunner(
+        Web(asking, listen, names_for, Gate(None)).app(), access_log=None, shutdown_timeout=_CLOSE_S
+    )
     try:
         await runner.setup()
         assert runner.server is not None, "setup makes it"

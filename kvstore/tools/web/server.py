@@ -36,7 +36,8 @@ it did not answer for more than 15 there is none, even where it lived on: the fi
 
 Of samples that are put together counts are added, `used` is the last, a p99 the highest, a p50 the mean by count.
 
-Who is not the daemon's user or root reads figures and no names (strangers.py), unless `web.names` says "all".
+Who has no right to view, as the daemon's user and root have on this machine, reads figures and no names (strangers.py), unless
+`web.names` says "all".
 
 Only GET and HEAD. Listening on a loopback address it answers only those who call it by one, so that no page of
 somewhere else can read it through a browser. Nothing is asked of any other machine, and the page's content security
@@ -60,11 +61,13 @@ from aiohttp import hdrs, web
 
 from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S
 from kvstore.daemon.listening import Listen
+from kvstore.errors import NotKnown
 from kvstore.protocol.outcomes import MEANINGS
+from kvstore.security.identity import Gate
 from kvstore.tools.web.asking import Answer, Asking
 from kvstore.tools.web.collector import exposition, kind_of
 from kvstore.tools.web.history import History
-from kvstore.tools.web.strangers import HIDDEN, Askers, Names
+from kvstore.tools.web.strangers import Askers, Names
 
 WEB_STEP_S_MAX = 3600  # of samples that are added up into one
 
@@ -95,9 +98,9 @@ _HEADERS = {
 class Web:
     """All that is served of one daemon."""
 
-    def __init__(self, asking: Asking, listen: Listen, names_for: Names = "user") -> None:
+    def __init__(self, asking: Asking, listen: Listen, names_for: Names, gate: Gate) -> None:
         self._asking = asking
-        self._askers = Askers(names_for)
+        self._askers = Askers(names_for, gate)
         names = ("localhost", "127.0.0.1", "::1", listen.host)
         self._names = frozenset(map(_name, names)) if listen.is_loopback else None
         self._history = History()
@@ -169,7 +172,10 @@ class Web:
             return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
         handler = self._routes.get(request.path)
         if handler is not None:
-            return await handler(request)
+            try:
+                return await handler(request)
+            except NotKnown as error:
+                return _line(401, str(error))
         return _page_file("/index.html" if request.path == "/" else request.path)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -179,10 +185,8 @@ class Web:
 
     def _for(self, request: web.Request, answer: Answer) -> Answer:
         """As who asks may read it."""
-        if self._askers.may_read_names(request.transport):
-            return answer
-        problem = HIDDEN if answer.problem else ""
-        return replace(answer, report=self._askers.without_names(answer.report), problem=problem)
+        shown = {"report": answer.report, "problem": answer.problem}
+        return replace(answer, **self._askers.as_read_by(self._askers.principal(request), shown))
 
     async def _healthz(self, request: web.Request) -> web.Response:
         answer = self._for(request, await self._asked())

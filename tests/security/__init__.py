@@ -1,0 +1,1 @@
+"""Who comes in through a door, and what they may."""
