@@ -44,6 +44,9 @@ TINY = wide.Plan(
     rank_slabs=1,
     rank_prompts=3,
     warm_up_rounds=1,
+    region_entries=2000,
+    region_known_blocks=100_000,
+    region_misses=200,
 )
 
 

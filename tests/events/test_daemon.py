@@ -22,7 +22,7 @@ from tests.events.following import Following, wait_until
 from tests.region.proxy import Proxy
 from tests.running import Daemon, Place, kvstore
 
-OPERATIONS = 10_000
+OPERATIONS = 6000
 RECORD_BYTES = 8192
 CHAINS, DEPTH = 50, 12
 SPACES = 3
@@ -207,7 +207,7 @@ def node(place: Place, serve: Serve) -> Iterator[Node]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_subscriber_has_what_the_daemon_holds(node: Node) -> None:
-    """10,000 operations with evictions, rules, ended namespaces, kills, stops, cut connections and pauses: each time
+    """6,000 operations with evictions, rules, ended namespaces, kills, stops, cut connections and pauses: each time
     that all is quiet, the subscriber's state is the daemon's, block by block."""
     chance = random.Random(13)
     proved = 0
@@ -232,8 +232,8 @@ def test_a_subscriber_has_what_the_daemon_holds(node: Node) -> None:
     counters = node.client.status()["counters"]
     assert counters["evicted_nvme"] > 300 and counters["evicted_dram"] > 300
     subscriber = node.following.subscriber
-    assert subscriber.full_states > 5 and subscriber.replays > subscriber.full_states
-    assert proved > 10 * 300
+    assert subscriber.full_states > 3 and subscriber.replays > subscriber.full_states
+    assert proved > 6 * 300
 
 
 def test_a_stop_publishes_what_is_left_and_a_start_what_was_adopted(node: Node) -> None:

@@ -28,7 +28,7 @@ from tests.replication.audited import SPECS, STARTED_S, Made, Region, held, know
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectMissing
 
-SEEDS = int(os.environ.get("SEEDS", "20"))
+SEEDS = int(os.environ.get("SEEDS", "12"))
 INTERVAL_S = 1500.0  # of audits
 SOON_S = 3 * 1200.0  # within which a gap is passed
 DAYS_S = 12 * INTERVAL_S

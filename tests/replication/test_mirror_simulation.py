@@ -54,7 +54,7 @@ from tests.replication.virtual_loop import VirtualLoop, run
 from tiers.errors import ObjectMissing, ObjectUnavailable
 from tiers.packs.packs import PACKS
 
-SEEDS = int(os.environ.get("SEEDS", "1500"))
+SEEDS = int(os.environ.get("SEEDS", "1000"))
 CHUNKS = 10  # tests that share the seeds
 CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should
