@@ -28,7 +28,7 @@ from kvstore.tools.bench.figures import Value
 from kvstore.tools.bench.packs import BLOCK_TOKENS, HASH_BYTES, Packs, scratch, scratch_url
 from kvstore.tools.bench.rounds import Rounds
 from kvstore.tools.replay.cell import NoIo
-from kvstore.tools.replay.slots import CountedPlaces
+from kvstore.tools.replay.slots import CountedSlots
 from replication.catalogue.catalogue import Catalogue
 from replication.feed.feed import FeedWriter
 from replication.feed.tail import Tail
@@ -146,6 +146,6 @@ def _misses(plan: Plan) -> dict[str, Value]:
 
 def _node(shared: Sequence[SharedLevel]) -> tuple[Engine, int]:
     engine = Engine(
-        CountedPlaces(1, NAMESPACE_BYTES + HASH_BYTES), [], NamespaceRegistry(), NoIo(), shared=shared
+        CountedSlots(1, NAMESPACE_BYTES + HASH_BYTES), [], NamespaceRegistry(), NoIo(), shared=shared
     )
     return engine, engine.register(NamespaceSpec(b"region benchmark", 4096, HASH_BYTES, BLOCK_TOKENS))

@@ -6,7 +6,7 @@
       namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
       serving.json         there while a daemon serves (kvstore/daemon/last_run.py)
-      endurance.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
+      write_budget.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
       demand.bin           how often prefixes were asked for lately (kvstore/durable/demand.py)
       catalogue/           what is durable in the region: a copy of its feed (replication/catalogue/catalogue.py)
@@ -56,7 +56,7 @@ class DataDir:
         self.instance = instance
         self.namespaces_path = path / "namespaces.json"
         self.rules_path = path / "retention.json"
-        self.endurance_path = path / "endurance.json"
+        self.write_budget_path = path / "write_budget.json"
         self.totals_path = path / "totals.sqlite"
         self.demand_path = path / "demand.bin"
         self.serving_path = path / "serving.json"

@@ -55,7 +55,7 @@ from kvstore.engine.engine import Engine
 from kvstore.engine.live import live_steps
 from kvstore.errors import SocketPathError, StartError
 from kvstore.events.journal import Change, Journal, held
-from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.io_pool import IoPool
 from kvstore.ledger.latencies import Histogram
@@ -180,7 +180,7 @@ class Service:
             self._save_totals()
             await self._flush()  # while rows are still read: nothing is written to NVMe before that is done
             self._save_totals()
-            self._endurance_file.close(self.engine.endurance)
+            self._write_budget_file.close(self.engine.write_budget)
             if self._demand_file is not None and self.engine.persister is not None:
                 for _ in self.engine.persister.count_all():
                     await asyncio.sleep(0)
@@ -308,7 +308,7 @@ class Service:
         later, turns = asyncio.get_running_loop().call_later, self._turns
         namespaces = NamespaceRegistry(storage.data_dir.namespaces_path)
         totals = Totals(self.config.region, storage.data_dir.totals_path)
-        self._endurance_file = EnduranceFile(storage.data_dir.endurance_path)
+        self._write_budget_file = WriteBudgetFile(storage.data_dir.write_budget_path)
         persisted = persisting(self.config, region.home if region is not None else None)
         self._demand_file = DemandFile(storage.data_dir.demand_path, persisted.demand) if persisted else None
         if self._demand_file is not None:
@@ -323,7 +323,7 @@ class Service:
             io,
             SELECTABLE[config.engine.policy](lambda steps: later(POLICY_LEARNS_AFTER_S, turns.run, steps)),
             totals=totals,
-            endurance=self._endurance_file.open(config.nvme.write_bytes_per_day),
+            write_budget=self._write_budget_file.open(config.nvme.write_bytes_per_day),
             rules=RuleFile(storage.data_dir.rules_path),
             shared=(region.home, *region.far.values()) if region is not None else (),
             persisting=persisted,
@@ -467,7 +467,7 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), interval_s)
             self.engine.tick()
-            self._endurance_file.keep(self.engine.endurance, self.engine.io)
+            self._write_budget_file.keep(self.engine.write_budget, self.engine.io)
             self._presence.look()
             if not self.storage.arena.is_whole():
                 self.failure = (

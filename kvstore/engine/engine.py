@@ -48,12 +48,12 @@ from kvstore.engine.queues import queues
 from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.health.breakeven import BreakEven
-from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget import WriteBudget
 from kvstore.index import forest
 from kvstore.index.block import ROOTED, Block, Namespace
 from kvstore.index.namespaces import NamespaceRegistry, drop_some
 from kvstore.index.prompts import Prompts
-from kvstore.index.slots import Places
+from kvstore.index.slots import Slots
 from kvstore.io_pool import Io
 from kvstore.ledger.accounts import NOBODY_IN_PARTICULAR, Accounts, Asking, Found
 from kvstore.ledger.counters import Counters
@@ -102,7 +102,7 @@ class Engine(Parts):
 
     def __init__(
         self,
-        arena: Places,
+        arena: Slots,
         drives: Sequence[Drive],
         namespaces: NamespaceRegistry,
         io: Io,
@@ -110,7 +110,7 @@ class Engine(Parts):
         clock: Callable[[], float] = time.monotonic,
         totals: Totals | None = None,
         wall_clock: Callable[[], float] = time.time,
-        endurance: Endurance | None = None,
+        write_budget: WriteBudget | None = None,
         rules: RuleFile | None = None,
         shared: Sequence[SharedLevel] = (),
         persisting: Persisting | None = None,
@@ -122,7 +122,7 @@ class Engine(Parts):
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
-        self.endurance = endurance or Endurance(0, clock)
+        self.write_budget = write_budget or WriteBudget(0, clock)
         names = [f"nvme{number}" if len(drives) > 1 else "nvme" for number in range(len(drives))]
         self.nvme = Nvme(
             [
@@ -130,8 +130,8 @@ class Engine(Parts):
                 for number, drive in enumerate(drives)
             ]
         )
-        family = policies or Policies(LeafLru)
-        self.blocks = Residency(arena, self.nvme, namespaces, family, self.counters, self.endurance)
+        policies = policies or Policies(LeafLru)
+        self.blocks = Residency(arena, self.nvme, namespaces, policies, self.counters, self.write_budget)
         self.background = self.blocks.background
         self.eviction = Eviction(self.blocks)
         self.models = Models(self.blocks, self.eviction.takeovers, io, clock)
@@ -648,7 +648,7 @@ class Engine(Parts):
             "demoting_blocks": len(self.blocks.writes.waiting),
             "unverified_blocks": len(self.blocks.unverified),
             "adopting": not self.adoption.done,
-            "endurance": self._endurance_status(),
+            "write_budget": self._write_budget_status(),
             "breakers": [breaker.status() for source in sources for breaker in source.breakers()],
             "speeds": [source.speed_status() for source in sources],
             "queues": queues(self),
@@ -663,14 +663,14 @@ class Engine(Parts):
         left = max(0, len(self.namespaces) - skip - len(page))
         return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
 
-    def _endurance_status(self) -> answers.WriteBudget | None:
-        if not self.nvme or not self.endurance.limited:
+    def _write_budget_status(self) -> answers.WriteBudget | None:
+        if not self.nvme or not self.write_budget.limited:
             return None
         return {
-            "write_bytes_per_day": self.endurance.bytes_per_day,
-            "spent_bytes": self.endurance.spent_bytes,
-            "allowance_bytes": int(self.endurance.allowance_bytes(self._clock())),
-            "worth_min": round(self.endurance.threshold, 4),
+            "write_bytes_per_day": self.write_budget.bytes_per_day,
+            "spent_bytes": self.write_budget.spent_bytes,
+            "allowance_bytes": int(self.write_budget.allowance_bytes(self._clock())),
+            "worth_min": round(self.write_budget.threshold, 4),
         }
 
     def check(self) -> list[str]:

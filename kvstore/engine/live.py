@@ -43,7 +43,7 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
         "counters": figures["counters"],
         "namespaces_total": figures["namespaces_total"],
         "adopting": figures["adopting"],
-        "endurance": figures["endurance"],
+        "write_budget": figures["write_budget"],
         "breakers": figures["breakers"],
         "speeds": figures["speeds"],
         "queues": figures["queues"],

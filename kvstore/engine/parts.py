@@ -10,7 +10,7 @@ from kvstore.durable.persister import Persister
 from kvstore.engine.sessions import Session
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.prompts import Prompts
-from kvstore.index.slots import Places
+from kvstore.index.slots import Slots
 from kvstore.io_pool import Io
 from kvstore.ledger.accounts import Accounts
 from kvstore.ledger.counters import Counters
@@ -28,7 +28,7 @@ from kvstore.steps import Background
 class Parts:
     """The engine has these; see `kvstore.engine.engine`."""
 
-    arena: Places
+    arena: Slots
     nvme: Nvme
     namespaces: NamespaceRegistry
     sessions: list[Session]

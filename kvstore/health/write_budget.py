@@ -1,8 +1,8 @@
-"""Endurance: what may be written to NVMe, within so many bytes a day.
+"""What may be written to NVMe, within so many bytes a day.
 
     offered ──▶ worth enough? ──▶ allowance left? ──▶ promised ──▶ written: spent
                     ▲                  ▲                  └──▶ never written: given back
-                    │                  └ fills at the budget's rate, holds ENDURANCE_BURST_S of it
+                    │                  └ fills at the budget's rate, holds WRITE_BUDGET_BURST_S of it
                     └ the emptier the allowance, the more a block must be worth
 
 Flash wears out by writing. Most blocks are used once (three of four, on recorded
@@ -35,10 +35,10 @@ from msgspec import Meta
 
 from kvstore.constants import DAY_S, HOUR_S
 
-ENDURANCE_BURST_S = 3600.0  # an unused allowance is saved up this long
-ENDURANCE_STRETCH_SHARE = 0.5  # of the burst: so much is written down as spent before it is spent
+WRITE_BUDGET_BURST_S = 3600.0  # an unused allowance is saved up this long
+WRITE_BUDGET_STRETCH_SHARE = 0.5  # of the burst: so much is written down as spent before it is spent
 # Of the used share of the allowance: with half of it used, a sixteenth of a hit is enough.
-ENDURANCE_LINE_POWER = 4
+WRITE_BUDGET_LINE_POWER = 4
 
 Spent = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -52,7 +52,7 @@ class Ledger(msgspec.Struct):
     written_bytes: int = 0
 
 
-class Endurance:
+class WriteBudget:
     """Admission to NVMe. `bytes_per_day` 0: everything is let in. Times are those of `clock`.
 
     spent: what an earlier daemon spent, as (when at the latest, bytes). is_kept: whoever made it writes
@@ -79,8 +79,8 @@ class Endurance:
     def _set(self, bytes_per_day: int) -> None:
         self.bytes_per_day = bytes_per_day
         self._rate = bytes_per_day / (DAY_S + HOUR_S)  # an hour is forgotten as a whole, so late
-        self._burst_bytes = self._rate * ENDURANCE_BURST_S
-        self._stretch_bytes = math.ceil(self._burst_bytes * ENDURANCE_STRETCH_SHARE)
+        self._burst_bytes = self._rate * WRITE_BUDGET_BURST_S
+        self._stretch_bytes = math.ceil(self._burst_bytes * WRITE_BUDGET_STRETCH_SHARE)
 
     def set_budget(self, bytes_per_day: int) -> None:
         """Another budget from now on, of a daemon that had one: what it spent counts in this one."""
@@ -151,7 +151,7 @@ class Endurance:
 
     def _line(self) -> float:
         unused_bytes = max(0.0, self._allowance_bytes - self._promised_bytes)
-        return (1.0 - unused_bytes / self._burst_bytes) ** ENDURANCE_LINE_POWER
+        return (1.0 - unused_bytes / self._burst_bytes) ** WRITE_BUDGET_LINE_POWER
 
     def _spend(self, size_bytes: int, now_s: float) -> None:
         self._allowance_bytes -= size_bytes

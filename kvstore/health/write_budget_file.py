@@ -1,11 +1,11 @@
-"""The endurance budget on disk, so that no kill makes it larger.
+"""The write_budget budget on disk, so that no kill makes it larger.
 
     spent, by the hour │ ahead: what may be spent before this is written again
 
 What is written ahead counts as spent after a kill, whether it was or not; after a clean stop it is
 what really was. So the next daemon never knows of less than went to the disk.
 
-`endurance.json` in the data directory: times are those of the wall clock, and replaced whole. One
+`write_budget.json` in the data directory: times are those of the wall clock, and replaced whole. One
 that cannot be read counts as a day's budget spent; it is put aside.
 """
 
@@ -20,18 +20,18 @@ from pathlib import Path
 import msgspec
 
 from kvstore.constants import MIB
-from kvstore.health.write_budget import Endurance, Ledger
+from kvstore.health.write_budget import Ledger, WriteBudget
 from kvstore.io_pool import Io
 from tiers.files import replace_file
 from tiers.reading import Unreadable, read_json
 
-ENDURANCE_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
+WRITE_BUDGET_FILE_BYTES_MAX = 1 * MIB  # of a day, by the hour: a few KB
 
 log = logging.getLogger("kvstore.health.write_budget")
 
 
-class EnduranceFile:
-    """Keeps one `Endurance`, whose times are those of `clock`."""
+class WriteBudgetFile:
+    """Keeps one `WriteBudget`, whose times are those of `clock`."""
 
     def __init__(
         self,
@@ -45,36 +45,36 @@ class EnduranceFile:
         self._writing = False
         self._failed = False  # the last time; told once
 
-    def open(self, bytes_per_day: int) -> Endurance:
+    def open(self, bytes_per_day: int) -> WriteBudget:
         """The budget, less what earlier daemons spent of it. Blocks on the disk."""
         spent = self._read(bytes_per_day) if bytes_per_day else []
-        endurance = Endurance(bytes_per_day, self._clock, spent, is_kept=True)
+        write_budget = WriteBudget(bytes_per_day, self._clock, spent, is_kept=True)
         if bytes_per_day:
-            self._write_now(endurance, endurance.ledger())
-        return endurance
+            self._write_now(write_budget, write_budget.ledger())
+        return write_budget
 
-    def keep(self, endurance: Endurance, io: Io) -> None:
+    def keep(self, write_budget: WriteBudget, io: Io) -> None:
         """Have it written when little is left of what was written ahead; one write at a time."""
-        if self._writing or not endurance.wants_keeping:
+        if self._writing or not write_budget.wants_keeping:
             return
 
         def written(done: bool) -> None:
             self._writing = False
             if done:
-                endurance.kept(ledger)
+                write_budget.kept(ledger)
 
         self._writing = True
-        ledger = endurance.ledger()
+        ledger = write_budget.ledger()
         io.submit(lambda: self._write(ledger), written, failed=False)
 
-    def close(self, endurance: Endurance) -> None:
+    def close(self, write_budget: WriteBudget) -> None:
         """A clean stop: nothing is spent any more but what is under way. Blocks on the disk."""
-        if endurance.limited:
-            self._write_now(endurance, endurance.ledger(is_last=True))
+        if write_budget.limited:
+            self._write_now(write_budget, write_budget.ledger(is_last=True))
 
-    def _write_now(self, endurance: Endurance, ledger: Ledger) -> None:
+    def _write_now(self, write_budget: WriteBudget, ledger: Ledger) -> None:
         if self._write(ledger):
-            endurance.kept(ledger)
+            write_budget.kept(ledger)
 
     def _write(self, ledger: Ledger) -> bool:
         offset_s = self._wall_clock() - self._clock()
@@ -94,7 +94,7 @@ class EnduranceFile:
         """What was spent, and when at the latest."""
         now_s, wall_s = self._clock(), self._wall_clock()
         try:
-            ledger = read_json(self._path, ENDURANCE_FILE_BYTES_MAX, Ledger)
+            ledger = read_json(self._path, WRITE_BUDGET_FILE_BYTES_MAX, Ledger)
         except Unreadable as error:
             if error.is_missing:
                 return []

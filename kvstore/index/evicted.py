@@ -1,4 +1,4 @@
-"""Departed keys: why a block is not held any more, remembered compactly.
+"""Evicted keys: why a block is not held any more, remembered compactly.
 
     key ──▶ name of 64 bits ──▶ word of the table │ 27 bits of the name │ 5 bits: why │
 
@@ -25,10 +25,10 @@ _WHY_MASK = (1 << _WHY_BITS) - 1
 _KEPT_SHIFT = 32  # the low bits choose the word
 _KEPT_MASK = 0xFFFF_FFFF & ~_WHY_MASK
 
-require(outcomes.OUTCOMES <= _WHY_MASK + 1, "every outcome fits a word of departed keys")
+require(outcomes.OUTCOMES <= _WHY_MASK + 1, "every outcome fits a word of evicted keys")
 
 
-class Departed:
+class Evicted:
     """What became of keys that left, or were not let in; about the latest `keys_max` of them."""
 
     def __init__(self, keys_max: int = DEPARTED_KEYS_MAX) -> None:

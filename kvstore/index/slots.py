@@ -1,6 +1,6 @@
-"""Places: what the engine asks of the arena, so that a replay can count slots without bytes.
+"""What the engine asks of the arena, so that a replay can count slots without bytes.
 
-`tiers.dram.arena.Arena` is the real one, `kvstore.tools.replay.slots.CountedPlaces` only counts. The
+`tiers.dram.arena.Arena` is the real one, `kvstore.tools.replay.slots.CountedSlots` only counts. The
 meaning of each method is the arena's.
 """
 
@@ -42,7 +42,7 @@ class Slabs(Protocol):
     def wrong_of_slabs(self, known: Set[int]) -> str: ...
 
 
-class Places(Protocol):
+class Slots(Protocol):
     """Slots of the fastest tier. slabs: for models; None where they can have none."""
 
     @property

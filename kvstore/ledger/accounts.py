@@ -25,7 +25,7 @@ from typing import NamedTuple
 from kvstore.constants import PREFILL_TOKENS_PER_S_MIN, STEP_BLOCKS, TICKETS_OPEN_MAX
 from kvstore.index import forest
 from kvstore.index.block import Block, Namespace
-from kvstore.index.evicted import Departed
+from kvstore.index.evicted import Evicted
 from kvstore.io_pool import Io
 from kvstore.ledger.totals import Rows, Snapshot, Totals
 from kvstore.protocol import outcomes
@@ -111,11 +111,11 @@ class Accounts:
     """
 
     def __init__(
-        self, totals: Totals, departed: Departed, wall_clock: Callable[[], float], dram_only: bool = False
+        self, totals: Totals, evicted: Evicted, wall_clock: Callable[[], float], dram_only: bool = False
     ) -> None:
         self.totals = totals
         self._dram_only = dram_only
-        self._departed = departed
+        self._departed = evicted
         self._wall_clock = wall_clock
         self._open: OrderedDict[int, Account] = OrderedDict()
         self._saving: Snapshot | None = None

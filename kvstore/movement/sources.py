@@ -24,7 +24,7 @@ from kvstore.health.measuring import Measuring
 from kvstore.health.speed import TierSpeed
 from kvstore.health.window import Window
 from kvstore.index.block import NO_SLOT, Block
-from kvstore.index.slots import Places
+from kvstore.index.slots import Slots
 from kvstore.ledger.counters import Counters
 from kvstore.movement.load_queue import LoadQueue
 from kvstore.movement.shared import Fetched, SharedLevel, Wanted
@@ -153,7 +153,7 @@ class DeviceSource(Source):
     """A member of the NVMe level. `targets`: keys that somebody wanted from it lately, the last one last: records
     to probe it with. `refused`: since the last load, a lookup found it too slow."""
 
-    def __init__(self, member: Member, arena: Places, clock: Callable[[], float]) -> None:
+    def __init__(self, member: Member, arena: Slots, clock: Callable[[], float]) -> None:
         super().__init__()
         self.member = member
         self.name, self.loads, self.speed = member.name, member.loads, member.speed
@@ -199,7 +199,7 @@ class SharedSource(Source):
     def __init__(
         self,
         level: SharedLevel,
-        arena: Places,
+        arena: Slots,
         clock: Callable[[], float],
         changed: Callable[[], None],
         chance: random.Random | None = None,

@@ -84,7 +84,7 @@ class Figures(TypedDict):
     demoting_blocks: int
     unverified_blocks: int
     adopting: bool
-    endurance: WriteBudget | None
+    write_budget: WriteBudget | None
     breakers: list[Breaker]
     speeds: list[Speed]
     queues: list[Queue]
@@ -265,7 +265,7 @@ class EngineLive(TypedDict):
     counters: dict[str, int]
     namespaces_total: int
     adopting: bool
-    endurance: WriteBudget | None
+    write_budget: WriteBudget | None
     breakers: list[Breaker]
     speeds: list[Speed]
     queues: list[Queue]

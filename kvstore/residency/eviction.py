@@ -156,7 +156,7 @@ class Eviction:
         if residency.nvme and not block.where & IN_NVME:
             if residency.quotas and residency.quotas.excess(block.namespace, IN_NVME):
                 return outcomes.OVER_QUOTA
-            if residency.writes.endurance.limited and block not in residency.writes.refused:
+            if residency.writes.write_budget.limited and block not in residency.writes.refused:
                 return outcomes.NOT_ADMITTED
         return outcomes.EVICTED_DRAM
 

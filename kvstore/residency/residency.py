@@ -16,13 +16,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvstore.events.journal import Journal
-from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget import WriteBudget
 from kvstore.index import forest
 from kvstore.index.block import PIN, Block, Namespace
-from kvstore.index.evicted import Departed
+from kvstore.index.evicted import Evicted
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.index.prompts import Prompt
-from kvstore.index.slots import Places
+from kvstore.index.slots import Slots
 from kvstore.ledger.counters import Counters
 from kvstore.policies.base import Policies, Policy
 from kvstore.protocol import outcomes
@@ -43,12 +43,12 @@ class Residency:
 
     def __init__(
         self,
-        arena: Places,
+        arena: Slots,
         nvme: Nvme,
         namespaces: NamespaceRegistry,
         policies: Policies,
         counters: Counters,
-        endurance: Endurance,
+        write_budget: WriteBudget,
     ) -> None:
         self.arena = arena
         self.nvme = nvme
@@ -56,12 +56,12 @@ class Residency:
         self.counters = counters
         self.background = Background()
         self._telling: set[Namespace] = set()  # whose blocks are told that others came or went
-        self.evicted = Departed()
+        self.evicted = Evicted()
         self.guards = Guards(self.slot_bytes, self.settle, self.background)
         self.expiry = Expiry()
         self.quotas = Quotas(self.slot_bytes, self.background)
-        self.family = policies
-        self.writes = WriteQueue(self, endurance)
+        self.policies = policies
+        self.writes = WriteQueue(self, write_budget)
         self.unverified: OrderedDict[Block, None] = OrderedDict()  # adopted, checksum not yet compared
         self.journal: Journal | None = None  # of what comes and goes, where anybody is to be told
         self._dram_policies: dict[int, Policy] = {}  # by slot size
@@ -82,7 +82,7 @@ class Residency:
             size = self.slot_bytes(namespace, IN_DRAM)
             known = self._dram_policies.get(size)
             if known is None:
-                known = self._dram_policies[size] = self.family.make(IN_DRAM)
+                known = self._dram_policies[size] = self.policies.make(IN_DRAM)
             self._of_namespace[namespace.id] = known
         return known
 
@@ -91,7 +91,7 @@ class Residency:
         size = self.nvme.slot_bytes(namespace)
         policy = member.policies.get(size)
         if policy is None:
-            policy = member.policies[size] = self.family.make(IN_NVME)
+            policy = member.policies[size] = self.policies.make(IN_NVME)
         return policy
 
     def dram_policies(self) -> Sequence[Policy]:
@@ -114,7 +114,7 @@ class Residency:
         """A request used these blocks of one namespace, in prompt order, or has just brought them."""
         if not run:
             return
-        self.family.observe(run, prompt, now_s)
+        self.policies.observe(run, prompt, now_s)
         here = [block for block in run if block.where & IN_DRAM]
         if here:
             self.dram_policy(here[0].namespace).touched(here)
@@ -277,7 +277,7 @@ class Residency:
     ) -> None:
         """A request brought these blocks, and they found no room or were not let in."""
         self.evicted.note(namespace.names_of(hashes), why)
-        self.family.refused(namespace, hashes, prompt, now_s)
+        self.policies.refused(namespace, hashes, prompt, now_s)
 
     def give_up(self, namespace: Namespace, slots: Sequence[int], is_lost: bool = False) -> None:
         """Slots of DRAM that nothing was committed to. is_lost: their writer may be writing still."""
@@ -302,6 +302,6 @@ class Residency:
                     self.expiry.gone(block)
             names = namespace.names_of([block.hash for block in gone])
             self.evicted.note(names, why)
-            self.family.forgotten(gone, names)
+            self.policies.forgotten(gone, names)
         if parent is not None and parent.where & bit:
             self.settle(parent)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.index.block import Block, Namespace
-from kvstore.index.slots import Places
+from kvstore.index.slots import Slots
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Member
 from kvstore.residency.residency import Residency
@@ -41,7 +41,7 @@ class Slab:
     ) -> None:
         self._residency = residency
         self._member = member
-        self.home: Places | Member = residency.arena if member is None else member
+        self.home: Slots | Member = residency.arena if member is None else member
         self.bit, self.place = (IN_DRAM, ARENA) if member is None else (IN_NVME, member.number)
         self.size_bytes = residency.arena.layout.slab_bytes
         if namespace is not None:

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Protocol
 
 from kvstore.constants import DEMOTING_MAX, STEP_SLOW_BLOCKS, UNDEMOTED_MAX
-from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget import WriteBudget
 from kvstore.index.block import Block, Namespace
 from kvstore.ledger.counters import Counters
 from kvstore.policies.base import Policies
@@ -33,7 +33,7 @@ class Books(Protocol):
 
     nvme: Nvme
     counters: Counters
-    family: Policies
+    policies: Policies
     quotas: Quotas
     unverified: OrderedDict[Block, None]
 
@@ -43,8 +43,8 @@ class Books(Protocol):
 class WriteQueue:
     """Blocks on their way to NVMe."""
 
-    def __init__(self, books: Books, endurance: Endurance) -> None:
-        self.endurance = endurance
+    def __init__(self, books: Books, write_budget: WriteBudget) -> None:
+        self.write_budget = write_budget
         self.waiting: OrderedDict[Block, None] = OrderedDict()
         self.refused: OrderedDict[Block, None] = OrderedDict()
         self.accepting = bool(books.nvme)  # some device can be written to
@@ -62,9 +62,9 @@ class WriteQueue:
                 continue
             if block in self.waiting or block in self.refused:
                 continue
-            if self.endurance.admits(books.family.worth(block), block.namespace.slot_bytes):
+            if self.write_budget.admits(books.policies.worth(block), block.namespace.slot_bytes):
                 queue[block] = None
-                if self.endurance.limited:
+                if self.write_budget.limited:
                     self._promised.add(block)
             else:
                 books.counters.demote_not_admitted += 1
@@ -72,7 +72,7 @@ class WriteQueue:
 
     def offer_again(self, run: Sequence[Block]) -> None:
         """These blocks were used: those that the write budget kept out may be let in now."""
-        if self.endurance.limited:
+        if self.write_budget.limited:
             self.offer(*run)
 
     def keeps(self, block: Block) -> bool:
@@ -94,7 +94,7 @@ class WriteQueue:
         """Its quotas do not let it in to NVMe. Where writes have a budget, which others can use now, it is
         offered again when it is used again."""
         self.waiting.pop(block, None)
-        if self.endurance.limited:
+        if self.write_budget.limited:
             self._waive(block)
             self._books.settle(block)
         else:
@@ -134,7 +134,7 @@ class WriteQueue:
         """The block is on NVMe: it waits in no queue, and what was promised of the budget is spent."""
         self.waiting.pop(block, None)
         self.refused.pop(block, None)  # dropped from the other one during its write, and offered again
-        self.endurance.wrote(block.namespace.slot_bytes, block in self._promised)
+        self.write_budget.wrote(block.namespace.slot_bytes, block in self._promised)
         self._promised.discard(block)
 
     def forget(self, run: Sequence[Block]) -> None:
@@ -174,7 +174,7 @@ class WriteQueue:
     def _waive(self, block: Block) -> None:
         if block in self._promised:
             self._promised.discard(block)
-            self.endurance.waive(block.namespace.slot_bytes)
+            self.write_budget.waive(block.namespace.slot_bytes)
 
 
 def _all_of(queue: OrderedDict[Block, None]) -> Iterator[list[Block]]:

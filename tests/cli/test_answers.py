@@ -47,6 +47,6 @@ def test_answers_are_as_described(place: Place, serve: Callable[..., Daemon], tm
         ):
             assert of(kind, answer) == answer
         status, live, retention = client.status(), client.live(), client.retention()
-    assert status["events"] and status["endurance"] and len(status["tiers"]) == 2 and status["breakers"]
+    assert status["events"] and status["write_budget"] and len(status["tiers"]) == 2 and status["breakers"]
     assert live["tokens"] and live["minutes"] and live["prefixes"] and live["sessions"]
     assert retention["pins"] and retention["ttls"] and retention["quotas"] and retention["tenants"]

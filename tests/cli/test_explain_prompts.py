@@ -101,7 +101,11 @@ def test_a_chat_request_is_explained(
     done = kvstore(*words, "-", stdin=file.read_text())
     assert (done.returncode, done.stderr) == (0, "")
     documents = [json.loads(done.stdout)]
-    for word in (str(file), f"@{file}", file.read_text()):  # here: a process loads the tokenizer for ten seconds
+    for word in (
+        str(file),
+        f"@{file}",
+        file.read_text(),
+    ):  # here: a process loads the tokenizer for ten seconds
         assert cli.main([*words, word]) == cli.OK
         documents.append(json.loads(capsys.readouterr().out))
     for document in documents:

@@ -16,7 +16,7 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.movement.shared import Done, SharedLevel, SharedLimits, Wanted
 from kvstore.movement.sources import SharedSource
 from kvstore.protocol.frames import Acquired
-from kvstore.tools.replay.slots import CountedLayout, CountedPlaces
+from kvstore.tools.replay.slots import CountedLayout, CountedSlots
 from tests.engine.fakes import SteppedIo
 from tiers.base import NAMESPACE_BYTES, Get, Record
 from tiers.namespace_spec import NamespaceSpec
@@ -106,7 +106,7 @@ class StoreNode:
     ) -> None:
         digests = [bytes([number + 1]) * NAMESPACE_BYTES for number in range(len(sizes))]
         self.store = Store(dict(zip(digests, sizes, strict=True)), bytes_per_s, latency_s, order, limits)
-        places = CountedPlaces(200_000, NAMESPACE_BYTES + HASH_BYTES)
+        places = CountedSlots(200_000, NAMESPACE_BYTES + HASH_BYTES)
         places.layout = CountedLayout(slab_bytes=1 << 30)
         self.engine = Engine(
             places, [], NamespaceRegistry(), SteppedIo(), clock=lambda: self.store.now_s, shared=[self.store]

@@ -13,7 +13,7 @@ from kvstore.engine.engine import Engine
 from kvstore.engine.lookups import Lookup
 from kvstore.errors import BadRequest
 from kvstore.index.block import Namespace
-from kvstore.index.evicted import Departed
+from kvstore.index.evicted import Evicted
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger import totals as totals_module
 from kvstore.ledger.accounts import Asking, Found
@@ -445,18 +445,18 @@ def test_departed_keys_are_remembered_compactly() -> None:
     """The latest keys are known, two namespaces are kept apart, and memory does not grow."""
     first = Namespace(0, NamespaceSpec(b"a" * 16, 1, 8))
     second = Namespace(1, NamespaceSpec(b"b" * 16, 1, 8))
-    departed = Departed(4096)
+    evicted = Evicted(4096)
     numbers = [number.to_bytes(8, "big") for number in range(100_000)]
-    departed.note(first.names_of(numbers), outcomes.EVICTED_DRAM)
-    departed.note(first.names_of(numbers[-1:]), outcomes.CORRUPT)
+    evicted.note(first.names_of(numbers), outcomes.EVICTED_DRAM)
+    evicted.note(first.names_of(numbers[-1:]), outcomes.CORRUPT)
     for why in (outcomes.EVICTED_DRAM, outcomes.CORRUPT):  # again, so that it is there already
-        departed.note(first.names_of(numbers[-1:]), why)
-    assert departed.whys(first, [(99_999).to_bytes(8, "big")]) == [outcomes.CORRUPT]
-    latest = departed.whys(first, [n.to_bytes(8, "big") for n in range(98_500, 99_999)])
+        evicted.note(first.names_of(numbers[-1:]), why)
+    assert evicted.whys(first, [(99_999).to_bytes(8, "big")]) == [outcomes.CORRUPT]
+    latest = evicted.whys(first, [n.to_bytes(8, "big") for n in range(98_500, 99_999)])
     assert sum(why == outcomes.EVICTED_DRAM for why in latest) > 1200
-    assert departed.whys(first, [(5).to_bytes(8, "big")]) == [0]
-    assert departed.whys(second, [(99_999).to_bytes(8, "big")]) == [0]
-    assert len(departed._words) == 4096
+    assert evicted.whys(first, [(5).to_bytes(8, "big")]) == [0]
+    assert evicted.whys(second, [(99_999).to_bytes(8, "big")]) == [0]
+    assert len(evicted._words) == 4096
 
 
 def test_namespaces_with_other_hashes_are_not_looked_up_together(node: Node) -> None:

@@ -25,7 +25,7 @@ from kvstore.engine import lookups
 from kvstore.engine.engine import Engine
 from kvstore.engine.sessions import Session
 from kvstore.errors import InUse, LimitExceeded, NotFound, RequestError
-from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget import WriteBudget
 from kvstore.index import forest
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger import accounts, totals
@@ -138,7 +138,7 @@ class World:
             clock=lambda: self.clock_s,
             totals=self.totals,
             wall_clock=lambda: START_S + self.clock_s,
-            endurance=Endurance(self.budget, lambda: self.clock_s, spent),
+            write_budget=WriteBudget(self.budget, lambda: self.clock_s, spent),
             rules=RuleFile(self.directory / "rules.json"),
         )
         for part in (
@@ -405,11 +405,11 @@ class World:
             assert self.family.reuse.held == sum(block.stretch is not None for block in blocks)
         promised = engine.blocks.writes._promised
         assert all(block.where & IN_DRAM for block in promised)
-        assert engine.endurance._promised_bytes == sum(block.namespace.slot_bytes for block in promised)
+        assert engine.write_budget._promised_bytes == sum(block.namespace.slot_bytes for block in promised)
         waiting = engine.loader.waiting
         assert waiting.count == sum(map(len, waiting._waiters.values()))
         if self.budget:
-            assert engine.endurance.spent_bytes + engine.endurance._promised_bytes <= self.budget
+            assert engine.write_budget.spent_bytes + engine.write_budget._promised_bytes <= self.budget
 
     OPERATIONS = (
         *[(store, 12), (reserve, 3), (commit, 4), (acquire, 8), (release, 6), (ask, 6), (prefetch, 2)],

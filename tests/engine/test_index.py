@@ -21,7 +21,7 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
 from kvstore.tools.replay.cell import NoIo
-from kvstore.tools.replay.slots import CountedPlaces
+from kvstore.tools.replay.slots import CountedSlots
 from tests.engine.fakes import FaultyDevice
 from tiers.namespace_spec import NamespaceSpec
 
@@ -115,7 +115,7 @@ def test_children_are_counted_by_tier_however_many_there_are() -> None:
 def test_an_engine_that_is_given_up_is_freed() -> None:
     """Reading the rows of NVMe leaves the collector as it was: what is dropped later is found."""
     frozen = gc.get_freeze_count()
-    engine = Engine(CountedPlaces(4, 24), [Drive(FaultyDevice(4), NoIo())], NamespaceRegistry(), NoIo())
+    engine = Engine(CountedSlots(4, 24), [Drive(FaultyDevice(4), NoIo())], NamespaceRegistry(), NoIo())
     engine.adopt()
     assert gc.isenabled()
     assert gc.get_freeze_count() == frozen

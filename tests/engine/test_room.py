@@ -325,7 +325,7 @@ def test_a_pool_answers_for_work_that_raises() -> None:
 def test_a_reserve_that_takes_the_place_of_its_own_blocks(tmp_path: Path) -> None:
     """Held blocks that leave for the others of their run are not used any more: no policy counts them."""
     node = Node(tmp_path / "arena", 1, None, Learned())
-    family = node.engine.blocks.family
+    family = node.engine.blocks.policies
     assert isinstance(family, Learned)
     node.put("a0", "a1", "a2", "a3")
     for number in range(20):

@@ -19,7 +19,7 @@ from kvstore.policies.names import SELECTABLE
 from kvstore.residency.residency import Residency
 from kvstore.steps import Steps, finish
 from kvstore.tools.replay.cell import Node
-from kvstore.tools.replay.slots import CountedPlaces
+from kvstore.tools.replay.slots import CountedSlots
 
 
 def name(hashes: Iterable[int]) -> bytes:
@@ -96,13 +96,13 @@ def test_a_choosy_judge_is_asked_for_each(runs: list[int]) -> None:
 def test_a_reserve_asks_for_no_slot_twice(judge: type[Judge], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it costs grows with its blocks, and not with their square, however many leave at once."""
     node, asked = Node(600, judged_by(judge)), list[int]()
-    reserve = CountedPlaces.reserve_run
+    reserve = CountedSlots.reserve_run
 
-    def noting(places: CountedPlaces, keys: Sequence[bytes], *more: Any) -> list[int]:
+    def noting(places: CountedSlots, keys: Sequence[bytes], *more: Any) -> list[int]:
         asked.append(len(keys))
         return reserve(places, keys, *more)
 
-    monkeypatch.setattr(CountedPlaces, "reserve_run", noting)
+    monkeypatch.setattr(CountedSlots, "reserve_run", noting)
     for number in range(12):
         asked.clear()
         node.ask(number, name(range(1000 * number, 1000 * number + 300)))

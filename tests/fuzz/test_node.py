@@ -26,7 +26,7 @@ from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
 from kvstore.errors import ReplayError
 from kvstore.health.write_budget import Ledger
-from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import frames
 from kvstore.retention.rules import Book, Pin, Quota, RuleFile, Ttl
@@ -71,7 +71,7 @@ FORMATS = [
     Format("retention.json", msgspec.json.encode(BOOK), lambda p: RuleFile(p).read().require_fitting()),
     Format("namespaces.json", msgspec.json.encode([NamespaceSpec(b"d" * 16, 4096, 16, 16, {"model": "m"})] * 2), lambda p: list(NamespaceRegistry(p))),
     Format("serving.json", msgspec.json.encode(Serving("boot", 3, 1 << 30)), lambda p: LastRun(p).headroom_bytes),
-    Format("endurance.json", msgspec.json.encode(Ledger([(1.0, 5), (2.0, 6)], 7)), lambda p: EnduranceFile(p).open(1 << 30).spent_bytes),
+    Format("write_budget.json", msgspec.json.encode(Ledger([(1.0, 5), (2.0, 6)], 7)), lambda p: WriteBudgetFile(p).open(1 << 30).spent_bytes),
     Format("demand.bin", DEMAND.snapshot(), lambda p: DemandFile(p, Demand(8)).open()),  # type: ignore[func-returns-value]
     Format("kvstore.json", MARKER, lambda p: read_marker(p.parent), (OpenError,)),
 ]  # fmt: skip

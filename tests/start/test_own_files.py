@@ -20,7 +20,7 @@ from kvstore.daemon.last_run import LastRun
 from kvstore.durable.demand import Demand
 from kvstore.durable.demand_file import DemandFile
 from kvstore.errors import ReplayError, StartError
-from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.health.write_budget_file import WriteBudgetFile
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.totals import Totals
 from kvstore.retention.rules import Book, RuleFile
@@ -114,7 +114,7 @@ def test_files_of_our_own(tmp_path: Path, put_there: Callable[[Path], None]) -> 
     for use in (
         lambda: RuleFile(path).read() == Book(),
         lambda: list(NamespaceRegistry(path)) == [],
-        lambda: EnduranceFile(path).open(1 << 30) is not None,
+        lambda: WriteBudgetFile(path).open(1 << 30) is not None,
         lambda: DemandFile(path, Demand(8)).open() is None,  # type: ignore[func-returns-value]
         lambda: LastRun(path).was_killed is False,
         lambda: Totals("", path) is not None,

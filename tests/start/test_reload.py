@@ -45,7 +45,7 @@ def test_a_hangup_applies_what_can_change(place: Place, serve: Serve) -> None:
         assert line in daemon.log()
     assert price(place) == 2.5
     status = json.loads(kvstore("status", "--socket", place.socket, "-o", "json").stdout)
-    assert status["endurance"]["write_bytes_per_day"] == 4 << 30
+    assert status["write_budget"]["write_bytes_per_day"] == 4 << 30
     assert hits(place.socket) == len(HASHES)
     file.write_text(before.replace("1.0", "2.0") + '[log]\nlevel = "warning"\n')
     daemon.process.send_signal(signal.SIGHUP)

@@ -63,7 +63,7 @@ def live(**changes: Any) -> dict[str, Any]:
             {"name": "loads", "length": 412, "limit": 65_536}, {"name": "demoting", "length": 1204, "limit": 16_384},
             {"name": "tickets", "length": 4096, "limit": 4096}, {"name": "load_waiters", "length": 0, "limit": 4096},
         ],
-        "endurance": None, "region": None, "events": None,
+        "write_budget": None, "region": None, "events": None,
         "door": {"connections": 9, "attached": 8, "accepted": 31, "refused": {}, "frames": {}},
         "prefixes": [
             {"block_hash": f"{n:02x}66b1302fd09acc" * 4, "model": rows[n % 3][0], "tenant": rows[n % 3][1],

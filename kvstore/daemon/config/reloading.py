@@ -116,7 +116,7 @@ def carry_out(
     if changed & _LOG and not is_quieter:
         logs.configure(new.log.level, new.log.format)
     if "nvme.write_bytes_per_day" in changed:
-        engine.endurance.set_budget(new.nvme.write_bytes_per_day)
+        engine.write_budget.set_budget(new.nvme.write_bytes_per_day)
     tune(engine, new)
     if engine.persister is not None and changed & (_RULE | {"report.gpu_hour_price"}):
         engine.persister.asks.rule = rule_of(new.durable, new.report.gpu_hour_price)

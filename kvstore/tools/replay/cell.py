@@ -13,7 +13,7 @@ from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.ledger.accounts import Asking
 from kvstore.policies.base import Policies
 from kvstore.protocol.frames import Acquired
-from kvstore.tools.replay.slots import RECORD_BYTES, CountedPlaces
+from kvstore.tools.replay.slots import RECORD_BYTES, CountedSlots
 from kvstore.tools.replay.trace import Trace
 from tiers.base import CHECKSUM_BYTES, NAMESPACE_BYTES
 from tiers.namespace_spec import NamespaceSpec
@@ -40,7 +40,7 @@ class Node:
     def __init__(self, slots: int, policies: Policies, hash_bytes: int = REPLAY_HASH_BYTES) -> None:
         self.now_s = 0.0
         self.hash_bytes = hash_bytes
-        places = CountedPlaces(slots, NAMESPACE_BYTES + hash_bytes)
+        places = CountedSlots(slots, NAMESPACE_BYTES + hash_bytes)
         self.engine = Engine(places, [], NamespaceRegistry(), NoIo(), policies, clock=lambda: self.now_s)
         self.engine.adopt()
         self.session = self.engine.open_session(0, "replay")

@@ -26,8 +26,8 @@ class CountedLayout:
     slab_bytes: int = SLOT_ALIGN_BYTES
 
 
-class CountedPlaces:
-    """Implements `kvstore.index.slots.Places` for keys of one length; a slot is a number.
+class CountedSlots:
+    """Implements `kvstore.index.slots.Slots` for keys of one length; a slot is a number.
 
     Parents are not kept: there is no slower tier that would want them. Models have no place here.
     """

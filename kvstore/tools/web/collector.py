@@ -169,7 +169,7 @@ def _limits(live: Mapping[str, Any]) -> Iterator[Metric]:
 
 def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
     """Of what a daemon may do without."""
-    budget, region, events = live["endurance"], live["region"], live["events"]
+    budget, region, events = live["write_budget"], live["region"], live["events"]
     if budget is not None:
         yield _one("kvstore_write_budget_bytes", budget["write_bytes_per_day"])
         yield _one("kvstore_write_budget_spent_bytes", budget["spent_bytes"])

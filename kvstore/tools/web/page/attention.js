@@ -24,7 +24,7 @@ export function attention(live, newest) {
       why: `${name}: ${length} of ${limit}`,
     })),
     ...slow(newest),
-    ...budget(live.endurance),
+    ...budget(live.write_budget),
     ...(live.region ? region(live.region) : []),
     ...(live.events?.problem ? [{ level: "bad", what: "Routers are told nothing", why: live.events.problem }] : []),
     ...(live.adopting
@@ -57,9 +57,9 @@ function slow(newest) {
   ];
 }
 
-function budget(endurance) {
-  if (!endurance) return [];
-  const { spent_bytes: spent, write_bytes_per_day: daily } = endurance;
+function budget(spending) {
+  if (!spending) return [];
+  const { spent_bytes: spent, write_bytes_per_day: daily } = spending;
   if (spent < BUDGET_NEAR * daily) return [];
   return [
     {

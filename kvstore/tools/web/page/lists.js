@@ -87,7 +87,7 @@ const events = new Facts(place("events"), "KV events");
 /** view: {live, meanings, samples, nowS, span}; see page.js. */
 export function showTables(view) {
   const { live } = view;
-  tables.levels.fill(levelRows(live), budgetText(live.endurance));
+  tables.levels.fill(levelRows(live), budgetText(live.write_budget));
   tables.tiers.fill(
     live.tiers.map((tier) => {
       const share = tier.capacity_bytes ? tier.used_bytes / tier.capacity_bytes : 0;
@@ -166,9 +166,9 @@ function levelRow(level, breakers, speed) {
   ];
 }
 
-function budgetText(endurance) {
-  if (!endurance) return "";
-  const { spent_bytes: spent, write_bytes_per_day: daily } = endurance;
+function budgetText(spending) {
+  if (!spending) return "";
+  const { spent_bytes: spent, write_bytes_per_day: daily } = spending;
   return `Write budget: ${bytes(spent)} of ${bytes(daily)} were written to NVMe in the last 24 hours (${percent(spent / daily)}).`;
 }
 

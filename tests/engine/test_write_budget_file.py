@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.constants import DAY_S, HOUR_S
-from kvstore.health.write_budget import ENDURANCE_STRETCH_SHARE, Endurance
-from kvstore.health.write_budget_file import EnduranceFile
+from kvstore.health.write_budget import WRITE_BUDGET_STRETCH_SHARE, WriteBudget
+from kvstore.health.write_budget_file import WriteBudgetFile
 from tests.engine.fakes import SteppedIo
-from tests.engine.test_endurance import most_in_a_day
+from tests.engine.test_write_budget import most_in_a_day
 
 BLOCK_BYTES = 1000
 BUDGET_BYTES = 200 * BLOCK_BYTES
@@ -36,17 +36,17 @@ class Daemons:
         self.booted_s = self.wall_s - random.Random(int(self.wall_s)).random() * 1e6
         self.io = SteppedIo()
         self.promised = 0
-        self.file = EnduranceFile(self.path, lambda: self.wall_s - self.booted_s, lambda: self.wall_s)
-        self.endurance: Endurance = self.file.open(self.budget_bytes)
+        self.file = WriteBudgetFile(self.path, lambda: self.wall_s - self.booted_s, lambda: self.wall_s)
+        self.write_budget: WriteBudget = self.file.open(self.budget_bytes)
 
     def stop(self) -> None:
         self.write(self.promised)
         self.io.run()
-        self.file.close(self.endurance)
+        self.file.close(self.write_budget)
         self.start()
 
     def offer(self) -> bool:
-        if not self.endurance.admits(1.0, BLOCK_BYTES):
+        if not self.write_budget.admits(1.0, BLOCK_BYTES):
             return False
         self.promised += 1
         return True
@@ -54,12 +54,12 @@ class Daemons:
     def write(self, blocks: int) -> None:
         for _ in range(min(blocks, self.promised)):
             self.promised -= 1
-            self.endurance.wrote(BLOCK_BYTES)
+            self.write_budget.wrote(BLOCK_BYTES)
             self.written.append((self.wall_s, BLOCK_BYTES))
 
     def tick(self, how_far: str = "tick") -> None:
         """The file is to be written; perhaps it is; perhaps it is known that it was."""
-        self.file.keep(self.endurance, self.io)
+        self.file.keep(self.write_budget, self.io)
         if how_far == "tick":
             self.io.run()
         elif how_far == "written" and self.io.waiting:
@@ -68,7 +68,7 @@ class Daemons:
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Daemons:
-    return Daemons(tmp_path / "endurance.json")
+    return Daemons(tmp_path / "write_budget.json")
 
 
 @settings(max_examples=80, deadline=None)
@@ -87,7 +87,7 @@ def daemons(tmp_path: Path) -> Daemons:
 def test_no_day_exceeds_the_budget_whoever_is_killed(steps: list[tuple[float, int, int, str]]) -> None:
     """Bursts, pauses, stops, and kills between any two steps, also while the file is being written."""
     with tempfile.TemporaryDirectory() as directory:
-        daemons = Daemons(Path(directory) / "endurance.json")
+        daemons = Daemons(Path(directory) / "write_budget.json")
         for pause_s, offers, writes, event in steps:
             daemons.wall_s += pause_s
             for _ in range(offers):
@@ -123,13 +123,13 @@ def test_a_clean_stop_gives_back_what_was_written_ahead(daemons: Daemons) -> Non
     """Of many stops nothing is lost; of a kill no more than what was ahead."""
     for _ in range(10):
         daemons.stop()
-    assert daemons.endurance.spent_bytes == 0
+    assert daemons.write_budget.spent_bytes == 0
     daemons.offer()
     daemons.stop()
-    assert daemons.endurance.spent_bytes == BLOCK_BYTES
+    assert daemons.write_budget.spent_bytes == BLOCK_BYTES
     daemons.start()
-    ahead_bytes = daemons.endurance.spent_bytes - BLOCK_BYTES
-    assert 0 < ahead_bytes <= BURST_BYTES * ENDURANCE_STRETCH_SHARE + 1
+    ahead_bytes = daemons.write_budget.spent_bytes - BLOCK_BYTES
+    assert 0 < ahead_bytes <= BURST_BYTES * WRITE_BUDGET_STRETCH_SHARE + 1
 
 
 def test_a_budget_that_is_written_in_time_is_all_used(daemons: Daemons) -> None:
@@ -147,7 +147,7 @@ def test_nothing_is_let_in_while_the_file_cannot_be_written(
 ) -> None:
     """Told once; when the disk has room again, so has the budget."""
     home = tmp_path / "gone"
-    daemons = Daemons(home / "endurance.json")
+    daemons = Daemons(home / "write_budget.json")
     for _ in range(3):
         daemons.tick()
         assert not daemons.offer()
@@ -172,16 +172,16 @@ def test_a_wall_clock_that_is_set_back_forgets_nothing(daemons: Daemons) -> None
     """What was spent in a future that is no more counts as spent now."""
     while daemons.offer():
         daemons.write(1)
-    spent_bytes = daemons.endurance.spent_bytes
+    spent_bytes = daemons.write_budget.spent_bytes
     daemons.stop()
     daemons.wall_s -= 10 * DAY_S
     daemons.start()
-    assert daemons.endurance.spent_bytes >= spent_bytes
+    assert daemons.write_budget.spent_bytes >= spent_bytes
 
 
 def test_without_a_budget_there_is_no_file(tmp_path: Path) -> None:
     """0 is no limit, and nothing is written about it."""
-    daemons = Daemons(tmp_path / "endurance.json", 0)
+    daemons = Daemons(tmp_path / "write_budget.json", 0)
     assert all(daemons.offer() for _ in range(1000))
     daemons.tick()
     daemons.stop()

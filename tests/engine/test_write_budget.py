@@ -1,4 +1,4 @@
-"""Endurance: never more than the budget, and what is let in is what is worth most."""
+"""The write budget: never more than the budget, and what is let in is what is worth most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.constants import DAY_S, HOUR_S
 from kvstore.engine.engine import Engine
-from kvstore.health.write_budget import Endurance
+from kvstore.health.write_budget import WriteBudget
 from kvstore.index.namespaces import NamespaceRegistry
 from kvstore.protocol import outcomes
 from kvstore.protocol.frames import Acquired
@@ -56,20 +56,20 @@ class Disk:
             if at_s > self.now_s - DAY_S - HOUR_S:
                 hours[int(at_s // HOUR_S)] = hours.get(int(at_s // HOUR_S), 0) + size_bytes
         spent = [(min(self.now_s, (hour + 1) * HOUR_S), size) for hour, size in hours.items()]
-        self.endurance = Endurance(self.budget, lambda: self.now_s, spent)
+        self.write_budget = WriteBudget(self.budget, lambda: self.now_s, spent)
 
     def offer(self, worth: float, size_bytes: int = BLOCK_BYTES) -> bool:
-        admitted = self.endurance.admits(worth, size_bytes)
+        admitted = self.write_budget.admits(worth, size_bytes)
         if admitted:
-            self.endurance.wrote(size_bytes)
+            self.write_budget.wrote(size_bytes)
             self.written.append((self.now_s, size_bytes))
         return admitted
 
 
 def test_without_a_budget_everything_is_let_in() -> None:
     """0 is no limit."""
-    endurance = Endurance(0, lambda: 0.0)
-    assert all(endurance.admits(0.0, 1 << 40) for _ in range(1000))
+    write_budget = WriteBudget(0, lambda: 0.0)
+    assert all(write_budget.admits(0.0, 1 << 40) for _ in range(1000))
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,7 +151,7 @@ class Places:
             NamespaceRegistry(),
             self.io,
             clock=lambda: self.now_s,
-            endurance=Endurance(int(budget), lambda: self.now_s),
+            write_budget=WriteBudget(int(budget), lambda: self.now_s),
         )
         self.engine.adopt()
         self.io.run()
@@ -215,7 +215,7 @@ def test_what_is_never_written_costs_nothing(tmp_path: Path) -> None:
     node.device.fault_rate = 1.0
     for number in range(0, 40, 4):
         node.put(*range(number, number + 4))
-    assert node.engine.endurance.spent_bytes == 0
+    assert node.engine.write_budget.spent_bytes == 0
     node.device.fault_rate = 0.0
     for _ in range(3):
         node.now_s += 15
@@ -223,7 +223,7 @@ def test_what_is_never_written_costs_nothing(tmp_path: Path) -> None:
         node.io.run()
     node.put(91, 92, 93)
     assert node.engine.counters.demoted == 3
-    assert node.engine.endurance.spent_bytes == 3 * RECORD_BYTES
+    assert node.engine.write_budget.spent_bytes == 3 * RECORD_BYTES
     node.arena.close(unlink=True)
 
 
@@ -258,5 +258,5 @@ def test_a_long_pause_is_not_followed_by_more_than_a_day(tmp_path: Path) -> None
         node.io.run()
     assert node.where(1, 2, 3, 4) == [3, 3, 3, 3]
     node.engine.status()
-    assert node.engine.endurance.spent_bytes == 4 * RECORD_BYTES
+    assert node.engine.write_budget.spent_bytes == 4 * RECORD_BYTES
     node.arena.close(unlink=True)
