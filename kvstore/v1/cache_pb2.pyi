@@ -552,20 +552,24 @@ class EraseResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     blocks: _builtins.int
     bytes: _builtins.int
     pinned_blocks: _builtins.int
     """Blocks that stay because they are pinned."""
+    document_json: _builtins.str
+    """What `kvstore clear -o json` prints (docs/cli.md)."""
     def __init__(
         self,
         *,
         blocks: _builtins.int = ...,
         bytes: _builtins.int = ...,
         pinned_blocks: _builtins.int = ...,
+        document_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "pinned_blocks", b"pinned_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "document_json", b"document_json", "pinned_blocks", b"pinned_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -578,6 +582,9 @@ class ExplainRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    hash: _builtins.bytes
+    """The hash of the last block of a prefix that a tier of this node knows."""
     @_builtins.property
     def namespace(self) -> _types_pb2.NamespaceSelector: ...
     @_builtins.property
@@ -590,12 +597,13 @@ class ExplainRequest(_message.Message):
         namespace: _types_pb2.NamespaceSelector | None = ...,
         blocks: Global___Blocks | None = ...,
         tokens: Global___Tokens | None = ...,
+        hash: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "namespace", b"namespace", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "hash", b"hash", "namespace", b"namespace", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "namespace", b"namespace", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "hash", b"hash", "namespace", b"namespace", "prompt", b"prompt", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["blocks", "tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["blocks", "tokens", "hash"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -624,6 +632,54 @@ class ExplainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class FindPrefixesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    BEGINNING_FIELD_NUMBER: _builtins.int
+    beginning: _builtins.str
+    """In hex, from 4 digits on."""
+    @_builtins.property
+    def namespace(self) -> _types_pb2.NamespaceSelector:
+        """Left out: all."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _types_pb2.NamespaceSelector | None = ...,
+        beginning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beginning", b"beginning", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindPrefixesRequest: _TypeAlias = FindPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class FindPrefixesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """None, the one, or a few of several. A whole hash is its own answer, known or not."""
+
+    def __init__(
+        self,
+        *,
+        hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindPrefixesResponse: _TypeAlias = FindPrefixesResponse  # noqa: Y015
 
 @_typing.final
 class SetTtlRequest(_message.Message):

@@ -80,6 +80,11 @@ class CacheServiceStub(object):
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.SetTtlRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_cache__pb2.SetTtlResponse.FromString,
                 _registered_method=True)
+        self.FindPrefixes = channel.unary_unary(
+                '/kvstore.v1.CacheService/FindPrefixes',
+                request_serializer=kvstore_dot_v1_dot_cache__pb2.FindPrefixesRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_cache__pb2.FindPrefixesResponse.FromString,
+                _registered_method=True)
         self.SetQuota = channel.unary_unary(
                 '/kvstore.v1.CacheService/SetQuota',
                 request_serializer=kvstore_dot_v1_dot_cache__pb2.SetQuotaRequest.SerializeToString,
@@ -173,6 +178,13 @@ class CacheServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindPrefixes(self, request, context):
+        """The hashes of prefixes' last blocks that begin so: for people, who see the beginning of one. Needs: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetQuota(self, request, context):
         """How many bytes a namespace or a tenant may hold in each tier. Answered when the rule is on disk. Needs: admin.
         """
@@ -249,6 +261,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.SetTtl,
                     request_deserializer=kvstore_dot_v1_dot_cache__pb2.SetTtlRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_cache__pb2.SetTtlResponse.SerializeToString,
+            ),
+            'FindPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindPrefixes,
+                    request_deserializer=kvstore_dot_v1_dot_cache__pb2.FindPrefixesRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_cache__pb2.FindPrefixesResponse.SerializeToString,
             ),
             'SetQuota': grpc.unary_unary_rpc_method_handler(
                     servicer.SetQuota,
@@ -515,6 +532,33 @@ class CacheService(object):
             '/kvstore.v1.CacheService/SetTtl',
             kvstore_dot_v1_dot_cache__pb2.SetTtlRequest.SerializeToString,
             kvstore_dot_v1_dot_cache__pb2.SetTtlResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.CacheService/FindPrefixes',
+            kvstore_dot_v1_dot_cache__pb2.FindPrefixesRequest.SerializeToString,
+            kvstore_dot_v1_dot_cache__pb2.FindPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

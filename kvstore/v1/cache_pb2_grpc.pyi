@@ -59,6 +59,8 @@ class CacheServiceStub:
     """Block by block, what would become of a prompt were it looked up now. Nothing is counted or loaded. Needs: view."""
     SetTtl: _grpc.UnaryUnaryMultiCallable[_cache_pb2.SetTtlRequest, _cache_pb2.SetTtlResponse]
     """Drop blocks so long after they were stored. Answered when the rule is on disk. Needs: admin."""
+    FindPrefixes: _grpc.UnaryUnaryMultiCallable[_cache_pb2.FindPrefixesRequest, _cache_pb2.FindPrefixesResponse]
+    """The hashes of prefixes' last blocks that begin so: for people, who see the beginning of one. Needs: admin."""
     SetQuota: _grpc.UnaryUnaryMultiCallable[_cache_pb2.SetQuotaRequest, _cache_pb2.SetQuotaResponse]
     """How many bytes a namespace or a tenant may hold in each tier. Answered when the rule is on disk. Needs: admin."""
     ListRules: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListRulesRequest, _cache_pb2.ListRulesResponse]
@@ -101,6 +103,8 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Block by block, what would become of a prompt were it looked up now. Nothing is counted or loaded. Needs: view."""
     SetTtl: _aio.UnaryUnaryMultiCallable[_cache_pb2.SetTtlRequest, _cache_pb2.SetTtlResponse]  # type: ignore[assignment]
     """Drop blocks so long after they were stored. Answered when the rule is on disk. Needs: admin."""
+    FindPrefixes: _aio.UnaryUnaryMultiCallable[_cache_pb2.FindPrefixesRequest, _cache_pb2.FindPrefixesResponse]  # type: ignore[assignment]
+    """The hashes of prefixes' last blocks that begin so: for people, who see the beginning of one. Needs: admin."""
     SetQuota: _aio.UnaryUnaryMultiCallable[_cache_pb2.SetQuotaRequest, _cache_pb2.SetQuotaResponse]  # type: ignore[assignment]
     """How many bytes a namespace or a tenant may hold in each tier. Answered when the rule is on disk. Needs: admin."""
     ListRules: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListRulesRequest, _cache_pb2.ListRulesResponse]  # type: ignore[assignment]
@@ -194,6 +198,14 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.SetTtlResponse, _abc.Awaitable[_cache_pb2.SetTtlResponse]]:
         """Drop blocks so long after they were stored. Answered when the rule is on disk. Needs: admin."""
+
+    @_abc_1.abstractmethod
+    def FindPrefixes(
+        self,
+        request: _cache_pb2.FindPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.FindPrefixesResponse, _abc.Awaitable[_cache_pb2.FindPrefixesResponse]]:
+        """The hashes of prefixes' last blocks that begin so: for people, who see the beginning of one. Needs: admin."""
 
     @_abc_1.abstractmethod
     def SetQuota(

@@ -21,12 +21,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LOCAL_FIELD_NUMBER: _builtins.int
+    local: _builtins.bool
+    """What is on this node's disk, in place of what is published."""
     def __init__(
         self,
+        *,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -38,7 +43,7 @@ class ListModelsResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore model ls -o json` prints (docs/cli.md)."""
+    """What `kvstore model ls -o json` prints, with --local where that was asked for (docs/cli.md)."""
     def __init__(
         self,
         *,
@@ -225,6 +230,7 @@ class VerifyModelRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DEEP_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Left out: all that are published."""
     deep: _builtins.bool
     """Read every byte."""
     def __init__(

@@ -102,7 +102,7 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """What is published in the region's bucket, and what this node has of it. Needs: view.
+        """What is published in the region's bucket, or what is on this node's disk. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class ModelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]
-    """What is published in the region's bucket, and what this node has of it. Needs: view."""
+    """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.GetModelRequest, _models_pb2.GetModelResponse]
     """One model's revision: files, sizes, digests. Needs: view."""
     PublishModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.PublishModelRequest, _models_pb2.PublishModelResponse]
@@ -64,7 +64,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """What is published in the region's bucket, and what this node has of it. Needs: view."""
+    """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
     GetModel: _aio.UnaryUnaryMultiCallable[_models_pb2.GetModelRequest, _models_pb2.GetModelResponse]  # type: ignore[assignment]
     """One model's revision: files, sizes, digests. Needs: view."""
     PublishModel: _aio.UnaryUnaryMultiCallable[_models_pb2.PublishModelRequest, _models_pb2.PublishModelResponse]  # type: ignore[assignment]
@@ -97,7 +97,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.ListModelsResponse, _abc.Awaitable[_models_pb2.ListModelsResponse]]:
-        """What is published in the region's bucket, and what this node has of it. Needs: view."""
+        """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -38,7 +38,7 @@ class GetRegionsResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore region mirrors -o json` prints (docs/cli.md)."""
+    """What `kvstore region status -o json` prints (docs/cli.md)."""
     def __init__(
         self,
         *,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvstore/v1/types.proto\x12\nkvstore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"R\n\x11NamespaceSelector\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xce\x01\n\tNamespace\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0crecord_bytes\x18\x02 \x01(\r\x12\x12\n\nhash_bytes\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x31\n\x06\x66ields\x18\x05 \x03(\x0b\x32!.kvstore.v1.Namespace.FieldsEntry\x12\x0f\n\x07\x63olumns\x18\x06 \x03(\r\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"F\n\x03Run\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.kvstore.v1.Tier\x12\x0f\n\x07outcome\x18\x03 \x01(\t\"\xde\x02\n\tOperation\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.kvstore.v1.Operation.State\x12)\n\x05\x62\x65gun\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08progress\x18\x07 \x01(\t\x12\x15\n\rdocument_json\x18\x08 \x01(\t\x12\x0f\n\x07problem\x18\t \x01(\t\"h\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_RUNNING\x10\x01\x12\x0e\n\nSTATE_DONE\x10\x02\x12\x10\n\x0cSTATE_FAILED\x10\x03\x12\x13\n\x0fSTATE_CANCELLED\x10\x04*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\r\n\tTIER_NVME\x10\x02\x12\x0f\n\x0bTIER_BUCKET\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvstore/v1/types.proto\x12\nkvstore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"R\n\x11NamespaceSelector\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xce\x01\n\tNamespace\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x14\n\x0crecord_bytes\x18\x02 \x01(\r\x12\x12\n\nhash_bytes\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x31\n\x06\x66ields\x18\x05 \x03(\x0b\x32!.kvstore.v1.Namespace.FieldsEntry\x12\x0f\n\x07\x63olumns\x18\x06 \x03(\r\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"F\n\x03Run\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\x1e\n\x04tier\x18\x02 \x01(\x0e\x32\x10.kvstore.v1.Tier\x12\x0f\n\x07outcome\x18\x03 \x01(\t\"\xf1\x02\n\tOperation\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12*\n\x05state\x18\x04 \x01(\x0e\x32\x1b.kvstore.v1.Operation.State\x12)\n\x05\x62\x65gun\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08progress\x18\x07 \x01(\t\x12\x15\n\rdocument_json\x18\x08 \x01(\t\x12\x0f\n\x07problem\x18\t \x01(\t\x12\x11\n\texit_code\x18\n \x01(\x05\"h\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_RUNNING\x10\x01\x12\x0e\n\nSTATE_DONE\x10\x02\x12\x10\n\x0cSTATE_FAILED\x10\x03\x12\x13\n\x0fSTATE_CANCELLED\x10\x04*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\r\n\tTIER_NVME\x10\x02\x12\x0f\n\x0bTIER_BUCKET\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NAMESPACE_FIELDSENTRY']._loaded_options = None
   _globals['_NAMESPACE_FIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_TIER']._serialized_start=789
-  _globals['_TIER']._serialized_end=864
+  _globals['_TIER']._serialized_start=808
+  _globals['_TIER']._serialized_end=883
   _globals['_NAMESPACESELECTOR']._serialized_start=71
   _globals['_NAMESPACESELECTOR']._serialized_end=153
   _globals['_NAMESPACE']._serialized_start=156
@@ -45,7 +45,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN']._serialized_start=364
   _globals['_RUN']._serialized_end=434
   _globals['_OPERATION']._serialized_start=437
-  _globals['_OPERATION']._serialized_end=787
-  _globals['_OPERATION_STATE']._serialized_start=683
-  _globals['_OPERATION_STATE']._serialized_end=787
+  _globals['_OPERATION']._serialized_end=806
+  _globals['_OPERATION_STATE']._serialized_start=702
+  _globals['_OPERATION_STATE']._serialized_end=806
 # @@protoc_insertion_point(module_scope)

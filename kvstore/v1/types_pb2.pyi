@@ -209,6 +209,7 @@ class Operation(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     method: _builtins.str
     """The call that began it: "ModelService/PreloadModel"."""
@@ -218,9 +219,11 @@ class Operation(_message.Message):
     progress: _builtins.str
     """The newest line of its progress, for people."""
     document_json: _builtins.str
-    """Once it is done: the document that the command of the CLI prints with -o json (docs/cli.md)."""
+    """Once it has ended: the document that the command of the CLI prints with -o json, where it came so far (docs/cli.md)."""
     problem: _builtins.str
     """Once it has failed: why, in one line."""
+    exit_code: _builtins.int
+    """Once it has ended by itself: the exit code of that command (docs/cli.md)."""
     @_builtins.property
     def begun(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -239,10 +242,11 @@ class Operation(_message.Message):
         progress: _builtins.str = ...,
         document_json: _builtins.str = ...,
         problem: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "ended", b"ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "document_json", b"document_json", "ended", b"ended", "id", b"id", "method", b"method", "problem", b"problem", "progress", b"progress", "state", b"state", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "document_json", b"document_json", "ended", b"ended", "exit_code", b"exit_code", "id", b"id", "method", b"method", "problem", b"problem", "progress", b"progress", "state", b"state", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
