@@ -60,7 +60,7 @@ def failing(code: grpc.StatusCode, reason: str = "", retry_s: float = 0.0, times
             status.details.append(packed)
         if reason:
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-        context.abort(code, "no")
+        return context.abort(code, "no")
 
     return answer
 
