@@ -9,8 +9,8 @@
 """
 
 try:
-    import google.rpc  # noqa: F401 both: whether they are there
-    import grpc  # noqa: F401
+    import google.rpc  # noqa: F401 whether it is there
+    import grpc  # noqa: F401 whether it is there
 except ImportError as error:
     raise ImportError(f"kvstore.remote needs gRPC: pip install 'kvstore-llm[grpc]' ({error})") from error
 
