@@ -134,6 +134,10 @@ class InUse(RequestError):
     """A process uses what should change; nothing was changed."""
 
 
+class Failed(RequestError):
+    """It cannot be done as things are; the message says what stands in its way."""
+
+
 class NotReady(RequestError):
     """The daemon cannot do this yet, so soon after its start; nothing was changed."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from kvstore.ledger.sums import MOVES
+from kvstore.ledger.sums import EVERYBODY_ELSE, MOVES
 from kvstore.ledger.totals import hour_of
 from kvstore.protocol import outcomes
 from kvstore.units import parse_duration
@@ -90,6 +90,24 @@ def document(
             for prefix in report["prefixes"]
             if prefix["last_s"] >= first_s
         ],
+    }
+
+
+def of_tenant(report: Mapping[str, Any], tenant: str) -> Row:
+    """What of an answer is this tenant's: its rows and prefixes. What a prefix saved is without that which may have been
+    another one's; what an hour of a GPU costs is the operator's."""
+    own = [
+        {**prefix, "tokens_saved": prefix["tokens_saved"] - prefix["error_tokens"], "error_tokens": 0}
+        for prefix in report["prefixes"]
+        if prefix["tenant"] == tenant
+    ]
+    return {
+        "region": report["region"],
+        "now_s": report["now_s"],
+        "gpu_hour_price": 0.0,
+        "currency": "",
+        "rows": [row for row in report["rows"] if row["tenant"] == tenant != EVERYBODY_ELSE],
+        "prefixes": sorted(own, key=lambda prefix: -prefix["tokens_saved"]),
     }
 
 

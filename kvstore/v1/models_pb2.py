@@ -22,64 +22,65 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kvstore.v1 import types_pb2 as kvstore_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/models.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/types.proto\"\"\n\x11ListModelsRequest\x12\r\n\x05local\x18\x01 \x01(\x08\"+\n\x12ListModelsResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\")\n\x10GetModelResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"H\n\x13PublishModelRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\"@\n\x14PublishModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"#\n\x12RemoveModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"?\n\x13RemoveModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"\'\n\x14\x43ollectModelsRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"A\n\x15\x43ollectModelsResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"1\n\x12VerifyModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65\x65p\x18\x02 \x01(\x08\"?\n\x13VerifyModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"$\n\x13PreloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"@\n\x14PreloadModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"!\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"=\n\x11LoadModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"#\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\" \n\x0fPinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x12\n\x10PinModelResponse\"\"\n\x11UnpinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x14\n\x12UnpinModelResponse\"\"\n\x11\x45victModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x14\n\x12\x45victModelResponse2\xb9\x07\n\x0cModelService\x12K\n\nListModels\x12\x1d.kvstore.v1.ListModelsRequest\x1a\x1e.kvstore.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.kvstore.v1.GetModelRequest\x1a\x1c.kvstore.v1.GetModelResponse\x12Q\n\x0cPublishModel\x12\x1f.kvstore.v1.PublishModelRequest\x1a .kvstore.v1.PublishModelResponse\x12N\n\x0bRemoveModel\x12\x1e.kvstore.v1.RemoveModelRequest\x1a\x1f.kvstore.v1.RemoveModelResponse\x12T\n\rCollectModels\x12 .kvstore.v1.CollectModelsRequest\x1a!.kvstore.v1.CollectModelsResponse\x12N\n\x0bVerifyModel\x12\x1e.kvstore.v1.VerifyModelRequest\x1a\x1f.kvstore.v1.VerifyModelResponse\x12Q\n\x0cPreloadModel\x12\x1f.kvstore.v1.PreloadModelRequest\x1a .kvstore.v1.PreloadModelResponse\x12H\n\tLoadModel\x12\x1c.kvstore.v1.LoadModelRequest\x1a\x1d.kvstore.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.kvstore.v1.UnloadModelRequest\x1a\x1f.kvstore.v1.UnloadModelResponse\x12\x45\n\x08PinModel\x12\x1b.kvstore.v1.PinModelRequest\x1a\x1c.kvstore.v1.PinModelResponse\x12K\n\nUnpinModel\x12\x1d.kvstore.v1.UnpinModelRequest\x1a\x1e.kvstore.v1.UnpinModelResponse\x12K\n\nEvictModel\x12\x1d.kvstore.v1.EvictModelRequest\x1a\x1e.kvstore.v1.EvictModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvstore/v1/models.proto\x12\nkvstore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvstore/v1/types.proto\"1\n\x11ListModelsRequest\x12\r\n\x05local\x18\x01 \x01(\x08\x12\r\n\x05model\x18\x02 \x01(\t\"+\n\x12ListModelsResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\")\n\x10GetModelResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"W\n\x13PublishModelRequest\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\"@\n\x14PublishModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"H\n\x12RemoveModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rall_revisions\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ys\x18\x03 \x01(\r\"?\n\x13RemoveModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"Q\n\x14\x43ollectModelsRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x15\x43ollectModelsResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"1\n\x12VerifyModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65\x65p\x18\x02 \x01(\x08\"?\n\x13VerifyModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"4\n\x13PreloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06verify\x18\x02 \x01(\x08\"@\n\x14PreloadModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"!\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"=\n\x11LoadModelResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"#\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x15\n\x13UnloadModelResponse\" \n\x0fPinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x12\n\x10PinModelResponse\"\"\n\x11UnpinModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x14\n\x12UnpinModelResponse\"\"\n\x11\x45victModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x14\n\x12\x45victModelResponse2\xb9\x07\n\x0cModelService\x12K\n\nListModels\x12\x1d.kvstore.v1.ListModelsRequest\x1a\x1e.kvstore.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.kvstore.v1.GetModelRequest\x1a\x1c.kvstore.v1.GetModelResponse\x12Q\n\x0cPublishModel\x12\x1f.kvstore.v1.PublishModelRequest\x1a .kvstore.v1.PublishModelResponse\x12N\n\x0bRemoveModel\x12\x1e.kvstore.v1.RemoveModelRequest\x1a\x1f.kvstore.v1.RemoveModelResponse\x12T\n\rCollectModels\x12 .kvstore.v1.CollectModelsRequest\x1a!.kvstore.v1.CollectModelsResponse\x12N\n\x0bVerifyModel\x12\x1e.kvstore.v1.VerifyModelRequest\x1a\x1f.kvstore.v1.VerifyModelResponse\x12Q\n\x0cPreloadModel\x12\x1f.kvstore.v1.PreloadModelRequest\x1a .kvstore.v1.PreloadModelResponse\x12H\n\tLoadModel\x12\x1c.kvstore.v1.LoadModelRequest\x1a\x1d.kvstore.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.kvstore.v1.UnloadModelRequest\x1a\x1f.kvstore.v1.UnloadModelResponse\x12\x45\n\x08PinModel\x12\x1b.kvstore.v1.PinModelRequest\x1a\x1c.kvstore.v1.PinModelResponse\x12K\n\nUnpinModel\x12\x1d.kvstore.v1.UnpinModelRequest\x1a\x1e.kvstore.v1.UnpinModelResponse\x12K\n\nEvictModel\x12\x1d.kvstore.v1.EvictModelRequest\x1a\x1e.kvstore.v1.EvictModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.models_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTMODELSREQUEST']._serialized_start=63
-  _globals['_LISTMODELSREQUEST']._serialized_end=97
-  _globals['_LISTMODELSRESPONSE']._serialized_start=99
-  _globals['_LISTMODELSRESPONSE']._serialized_end=142
-  _globals['_GETMODELREQUEST']._serialized_start=144
-  _globals['_GETMODELREQUEST']._serialized_end=176
-  _globals['_GETMODELRESPONSE']._serialized_start=178
-  _globals['_GETMODELRESPONSE']._serialized_end=219
-  _globals['_PUBLISHMODELREQUEST']._serialized_start=221
-  _globals['_PUBLISHMODELREQUEST']._serialized_end=293
-  _globals['_PUBLISHMODELRESPONSE']._serialized_start=295
-  _globals['_PUBLISHMODELRESPONSE']._serialized_end=359
-  _globals['_REMOVEMODELREQUEST']._serialized_start=361
-  _globals['_REMOVEMODELREQUEST']._serialized_end=396
-  _globals['_REMOVEMODELRESPONSE']._serialized_start=398
-  _globals['_REMOVEMODELRESPONSE']._serialized_end=461
-  _globals['_COLLECTMODELSREQUEST']._serialized_start=463
-  _globals['_COLLECTMODELSREQUEST']._serialized_end=502
-  _globals['_COLLECTMODELSRESPONSE']._serialized_start=504
-  _globals['_COLLECTMODELSRESPONSE']._serialized_end=569
-  _globals['_VERIFYMODELREQUEST']._serialized_start=571
-  _globals['_VERIFYMODELREQUEST']._serialized_end=620
-  _globals['_VERIFYMODELRESPONSE']._serialized_start=622
-  _globals['_VERIFYMODELRESPONSE']._serialized_end=685
-  _globals['_PRELOADMODELREQUEST']._serialized_start=687
-  _globals['_PRELOADMODELREQUEST']._serialized_end=723
-  _globals['_PRELOADMODELRESPONSE']._serialized_start=725
-  _globals['_PRELOADMODELRESPONSE']._serialized_end=789
-  _globals['_LOADMODELREQUEST']._serialized_start=791
-  _globals['_LOADMODELREQUEST']._serialized_end=824
-  _globals['_LOADMODELRESPONSE']._serialized_start=826
-  _globals['_LOADMODELRESPONSE']._serialized_end=887
-  _globals['_UNLOADMODELREQUEST']._serialized_start=889
-  _globals['_UNLOADMODELREQUEST']._serialized_end=924
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=926
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=947
-  _globals['_PINMODELREQUEST']._serialized_start=949
-  _globals['_PINMODELREQUEST']._serialized_end=981
-  _globals['_PINMODELRESPONSE']._serialized_start=983
-  _globals['_PINMODELRESPONSE']._serialized_end=1001
-  _globals['_UNPINMODELREQUEST']._serialized_start=1003
-  _globals['_UNPINMODELREQUEST']._serialized_end=1037
-  _globals['_UNPINMODELRESPONSE']._serialized_start=1039
-  _globals['_UNPINMODELRESPONSE']._serialized_end=1059
-  _globals['_EVICTMODELREQUEST']._serialized_start=1061
-  _globals['_EVICTMODELREQUEST']._serialized_end=1095
-  _globals['_EVICTMODELRESPONSE']._serialized_start=1097
-  _globals['_EVICTMODELRESPONSE']._serialized_end=1117
-  _globals['_MODELSERVICE']._serialized_start=1120
-  _globals['_MODELSERVICE']._serialized_end=2073
+  _globals['_LISTMODELSREQUEST']._serialized_start=95
+  _globals['_LISTMODELSREQUEST']._serialized_end=144
+  _globals['_LISTMODELSRESPONSE']._serialized_start=146
+  _globals['_LISTMODELSRESPONSE']._serialized_end=189
+  _globals['_GETMODELREQUEST']._serialized_start=191
+  _globals['_GETMODELREQUEST']._serialized_end=223
+  _globals['_GETMODELRESPONSE']._serialized_start=225
+  _globals['_GETMODELRESPONSE']._serialized_end=266
+  _globals['_PUBLISHMODELREQUEST']._serialized_start=268
+  _globals['_PUBLISHMODELREQUEST']._serialized_end=355
+  _globals['_PUBLISHMODELRESPONSE']._serialized_start=357
+  _globals['_PUBLISHMODELRESPONSE']._serialized_end=421
+  _globals['_REMOVEMODELREQUEST']._serialized_start=423
+  _globals['_REMOVEMODELREQUEST']._serialized_end=495
+  _globals['_REMOVEMODELRESPONSE']._serialized_start=497
+  _globals['_REMOVEMODELRESPONSE']._serialized_end=560
+  _globals['_COLLECTMODELSREQUEST']._serialized_start=562
+  _globals['_COLLECTMODELSREQUEST']._serialized_end=643
+  _globals['_COLLECTMODELSRESPONSE']._serialized_start=645
+  _globals['_COLLECTMODELSRESPONSE']._serialized_end=710
+  _globals['_VERIFYMODELREQUEST']._serialized_start=712
+  _globals['_VERIFYMODELREQUEST']._serialized_end=761
+  _globals['_VERIFYMODELRESPONSE']._serialized_start=763
+  _globals['_VERIFYMODELRESPONSE']._serialized_end=826
+  _globals['_PRELOADMODELREQUEST']._serialized_start=828
+  _globals['_PRELOADMODELREQUEST']._serialized_end=880
+  _globals['_PRELOADMODELRESPONSE']._serialized_start=882
+  _globals['_PRELOADMODELRESPONSE']._serialized_end=946
+  _globals['_LOADMODELREQUEST']._serialized_start=948
+  _globals['_LOADMODELREQUEST']._serialized_end=981
+  _globals['_LOADMODELRESPONSE']._serialized_start=983
+  _globals['_LOADMODELRESPONSE']._serialized_end=1044
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1046
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1081
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1083
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1104
+  _globals['_PINMODELREQUEST']._serialized_start=1106
+  _globals['_PINMODELREQUEST']._serialized_end=1138
+  _globals['_PINMODELRESPONSE']._serialized_start=1140
+  _globals['_PINMODELRESPONSE']._serialized_end=1158
+  _globals['_UNPINMODELREQUEST']._serialized_start=1160
+  _globals['_UNPINMODELREQUEST']._serialized_end=1194
+  _globals['_UNPINMODELRESPONSE']._serialized_start=1196
+  _globals['_UNPINMODELRESPONSE']._serialized_end=1216
+  _globals['_EVICTMODELREQUEST']._serialized_start=1218
+  _globals['_EVICTMODELREQUEST']._serialized_end=1252
+  _globals['_EVICTMODELRESPONSE']._serialized_start=1254
+  _globals['_EVICTMODELRESPONSE']._serialized_end=1274
+  _globals['_MODELSERVICE']._serialized_start=1277
+  _globals['_MODELSERVICE']._serialized_end=2230
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from kvstore.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -22,16 +23,20 @@ class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     local: _builtins.bool
-    """What is on this node's disk, in place of what is published."""
+    """What this node's disk has, and what is under way there, in place of the bucket."""
+    model: _builtins.str
+    """Of one model only. Not together with `local`."""
     def __init__(
         self,
         *,
         local: _builtins.bool = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -63,7 +68,6 @@ class GetModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """NAME or NAME@REVISION."""
     def __init__(
         self,
         *,
@@ -104,21 +108,26 @@ class PublishModelRequest(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
-    """An absolute path on the node: a directory, or one of Hugging Face's cache."""
+    """An absolute path on the node: the files, or a model in a cache of Hugging Face."""
     name: _builtins.str
+    """Without a revision."""
     revision: _builtins.str
     """Left out: made from the content."""
+    again: _builtins.bool
+    """Put every chunk anew, after VerifyModel found damage."""
     def __init__(
         self,
         *,
         directory: _builtins.str = ...,
         name: _builtins.str = ...,
         revision: _builtins.str = ...,
+        again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "name", b"name", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "directory", b"directory", "name", b"name", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,15 +158,23 @@ class RemoveModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    ALL_REVISIONS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """NAME@REVISION, or NAME for all of its revisions where `all_revisions` is set."""
+    all_revisions: _builtins.bool
+    days: _builtins.int
+    """How long it may not come back, at most 3,650 days. 0: 30."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        all_revisions: _builtins.bool = ...,
+        days: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_revisions", b"all_revisions", "days", b"days", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,16 +205,22 @@ class CollectModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
     dry_run: _builtins.bool
     """Delete nothing, say what would be."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """Chunks stay at least so long. Left out: an hour."""
+
     def __init__(
         self,
         *,
         dry_run: _builtins.bool = ...,
+        grace: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "grace", b"grace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,7 +253,7 @@ class VerifyModelRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DEEP_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Left out: all that are published."""
+    """Left out: all."""
     deep: _builtins.bool
     """Read every byte."""
     def __init__(
@@ -272,15 +295,19 @@ class PreloadModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    verify: _builtins.bool
+    """Read again what is here already, and mend it."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +378,7 @@ class UnloadModelRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """NAME alone where one revision of it is in DRAM."""
     def __init__(
         self,
         *,

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """Model weights: what the region's bucket and this node have of them (docs/models.md).
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
     """
 
     def __init__(self, channel):
@@ -98,11 +100,13 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """Model weights: what the region's bucket and this node have of them (docs/models.md).
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
     """
 
     def ListModels(self, request, context):
-        """What is published in the region's bucket, or what is on this node's disk. Needs: view.
+        """What is published in the region's bucket, or what this node's disk has. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +120,14 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PublishModel(self, request, context):
-        """Publish a directory of this node. Needs: publisher.
+        """Publish a directory of this node, one below grpc.publish_from. Needs: publisher.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveModel(self, request, context):
-        """Take a revision out of the region's bucket. Needs: publisher.
+        """Take a revision, or all of a model, out of the region's bucket. Needs: publisher.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,14 +141,15 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def VerifyModel(self, request, context):
-        """Read what is published, and compare. Needs: view.
+        """Whether the bucket has what its manifests name. What is wrong makes the operation a failed one, with its document.
+        Needs: admin, for what it may read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PreloadModel(self, request, context):
-        """Bring a model onto this node's disk. Needs: admin.
+        """Bring a model onto this node's disk, where the document says. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,7 +184,7 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EvictModel(self, request, context):
-        """Take a model off this node's disk. Needs: admin.
+        """Take a model off this node's disk. FAILED_PRECONDITION while it is pinned or a process uses it. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +262,9 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """Model weights: what the region's bucket and this node have of them (docs/models.md).
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
     """
 
     @staticmethod

@@ -27,26 +27,31 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """Model weights: what the region's bucket and this node have of them (docs/models.md)."""
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]
-    """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
+    """What is published in the region's bucket, or what this node's disk has. Needs: view."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.GetModelRequest, _models_pb2.GetModelResponse]
     """One model's revision: files, sizes, digests. Needs: view."""
     PublishModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.PublishModelRequest, _models_pb2.PublishModelResponse]
-    """Publish a directory of this node. Needs: publisher."""
+    """Publish a directory of this node, one below grpc.publish_from. Needs: publisher."""
     RemoveModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.RemoveModelRequest, _models_pb2.RemoveModelResponse]
-    """Take a revision out of the region's bucket. Needs: publisher."""
+    """Take a revision, or all of a model, out of the region's bucket. Needs: publisher."""
     CollectModels: _grpc.UnaryUnaryMultiCallable[_models_pb2.CollectModelsRequest, _models_pb2.CollectModelsResponse]
     """Delete chunks that no manifest names any more. Needs: publisher."""
     VerifyModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.VerifyModelRequest, _models_pb2.VerifyModelResponse]
-    """Read what is published, and compare. Needs: view."""
+    """Whether the bucket has what its manifests name. What is wrong makes the operation a failed one, with its document.
+    Needs: admin, for what it may read.
+    """
     PreloadModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.PreloadModelRequest, _models_pb2.PreloadModelResponse]
-    """Bring a model onto this node's disk. Needs: admin."""
+    """Bring a model onto this node's disk, where the document says. Needs: admin."""
     LoadModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.LoadModelRequest, _models_pb2.LoadModelResponse]
     """Bring a model into this node's DRAM. Needs: admin."""
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.UnloadModelRequest, _models_pb2.UnloadModelResponse]
@@ -56,27 +61,32 @@ class ModelServiceStub:
     UnpinModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.UnpinModelRequest, _models_pb2.UnpinModelResponse]
     """Let it leave again. Needs: admin."""
     EvictModel: _grpc.UnaryUnaryMultiCallable[_models_pb2.EvictModelRequest, _models_pb2.EvictModelResponse]
-    """Take a model off this node's disk. Needs: admin."""
+    """Take a model off this node's disk. FAILED_PRECONDITION while it is pinned or a process uses it. Needs: admin."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Model weights: what the region's bucket and this node have of them (docs/models.md)."""
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
+    """What is published in the region's bucket, or what this node's disk has. Needs: view."""
     GetModel: _aio.UnaryUnaryMultiCallable[_models_pb2.GetModelRequest, _models_pb2.GetModelResponse]  # type: ignore[assignment]
     """One model's revision: files, sizes, digests. Needs: view."""
     PublishModel: _aio.UnaryUnaryMultiCallable[_models_pb2.PublishModelRequest, _models_pb2.PublishModelResponse]  # type: ignore[assignment]
-    """Publish a directory of this node. Needs: publisher."""
+    """Publish a directory of this node, one below grpc.publish_from. Needs: publisher."""
     RemoveModel: _aio.UnaryUnaryMultiCallable[_models_pb2.RemoveModelRequest, _models_pb2.RemoveModelResponse]  # type: ignore[assignment]
-    """Take a revision out of the region's bucket. Needs: publisher."""
+    """Take a revision, or all of a model, out of the region's bucket. Needs: publisher."""
     CollectModels: _aio.UnaryUnaryMultiCallable[_models_pb2.CollectModelsRequest, _models_pb2.CollectModelsResponse]  # type: ignore[assignment]
     """Delete chunks that no manifest names any more. Needs: publisher."""
     VerifyModel: _aio.UnaryUnaryMultiCallable[_models_pb2.VerifyModelRequest, _models_pb2.VerifyModelResponse]  # type: ignore[assignment]
-    """Read what is published, and compare. Needs: view."""
+    """Whether the bucket has what its manifests name. What is wrong makes the operation a failed one, with its document.
+    Needs: admin, for what it may read.
+    """
     PreloadModel: _aio.UnaryUnaryMultiCallable[_models_pb2.PreloadModelRequest, _models_pb2.PreloadModelResponse]  # type: ignore[assignment]
-    """Bring a model onto this node's disk. Needs: admin."""
+    """Bring a model onto this node's disk, where the document says. Needs: admin."""
     LoadModel: _aio.UnaryUnaryMultiCallable[_models_pb2.LoadModelRequest, _models_pb2.LoadModelResponse]  # type: ignore[assignment]
     """Bring a model into this node's DRAM. Needs: admin."""
     UnloadModel: _aio.UnaryUnaryMultiCallable[_models_pb2.UnloadModelRequest, _models_pb2.UnloadModelResponse]  # type: ignore[assignment]
@@ -86,10 +96,13 @@ class ModelServiceAsyncStub(ModelServiceStub):
     UnpinModel: _aio.UnaryUnaryMultiCallable[_models_pb2.UnpinModelRequest, _models_pb2.UnpinModelResponse]  # type: ignore[assignment]
     """Let it leave again. Needs: admin."""
     EvictModel: _aio.UnaryUnaryMultiCallable[_models_pb2.EvictModelRequest, _models_pb2.EvictModelResponse]  # type: ignore[assignment]
-    """Take a model off this node's disk. Needs: admin."""
+    """Take a model off this node's disk. FAILED_PRECONDITION while it is pinned or a process uses it. Needs: admin."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Model weights: what the region's bucket and this node have of them (docs/models.md)."""
+    """Model weights: what the region's bucket and this node have of them (docs/models.md). Models belong to no tenant: who asks as
+    a tenant is refused. Names are NAME or NAME@REVISION, each of up to 96 of a-z 0-9 . _ -; NAME alone is the revision that was
+    published last in the bucket, and on the node the one that the name stands for there.
+    """
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -97,7 +110,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.ListModelsResponse, _abc.Awaitable[_models_pb2.ListModelsResponse]]:
-        """What is published in the region's bucket, or what is on this node's disk. Needs: view."""
+        """What is published in the region's bucket, or what this node's disk has. Needs: view."""
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -113,7 +126,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.PublishModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.PublishModelResponse, _abc.Awaitable[_models_pb2.PublishModelResponse]]:
-        """Publish a directory of this node. Needs: publisher."""
+        """Publish a directory of this node, one below grpc.publish_from. Needs: publisher."""
 
     @_abc_1.abstractmethod
     def RemoveModel(
@@ -121,7 +134,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.RemoveModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.RemoveModelResponse, _abc.Awaitable[_models_pb2.RemoveModelResponse]]:
-        """Take a revision out of the region's bucket. Needs: publisher."""
+        """Take a revision, or all of a model, out of the region's bucket. Needs: publisher."""
 
     @_abc_1.abstractmethod
     def CollectModels(
@@ -137,7 +150,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.VerifyModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.VerifyModelResponse, _abc.Awaitable[_models_pb2.VerifyModelResponse]]:
-        """Read what is published, and compare. Needs: view."""
+        """Whether the bucket has what its manifests name. What is wrong makes the operation a failed one, with its document.
+        Needs: admin, for what it may read.
+        """
 
     @_abc_1.abstractmethod
     def PreloadModel(
@@ -145,7 +160,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.PreloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.PreloadModelResponse, _abc.Awaitable[_models_pb2.PreloadModelResponse]]:
-        """Bring a model onto this node's disk. Needs: admin."""
+        """Bring a model onto this node's disk, where the document says. Needs: admin."""
 
     @_abc_1.abstractmethod
     def LoadModel(
@@ -185,6 +200,6 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.EvictModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.EvictModelResponse, _abc.Awaitable[_models_pb2.EvictModelResponse]]:
-        """Take a model off this node's disk. Needs: admin."""
+        """Take a model off this node's disk. FAILED_PRECONDITION while it is pinned or a process uses it. Needs: admin."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

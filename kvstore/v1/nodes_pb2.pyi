@@ -43,10 +43,12 @@ class GetNodeResponse(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
+    """The daemon's name, which is another one after it was made anew."""
     version: _builtins.str
     region: _builtins.str
+    """"" without one."""
     document_json: _builtins.str
-    """What `kvstore status -o json` prints (docs/cli.md)."""
+    """What `kvstore status -o json` prints (docs/cli.md). For who asks as a tenant: its `namespaces`, all of them."""
     def __init__(
         self,
         *,
@@ -214,7 +216,7 @@ class CheckNodeResponse(_message.Message):
     PROBLEMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """One line each; none: all is well."""
+        """One line each, as `kvstore fsck` prints them; none: all is well."""
 
     def __init__(
         self,

@@ -27,6 +27,13 @@ if _version_not_supported:
 
 class NodeServiceStub(object):
     """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     def __init__(self, channel):
@@ -84,10 +91,17 @@ class NodeServiceStub(object):
 
 class NodeServiceServicer(object):
     """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     def GetNode(self, request, context):
-        """Who it is and how it is. Needs: view.
+        """Who it is and how it is. Who asks as a tenant gets that tenant's namespaces, and of the rest nothing. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,28 +115,29 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSettings(self, request, context):
-        """The settings in force, and where they come from. No secrets. Needs: admin.
+        """The settings in force, and where they come from. There are no secrets in them, but names of files. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeSetting(self, request, context):
-        """Give a setting another value until the daemon restarts. Needs: admin.
+        """Give a setting another value until the daemon restarts, or reads its configuration again. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckNode(self, request, context):
-        """Prove that the books balance. Needs: admin.
+        """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListOperations(self, request, context):
-        """The work that was begun through this door, newest first. Needs: view.
+        """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
+        oldest first. Who asks as a tenant sees none. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,14 +151,14 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchOperation(self, request, context):
-        """Its state now and whenever it changes, until it has ended. Needs: view.
+        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelOperation(self, request, context):
-        """Stop it. Needs what beginning it needed.
+        """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,6 +222,13 @@ def add_NodeServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class NodeService(object):
     """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     @staticmethod

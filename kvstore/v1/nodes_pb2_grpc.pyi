@@ -27,57 +27,85 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NodeServiceStub:
-    """The node itself, and the work that goes on there."""
+    """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     GetNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.GetNodeResponse]
-    """Who it is and how it is. Needs: view."""
+    """Who it is and how it is. Who asks as a tenant gets that tenant's namespaces, and of the rest nothing. Needs: view."""
     GetPrincipal: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetPrincipalRequest, _nodes_pb2.GetPrincipalResponse]
     """As whom the caller is known, and what it may. Needs nothing but a known caller."""
     ListSettings: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListSettingsRequest, _nodes_pb2.ListSettingsResponse]
-    """The settings in force, and where they come from. No secrets. Needs: admin."""
+    """The settings in force, and where they come from. There are no secrets in them, but names of files. Needs: admin."""
     ChangeSetting: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ChangeSettingRequest, _nodes_pb2.ChangeSettingResponse]
-    """Give a setting another value until the daemon restarts. Needs: admin."""
+    """Give a setting another value until the daemon restarts, or reads its configuration again. Needs: admin."""
     CheckNode: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.CheckNodeRequest, _nodes_pb2.CheckNodeResponse]
-    """Prove that the books balance. Needs: admin."""
+    """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin."""
     ListOperations: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.ListOperationsRequest, _nodes_pb2.ListOperationsResponse]
-    """The work that was begun through this door, newest first. Needs: view."""
+    """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
+    oldest first. Who asks as a tenant sees none. Needs: view.
+    """
     GetOperation: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]
     """Needs: view."""
     WatchOperation: _grpc.UnaryStreamMultiCallable[_nodes_pb2.WatchOperationRequest, _nodes_pb2.WatchOperationResponse]
-    """Its state now and whenever it changes, until it has ended. Needs: view."""
+    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
     CancelOperation: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.CancelOperationRequest, _nodes_pb2.CancelOperationResponse]
-    """Stop it. Needs what beginning it needed."""
+    """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
-    """The node itself, and the work that goes on there."""
+    """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetNodeRequest, _nodes_pb2.GetNodeResponse]  # type: ignore[assignment]
-    """Who it is and how it is. Needs: view."""
+    """Who it is and how it is. Who asks as a tenant gets that tenant's namespaces, and of the rest nothing. Needs: view."""
     GetPrincipal: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetPrincipalRequest, _nodes_pb2.GetPrincipalResponse]  # type: ignore[assignment]
     """As whom the caller is known, and what it may. Needs nothing but a known caller."""
     ListSettings: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListSettingsRequest, _nodes_pb2.ListSettingsResponse]  # type: ignore[assignment]
-    """The settings in force, and where they come from. No secrets. Needs: admin."""
+    """The settings in force, and where they come from. There are no secrets in them, but names of files. Needs: admin."""
     ChangeSetting: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ChangeSettingRequest, _nodes_pb2.ChangeSettingResponse]  # type: ignore[assignment]
-    """Give a setting another value until the daemon restarts. Needs: admin."""
+    """Give a setting another value until the daemon restarts, or reads its configuration again. Needs: admin."""
     CheckNode: _aio.UnaryUnaryMultiCallable[_nodes_pb2.CheckNodeRequest, _nodes_pb2.CheckNodeResponse]  # type: ignore[assignment]
-    """Prove that the books balance. Needs: admin."""
+    """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin."""
     ListOperations: _aio.UnaryUnaryMultiCallable[_nodes_pb2.ListOperationsRequest, _nodes_pb2.ListOperationsResponse]  # type: ignore[assignment]
-    """The work that was begun through this door, newest first. Needs: view."""
+    """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
+    oldest first. Who asks as a tenant sees none. Needs: view.
+    """
     GetOperation: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]  # type: ignore[assignment]
     """Needs: view."""
     WatchOperation: _aio.UnaryStreamMultiCallable[_nodes_pb2.WatchOperationRequest, _nodes_pb2.WatchOperationResponse]  # type: ignore[assignment]
-    """Its state now and whenever it changes, until it has ended. Needs: view."""
+    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
     CancelOperation: _aio.UnaryUnaryMultiCallable[_nodes_pb2.CancelOperationRequest, _nodes_pb2.CancelOperationResponse]  # type: ignore[assignment]
-    """Stop it. Needs what beginning it needed."""
+    """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The node itself, and the work that goes on there."""
+    """The node itself, and the work that goes on there.
+
+    What the CLI can do and no call does, and why: `serve`, `web`, `grpc` and `mirror` are the processes themselves. `doctor`, `bench`,
+    `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
+    look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
+    node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
+    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
+    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    """
 
     @_abc_1.abstractmethod
     def GetNode(
@@ -85,7 +113,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.GetNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.GetNodeResponse, _abc.Awaitable[_nodes_pb2.GetNodeResponse]]:
-        """Who it is and how it is. Needs: view."""
+        """Who it is and how it is. Who asks as a tenant gets that tenant's namespaces, and of the rest nothing. Needs: view."""
 
     @_abc_1.abstractmethod
     def GetPrincipal(
@@ -101,7 +129,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.ListSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ListSettingsResponse, _abc.Awaitable[_nodes_pb2.ListSettingsResponse]]:
-        """The settings in force, and where they come from. No secrets. Needs: admin."""
+        """The settings in force, and where they come from. There are no secrets in them, but names of files. Needs: admin."""
 
     @_abc_1.abstractmethod
     def ChangeSetting(
@@ -109,7 +137,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.ChangeSettingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ChangeSettingResponse, _abc.Awaitable[_nodes_pb2.ChangeSettingResponse]]:
-        """Give a setting another value until the daemon restarts. Needs: admin."""
+        """Give a setting another value until the daemon restarts, or reads its configuration again. Needs: admin."""
 
     @_abc_1.abstractmethod
     def CheckNode(
@@ -117,7 +145,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.CheckNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.CheckNodeResponse, _abc.Awaitable[_nodes_pb2.CheckNodeResponse]]:
-        """Prove that the books balance. Needs: admin."""
+        """Have the daemon prove that its books balance: nothing lost, nothing handed out twice. Needs: admin."""
 
     @_abc_1.abstractmethod
     def ListOperations(
@@ -125,7 +153,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.ListOperationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.ListOperationsResponse, _abc.Awaitable[_nodes_pb2.ListOperationsResponse]]:
-        """The work that was begun through this door, newest first. Needs: view."""
+        """The work that was begun through this door, newest first, without documents. What has ended is forgotten after a while, the
+        oldest first. Who asks as a tenant sees none. Needs: view.
+        """
 
     @_abc_1.abstractmethod
     def GetOperation(
@@ -141,7 +171,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.WatchOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_nodes_pb2.WatchOperationResponse], _abc.AsyncIterator[_nodes_pb2.WatchOperationResponse]]:
-        """Its state now and whenever it changes, until it has ended. Needs: view."""
+        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
 
     @_abc_1.abstractmethod
     def CancelOperation(
@@ -149,6 +179,6 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.CancelOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_nodes_pb2.CancelOperationResponse, _abc.Awaitable[_nodes_pb2.CancelOperationResponse]]:
-        """Stop it. Needs what beginning it needed."""
+        """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

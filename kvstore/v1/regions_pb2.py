@@ -22,36 +22,47 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kvstore.v1 import types_pb2 as kvstore_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/regions.proto\x12\nkvstore.v1\x1a\x16kvstore/v1/types.proto\"\x13\n\x11GetRegionsRequest\"+\n\x12GetRegionsResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"$\n\x12PlanWarmingRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\",\n\x13PlanWarmingResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"2\n\x11WarmRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\">\n\x12WarmRegionResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"3\n\x13VerifyRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65\x65p\x18\x02 \x01(\x08\"@\n\x14VerifyRegionResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"X\n\x13\x45raseRegionsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"@\n\x14\x45raseRegionsResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation2\x9f\x03\n\rRegionService\x12K\n\nGetRegions\x12\x1d.kvstore.v1.GetRegionsRequest\x1a\x1e.kvstore.v1.GetRegionsResponse\x12N\n\x0bPlanWarming\x12\x1e.kvstore.v1.PlanWarmingRequest\x1a\x1f.kvstore.v1.PlanWarmingResponse\x12K\n\nWarmRegion\x12\x1d.kvstore.v1.WarmRegionRequest\x1a\x1e.kvstore.v1.WarmRegionResponse\x12Q\n\x0cVerifyRegion\x12\x1f.kvstore.v1.VerifyRegionRequest\x1a .kvstore.v1.VerifyRegionResponse\x12Q\n\x0c\x45raseRegions\x12\x1f.kvstore.v1.EraseRegionsRequest\x1a .kvstore.v1.EraseRegionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/regions.proto\x12\nkvstore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvstore/v1/types.proto\"\x14\n\x12ListRegionsRequest\",\n\x13ListRegionsResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"1\n\x11GetRegionsRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\"+\n\x12GetRegionsResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"\xac\x01\n\x07Warming\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x0f\n\x07tenants\x18\x03 \x03(\t\x12\x0f\n\x07weights\x18\x04 \x03(\t\x12\x14\n\x0c\x62udget_bytes\x18\x05 \x01(\x04\x12\x1c\n\x02to\x18\x06 \x01(\x0e\x32\x10.kvstore.v1.Tier\x12+\n\x08in_force\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\":\n\x12PlanWarmingRequest\x12$\n\x07warming\x18\x01 \x01(\x0b\x32\x13.kvstore.v1.Warming\",\n\x13PlanWarmingResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"b\n\x11WarmRegionRequest\x12$\n\x07warming\x18\x01 \x01(\x0b\x32\x13.kvstore.v1.Warming\x12\'\n\x04wait\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x12WarmRegionResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"<\n\x14\x43\x61ncelWarmingRequest\x12$\n\x07warming\x18\x01 \x01(\x0b\x32\x13.kvstore.v1.Warming\".\n\x15\x43\x61ncelWarmingResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"h\n\x13VerifyRegionRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x65\x65p\x18\x02 \x01(\x08\x12\r\n\x05share\x18\x03 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x04\x12\x0f\n\x07\x61gainst\x18\x05 \x01(\t\"@\n\x14VerifyRegionResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation\"h\n\x13\x45raseRegionsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x12\n\nnamespaces\x18\x02 \x03(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07regions\x18\x04 \x03(\t\x12\x0c\n\x04\x64\x61ys\x18\x05 \x01(\r\"@\n\x14\x45raseRegionsResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.kvstore.v1.Operation2\xc5\x04\n\rRegionService\x12N\n\x0bListRegions\x12\x1e.kvstore.v1.ListRegionsRequest\x1a\x1f.kvstore.v1.ListRegionsResponse\x12K\n\nGetRegions\x12\x1d.kvstore.v1.GetRegionsRequest\x1a\x1e.kvstore.v1.GetRegionsResponse\x12N\n\x0bPlanWarming\x12\x1e.kvstore.v1.PlanWarmingRequest\x1a\x1f.kvstore.v1.PlanWarmingResponse\x12K\n\nWarmRegion\x12\x1d.kvstore.v1.WarmRegionRequest\x1a\x1e.kvstore.v1.WarmRegionResponse\x12T\n\rCancelWarming\x12 .kvstore.v1.CancelWarmingRequest\x1a!.kvstore.v1.CancelWarmingResponse\x12Q\n\x0cVerifyRegion\x12\x1f.kvstore.v1.VerifyRegionRequest\x1a .kvstore.v1.VerifyRegionResponse\x12Q\n\x0c\x45raseRegions\x12\x1f.kvstore.v1.EraseRegionsRequest\x1a .kvstore.v1.EraseRegionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.regions_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETREGIONSREQUEST']._serialized_start=64
-  _globals['_GETREGIONSREQUEST']._serialized_end=83
-  _globals['_GETREGIONSRESPONSE']._serialized_start=85
-  _globals['_GETREGIONSRESPONSE']._serialized_end=128
-  _globals['_PLANWARMINGREQUEST']._serialized_start=130
-  _globals['_PLANWARMINGREQUEST']._serialized_end=166
-  _globals['_PLANWARMINGRESPONSE']._serialized_start=168
-  _globals['_PLANWARMINGRESPONSE']._serialized_end=212
-  _globals['_WARMREGIONREQUEST']._serialized_start=214
-  _globals['_WARMREGIONREQUEST']._serialized_end=264
-  _globals['_WARMREGIONRESPONSE']._serialized_start=266
-  _globals['_WARMREGIONRESPONSE']._serialized_end=328
-  _globals['_VERIFYREGIONREQUEST']._serialized_start=330
-  _globals['_VERIFYREGIONREQUEST']._serialized_end=381
-  _globals['_VERIFYREGIONRESPONSE']._serialized_start=383
-  _globals['_VERIFYREGIONRESPONSE']._serialized_end=447
-  _globals['_ERASEREGIONSREQUEST']._serialized_start=449
-  _globals['_ERASEREGIONSREQUEST']._serialized_end=537
-  _globals['_ERASEREGIONSRESPONSE']._serialized_start=539
-  _globals['_ERASEREGIONSRESPONSE']._serialized_end=603
-  _globals['_REGIONSERVICE']._serialized_start=606
-  _globals['_REGIONSERVICE']._serialized_end=1021
+  _globals['_LISTREGIONSREQUEST']._serialized_start=96
+  _globals['_LISTREGIONSREQUEST']._serialized_end=116
+  _globals['_LISTREGIONSRESPONSE']._serialized_start=118
+  _globals['_LISTREGIONSRESPONSE']._serialized_end=162
+  _globals['_GETREGIONSREQUEST']._serialized_start=164
+  _globals['_GETREGIONSREQUEST']._serialized_end=213
+  _globals['_GETREGIONSRESPONSE']._serialized_start=215
+  _globals['_GETREGIONSRESPONSE']._serialized_end=258
+  _globals['_WARMING']._serialized_start=261
+  _globals['_WARMING']._serialized_end=433
+  _globals['_PLANWARMINGREQUEST']._serialized_start=435
+  _globals['_PLANWARMINGREQUEST']._serialized_end=493
+  _globals['_PLANWARMINGRESPONSE']._serialized_start=495
+  _globals['_PLANWARMINGRESPONSE']._serialized_end=539
+  _globals['_WARMREGIONREQUEST']._serialized_start=541
+  _globals['_WARMREGIONREQUEST']._serialized_end=639
+  _globals['_WARMREGIONRESPONSE']._serialized_start=641
+  _globals['_WARMREGIONRESPONSE']._serialized_end=703
+  _globals['_CANCELWARMINGREQUEST']._serialized_start=705
+  _globals['_CANCELWARMINGREQUEST']._serialized_end=765
+  _globals['_CANCELWARMINGRESPONSE']._serialized_start=767
+  _globals['_CANCELWARMINGRESPONSE']._serialized_end=813
+  _globals['_VERIFYREGIONREQUEST']._serialized_start=815
+  _globals['_VERIFYREGIONREQUEST']._serialized_end=919
+  _globals['_VERIFYREGIONRESPONSE']._serialized_start=921
+  _globals['_VERIFYREGIONRESPONSE']._serialized_end=985
+  _globals['_ERASEREGIONSREQUEST']._serialized_start=987
+  _globals['_ERASEREGIONSREQUEST']._serialized_end=1091
+  _globals['_ERASEREGIONSRESPONSE']._serialized_start=1093
+  _globals['_ERASEREGIONSRESPONSE']._serialized_end=1157
+  _globals['_REGIONSERVICE']._serialized_start=1160
+  _globals['_REGIONSERVICE']._serialized_end=1741
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from kvstore.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,7 +21,7 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class GetRegionsRequest(_message.Message):
+class ListRegionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -30,6 +33,50 @@ class GetRegionsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+Global___ListRegionsRequest: _TypeAlias = ListRegionsRequest  # noqa: Y015
+
+@_typing.final
+class ListRegionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
+    document_json: _builtins.str
+    """What `kvstore region ls -o json` prints (docs/cli.md)."""
+    def __init__(
+        self,
+        *,
+        document_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_json", b"document_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRegionsResponse: _TypeAlias = ListRegionsResponse  # noqa: Y015
+
+@_typing.final
+class GetRegionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """Of those into this region. Left out: into all."""
+    live: _builtins.bool
+    """Ask the sources, too, how far their feeds are now."""
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        live: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "region", b"region"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
 Global___GetRegionsRequest: _TypeAlias = GetRegionsRequest  # noqa: Y015
 
 @_typing.final
@@ -38,7 +85,7 @@ class GetRegionsResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore region status -o json` prints (docs/cli.md)."""
+    """What `kvstore region status -o json` prints, or with `live` `kvstore region lag -o json` (docs/cli.md)."""
     def __init__(
         self,
         *,
@@ -53,19 +100,71 @@ class GetRegionsResponse(_message.Message):
 Global___GetRegionsResponse: _TypeAlias = GetRegionsResponse  # noqa: Y015
 
 @_typing.final
-class PlanWarmingRequest(_message.Message):
+class Warming(_message.Message):
+    """What is to be warmed, and where to. The same again is the same order."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REGION_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
     region: _builtins.str
+    budget_bytes: _builtins.int
+    """At most so many bytes on each node. 0: what fits."""
+    to: _types_pb2.Tier.ValueType
+    """DRAM or NVME. Unspecified: DRAM."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Patterns of names, with * and ?: KV of these models and tenants only. None: of all."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In place of KV: the weights of models, each NAME or NAME@REVISION, onto the disks of nodes."""
+
+    @_builtins.property
+    def in_force(self) -> _duration_pb2.Duration:
+        """How long the order is in force, a minute to 30 days. Left out: a day."""
+
     def __init__(
         self,
         *,
         region: _builtins.str = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _abc.Iterable[_builtins.str] | None = ...,
+        budget_bytes: _builtins.int = ...,
+        to: _types_pb2.Tier.ValueType = ...,
+        in_force: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["in_force", b"in_force"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "in_force", b"in_force", "models", b"models", "region", b"region", "tenants", b"tenants", "to", b"to", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Warming: _TypeAlias = Warming  # noqa: Y015
+
+@_typing.final
+class PlanWarmingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WARMING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def warming(self) -> Global___Warming: ...
+    def __init__(
+        self,
+        *,
+        warming: Global___Warming | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["warming", b"warming"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["warming", b"warming"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,20 +194,23 @@ Global___PlanWarmingResponse: _TypeAlias = PlanWarmingResponse  # noqa: Y015
 class WarmRegionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REGION_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    region: _builtins.str
-    model: _builtins.str
-    """In place of KV: a model's weights, as NAME or NAME@REVISION."""
+    WARMING_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def warming(self) -> Global___Warming: ...
+    @_builtins.property
+    def wait(self) -> _duration_pb2.Duration:
+        """How long to wait for a node to take the order, up to a day; zero: not at all. Left out: a minute."""
+
     def __init__(
         self,
         *,
-        region: _builtins.str = ...,
-        model: _builtins.str = ...,
+        warming: Global___Warming | None = ...,
+        wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait", "warming", b"warming"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait", "warming", b"warming"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,23 +237,75 @@ class WarmRegionResponse(_message.Message):
 Global___WarmRegionResponse: _TypeAlias = WarmRegionResponse  # noqa: Y015
 
 @_typing.final
+class CancelWarmingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WARMING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def warming(self) -> Global___Warming: ...
+    def __init__(
+        self,
+        *,
+        warming: Global___Warming | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["warming", b"warming"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["warming", b"warming"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelWarmingRequest: _TypeAlias = CancelWarmingRequest  # noqa: Y015
+
+@_typing.final
+class CancelWarmingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
+    document_json: _builtins.str
+    """What `kvstore warm REGION --cancel -o json` prints (docs/cli.md)."""
+    def __init__(
+        self,
+        *,
+        document_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_json", b"document_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelWarmingResponse: _TypeAlias = CancelWarmingResponse  # noqa: Y015
+
+@_typing.final
 class VerifyRegionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REGION_FIELD_NUMBER: _builtins.int
     DEEP_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     deep: _builtins.bool
-    """Read every byte."""
+    """Read packs, too, and compare every checksum."""
+    share: _builtins.float
+    """With `deep`: of this share of the packs, more than 0 up to 1. 0: of all."""
+    bytes_per_s: _builtins.int
+    """With `deep`: read no faster. 0: as fast as it goes."""
+    against: _builtins.str
+    """Another region: what should be copied from it, and is not."""
     def __init__(
         self,
         *,
         region: _builtins.str = ...,
         deep: _builtins.bool = ...,
+        share: _builtins.float = ...,
+        bytes_per_s: _builtins.int = ...,
+        against: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deep", b"deep", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "bytes_per_s", b"bytes_per_s", "deep", b"deep", "region", b"region", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,27 +336,38 @@ class EraseRegionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: _builtins.int
-    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
-    """The hash of a prefix's last block, in hex; needs a namespace."""
-    namespace: _builtins.str
-    """A namespace's digest, in hex."""
+    """The hash of a prefix's last block, in hex, or a beginning that this node knows; with its namespace."""
     tenant: _builtins.str
+    """Everything of this tenant."""
+    days: _builtins.int
+    """How long nothing of it is kept or copied, at most 3,650 days. 0: 30."""
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Digests, 32 hex digits each."""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only there. None: everywhere."""
+
     def __init__(
         self,
         *,
         prefix: _builtins.str = ...,
-        namespace: _builtins.str = ...,
-        tenant: _builtins.str | None = ...,
+        namespaces: _abc.Iterable[_builtins.str] | None = ...,
+        tenant: _builtins.str = ...,
+        regions: _abc.Iterable[_builtins.str] | None = ...,
+        days: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "namespace", b"namespace", "prefix", b"prefix", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "namespaces", b"namespaces", "prefix", b"prefix", "regions", b"regions", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
-    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EraseRegionsRequest: _TypeAlias = EraseRegionsRequest  # noqa: Y015
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RegionServiceStub(object):
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md).
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
     """
 
     def __init__(self, channel):
@@ -35,6 +36,11 @@ class RegionServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.ListRegions = channel.unary_unary(
+                '/kvstore.v1.RegionService/ListRegions',
+                request_serializer=kvstore_dot_v1_dot_regions__pb2.ListRegionsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_regions__pb2.ListRegionsResponse.FromString,
+                _registered_method=True)
         self.GetRegions = channel.unary_unary(
                 '/kvstore.v1.RegionService/GetRegions',
                 request_serializer=kvstore_dot_v1_dot_regions__pb2.GetRegionsRequest.SerializeToString,
@@ -50,6 +56,11 @@ class RegionServiceStub(object):
                 request_serializer=kvstore_dot_v1_dot_regions__pb2.WarmRegionRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_regions__pb2.WarmRegionResponse.FromString,
                 _registered_method=True)
+        self.CancelWarming = channel.unary_unary(
+                '/kvstore.v1.RegionService/CancelWarming',
+                request_serializer=kvstore_dot_v1_dot_regions__pb2.CancelWarmingRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_regions__pb2.CancelWarmingResponse.FromString,
+                _registered_method=True)
         self.VerifyRegion = channel.unary_unary(
                 '/kvstore.v1.RegionService/VerifyRegion',
                 request_serializer=kvstore_dot_v1_dot_regions__pb2.VerifyRegionRequest.SerializeToString,
@@ -63,8 +74,16 @@ class RegionServiceStub(object):
 
 
 class RegionServiceServicer(object):
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md).
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
     """
+
+    def ListRegions(self, request, context):
+        """Which regions there are, and whether the bucket of each answers and is that region's. Needs: view.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetRegions(self, request, context):
         """How far mirrors are, and what waits. Needs: view.
@@ -74,28 +93,38 @@ class RegionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PlanWarming(self, request, context):
-        """What warming a region would take, and what it would bring. Needs: view.
+        """What warming a region would take, and what it would bring. It reads the region's whole feed: give it minutes. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WarmRegion(self, request, context):
-        """Copy into a region what it lacks, and preload its nodes with what is most valuable. Needs: admin.
+        """Order that a region be warmed: its mirrors copy what it lacks, its nodes preload what is most valuable. The operation lasts until
+        all are done; cancelled, or over with this process, it leaves the order in force: CancelWarming takes that back. Needs: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelWarming(self, request, context):
+        """Take an order back; what is loaded stays. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyRegion(self, request, context):
-        """Whether all that a region's feed names is there and true. Needs: view.
+        """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
+        Needs: admin, for what it may read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EraseRegions(self, request, context):
-        """Erase what is stored of a prefix, a namespace or a tenant, in all regions and on all nodes. Needs: admin.
+        """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
+        take it, and its document says which: erase again then. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +133,11 @@ class RegionServiceServicer(object):
 
 def add_RegionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'ListRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRegions,
+                    request_deserializer=kvstore_dot_v1_dot_regions__pb2.ListRegionsRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_regions__pb2.ListRegionsResponse.SerializeToString,
+            ),
             'GetRegions': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRegions,
                     request_deserializer=kvstore_dot_v1_dot_regions__pb2.GetRegionsRequest.FromString,
@@ -118,6 +152,11 @@ def add_RegionServiceServicer_to_server(servicer, server):
                     servicer.WarmRegion,
                     request_deserializer=kvstore_dot_v1_dot_regions__pb2.WarmRegionRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_regions__pb2.WarmRegionResponse.SerializeToString,
+            ),
+            'CancelWarming': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelWarming,
+                    request_deserializer=kvstore_dot_v1_dot_regions__pb2.CancelWarmingRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_regions__pb2.CancelWarmingResponse.SerializeToString,
             ),
             'VerifyRegion': grpc.unary_unary_rpc_method_handler(
                     servicer.VerifyRegion,
@@ -138,8 +177,36 @@ def add_RegionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegionService(object):
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md).
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
     """
+
+    @staticmethod
+    def ListRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.RegionService/ListRegions',
+            kvstore_dot_v1_dot_regions__pb2.ListRegionsRequest.SerializeToString,
+            kvstore_dot_v1_dot_regions__pb2.ListRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetRegions(request,
@@ -212,6 +279,33 @@ class RegionService(object):
             '/kvstore.v1.RegionService/WarmRegion',
             kvstore_dot_v1_dot_regions__pb2.WarmRegionRequest.SerializeToString,
             kvstore_dot_v1_dot_regions__pb2.WarmRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelWarming(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.RegionService/CancelWarming',
+            kvstore_dot_v1_dot_regions__pb2.CancelWarmingRequest.SerializeToString,
+            kvstore_dot_v1_dot_regions__pb2.CancelWarmingResponse.FromString,
             options,
             channel_credentials,
             insecure,

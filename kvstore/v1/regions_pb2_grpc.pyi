@@ -27,41 +27,75 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RegionServiceStub:
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md)."""
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegionServiceAsyncStub: ...
+    ListRegions: _grpc.UnaryUnaryMultiCallable[_regions_pb2.ListRegionsRequest, _regions_pb2.ListRegionsResponse]
+    """Which regions there are, and whether the bucket of each answers and is that region's. Needs: view."""
     GetRegions: _grpc.UnaryUnaryMultiCallable[_regions_pb2.GetRegionsRequest, _regions_pb2.GetRegionsResponse]
     """How far mirrors are, and what waits. Needs: view."""
     PlanWarming: _grpc.UnaryUnaryMultiCallable[_regions_pb2.PlanWarmingRequest, _regions_pb2.PlanWarmingResponse]
-    """What warming a region would take, and what it would bring. Needs: view."""
+    """What warming a region would take, and what it would bring. It reads the region's whole feed: give it minutes. Needs: admin."""
     WarmRegion: _grpc.UnaryUnaryMultiCallable[_regions_pb2.WarmRegionRequest, _regions_pb2.WarmRegionResponse]
-    """Copy into a region what it lacks, and preload its nodes with what is most valuable. Needs: admin."""
+    """Order that a region be warmed: its mirrors copy what it lacks, its nodes preload what is most valuable. The operation lasts until
+    all are done; cancelled, or over with this process, it leaves the order in force: CancelWarming takes that back. Needs: admin.
+    """
+    CancelWarming: _grpc.UnaryUnaryMultiCallable[_regions_pb2.CancelWarmingRequest, _regions_pb2.CancelWarmingResponse]
+    """Take an order back; what is loaded stays. Needs: admin."""
     VerifyRegion: _grpc.UnaryUnaryMultiCallable[_regions_pb2.VerifyRegionRequest, _regions_pb2.VerifyRegionResponse]
-    """Whether all that a region's feed names is there and true. Needs: view."""
+    """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
+    Needs: admin, for what it may read.
+    """
     EraseRegions: _grpc.UnaryUnaryMultiCallable[_regions_pb2.EraseRegionsRequest, _regions_pb2.EraseRegionsResponse]
-    """Erase what is stored of a prefix, a namespace or a tenant, in all regions and on all nodes. Needs: admin."""
+    """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
+    take it, and its document says which: erase again then. Needs: admin.
+    """
 
 @_typing.type_check_only
 class RegionServiceAsyncStub(RegionServiceStub):
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md)."""
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    ListRegions: _aio.UnaryUnaryMultiCallable[_regions_pb2.ListRegionsRequest, _regions_pb2.ListRegionsResponse]  # type: ignore[assignment]
+    """Which regions there are, and whether the bucket of each answers and is that region's. Needs: view."""
     GetRegions: _aio.UnaryUnaryMultiCallable[_regions_pb2.GetRegionsRequest, _regions_pb2.GetRegionsResponse]  # type: ignore[assignment]
     """How far mirrors are, and what waits. Needs: view."""
     PlanWarming: _aio.UnaryUnaryMultiCallable[_regions_pb2.PlanWarmingRequest, _regions_pb2.PlanWarmingResponse]  # type: ignore[assignment]
-    """What warming a region would take, and what it would bring. Needs: view."""
+    """What warming a region would take, and what it would bring. It reads the region's whole feed: give it minutes. Needs: admin."""
     WarmRegion: _aio.UnaryUnaryMultiCallable[_regions_pb2.WarmRegionRequest, _regions_pb2.WarmRegionResponse]  # type: ignore[assignment]
-    """Copy into a region what it lacks, and preload its nodes with what is most valuable. Needs: admin."""
+    """Order that a region be warmed: its mirrors copy what it lacks, its nodes preload what is most valuable. The operation lasts until
+    all are done; cancelled, or over with this process, it leaves the order in force: CancelWarming takes that back. Needs: admin.
+    """
+    CancelWarming: _aio.UnaryUnaryMultiCallable[_regions_pb2.CancelWarmingRequest, _regions_pb2.CancelWarmingResponse]  # type: ignore[assignment]
+    """Take an order back; what is loaded stays. Needs: admin."""
     VerifyRegion: _aio.UnaryUnaryMultiCallable[_regions_pb2.VerifyRegionRequest, _regions_pb2.VerifyRegionResponse]  # type: ignore[assignment]
-    """Whether all that a region's feed names is there and true. Needs: view."""
+    """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
+    Needs: admin, for what it may read.
+    """
     EraseRegions: _aio.UnaryUnaryMultiCallable[_regions_pb2.EraseRegionsRequest, _regions_pb2.EraseRegionsResponse]  # type: ignore[assignment]
-    """Erase what is stored of a prefix, a namespace or a tenant, in all regions and on all nodes. Needs: admin."""
+    """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
+    take it, and its document says which: erase again then. Needs: admin.
+    """
 
 class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The regions of the deployment, as this node's regions_file names them (docs/regions.md)."""
+    """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
+    asks as a tenant is refused.
+    """
+
+    @_abc_1.abstractmethod
+    def ListRegions(
+        self,
+        request: _regions_pb2.ListRegionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_regions_pb2.ListRegionsResponse, _abc.Awaitable[_regions_pb2.ListRegionsResponse]]:
+        """Which regions there are, and whether the bucket of each answers and is that region's. Needs: view."""
 
     @_abc_1.abstractmethod
     def GetRegions(
@@ -77,7 +111,7 @@ class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _regions_pb2.PlanWarmingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_regions_pb2.PlanWarmingResponse, _abc.Awaitable[_regions_pb2.PlanWarmingResponse]]:
-        """What warming a region would take, and what it would bring. Needs: view."""
+        """What warming a region would take, and what it would bring. It reads the region's whole feed: give it minutes. Needs: admin."""
 
     @_abc_1.abstractmethod
     def WarmRegion(
@@ -85,7 +119,17 @@ class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _regions_pb2.WarmRegionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_regions_pb2.WarmRegionResponse, _abc.Awaitable[_regions_pb2.WarmRegionResponse]]:
-        """Copy into a region what it lacks, and preload its nodes with what is most valuable. Needs: admin."""
+        """Order that a region be warmed: its mirrors copy what it lacks, its nodes preload what is most valuable. The operation lasts until
+        all are done; cancelled, or over with this process, it leaves the order in force: CancelWarming takes that back. Needs: admin.
+        """
+
+    @_abc_1.abstractmethod
+    def CancelWarming(
+        self,
+        request: _regions_pb2.CancelWarmingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_regions_pb2.CancelWarmingResponse, _abc.Awaitable[_regions_pb2.CancelWarmingResponse]]:
+        """Take an order back; what is loaded stays. Needs: admin."""
 
     @_abc_1.abstractmethod
     def VerifyRegion(
@@ -93,7 +137,9 @@ class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _regions_pb2.VerifyRegionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_regions_pb2.VerifyRegionResponse, _abc.Awaitable[_regions_pb2.VerifyRegionResponse]]:
-        """Whether all that a region's feed names is there and true. Needs: view."""
+        """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
+        Needs: admin, for what it may read.
+        """
 
     @_abc_1.abstractmethod
     def EraseRegions(
@@ -101,6 +147,8 @@ class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _regions_pb2.EraseRegionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_regions_pb2.EraseRegionsResponse, _abc.Awaitable[_regions_pb2.EraseRegionsResponse]]:
-        """Erase what is stored of a prefix, a namespace or a tenant, in all regions and on all nodes. Needs: admin."""
+        """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
+        take it, and its document says which: erase again then. Needs: admin.
+        """
 
 def add_RegionServiceServicer_to_server(servicer: RegionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

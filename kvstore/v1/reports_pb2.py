@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/reports.proto\x12\nkvstore.v1\x1a\x1egoogle/protobuf/duration.proto\"<\n\x10GetReportRequest\x12(\n\x05since\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"*\n\x11GetReportResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"B\n\x13WatchFiguresRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"-\n\x14WatchFiguresResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t2\xae\x01\n\rReportService\x12H\n\tGetReport\x12\x1c.kvstore.v1.GetReportRequest\x1a\x1d.kvstore.v1.GetReportResponse\x12S\n\x0cWatchFigures\x12\x1f.kvstore.v1.WatchFiguresRequest\x1a .kvstore.v1.WatchFiguresResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvstore/v1/reports.proto\x12\nkvstore.v1\x1a\x1egoogle/protobuf/duration.proto\"O\n\x10GetReportRequest\x12(\n\x05since\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tby_minute\x18\x02 \x01(\x08\"*\n\x11GetReportResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t\"B\n\x13WatchFiguresRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"-\n\x14WatchFiguresResponse\x12\x15\n\rdocument_json\x18\x01 \x01(\t2\xae\x01\n\rReportService\x12H\n\tGetReport\x12\x1c.kvstore.v1.GetReportRequest\x1a\x1d.kvstore.v1.GetReportResponse\x12S\n\x0cWatchFigures\x12\x1f.kvstore.v1.WatchFiguresRequest\x1a .kvstore.v1.WatchFiguresResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.v1.reports_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETREPORTREQUEST']._serialized_start=72
-  _globals['_GETREPORTREQUEST']._serialized_end=132
-  _globals['_GETREPORTRESPONSE']._serialized_start=134
-  _globals['_GETREPORTRESPONSE']._serialized_end=176
-  _globals['_WATCHFIGURESREQUEST']._serialized_start=178
-  _globals['_WATCHFIGURESREQUEST']._serialized_end=244
-  _globals['_WATCHFIGURESRESPONSE']._serialized_start=246
-  _globals['_WATCHFIGURESRESPONSE']._serialized_end=291
-  _globals['_REPORTSERVICE']._serialized_start=294
-  _globals['_REPORTSERVICE']._serialized_end=468
+  _globals['_GETREPORTREQUEST']._serialized_end=151
+  _globals['_GETREPORTRESPONSE']._serialized_start=153
+  _globals['_GETREPORTRESPONSE']._serialized_end=195
+  _globals['_WATCHFIGURESREQUEST']._serialized_start=197
+  _globals['_WATCHFIGURESREQUEST']._serialized_end=263
+  _globals['_WATCHFIGURESRESPONSE']._serialized_start=265
+  _globals['_WATCHFIGURESRESPONSE']._serialized_end=310
+  _globals['_REPORTSERVICE']._serialized_start=313
+  _globals['_REPORTSERVICE']._serialized_end=487
 # @@protoc_insertion_point(module_scope)

@@ -22,6 +22,9 @@ class GetReportRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SINCE_FIELD_NUMBER: _builtins.int
+    BY_MINUTE_FIELD_NUMBER: _builtins.int
+    by_minute: _builtins.bool
+    """Also by the minute, of the last hours, as far as the daemon has been running. Not for who asks as a tenant."""
     @_builtins.property
     def since(self) -> _duration_pb2.Duration:
         """How far back. Left out: all that is kept."""
@@ -30,10 +33,11 @@ class GetReportRequest(_message.Message):
         self,
         *,
         since: _duration_pb2.Duration | None = ...,
+        by_minute: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_minute", b"by_minute", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,7 +91,7 @@ class WatchFiguresResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore top -o json` prints (docs/cli.md)."""
+    """What `kvstore top -o json` prints (docs/cli.md), over the time since the answer before."""
     def __init__(
         self,
         *,

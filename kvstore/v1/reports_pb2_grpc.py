@@ -53,14 +53,15 @@ class ReportServiceServicer(object):
 
     def GetReport(self, request, context):
         """Totals by tier, model, tenant and hour, why not where it did not, and the heaviest prefixes. Who asks as a tenant gets
-        that tenant's rows. Needs: view.
+        that tenant's rows, without a price, and of each prefix what it saved for sure. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchFigures(self, request, context):
-        """What the node does now, again and again until the call ends. Needs: view.
+        """What the node does now, again and again until the call ends. Who asks as a tenant gets the rates, hits, misses and models of that
+        tenant, and of the rest nothing: tiers, latencies, minutes and what needs attention are of all together. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,10 +35,12 @@ class ReportServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ReportServiceAsyncStub: ...
     GetReport: _grpc.UnaryUnaryMultiCallable[_reports_pb2.GetReportRequest, _reports_pb2.GetReportResponse]
     """Totals by tier, model, tenant and hour, why not where it did not, and the heaviest prefixes. Who asks as a tenant gets
-    that tenant's rows. Needs: view.
+    that tenant's rows, without a price, and of each prefix what it saved for sure. Needs: view.
     """
     WatchFigures: _grpc.UnaryStreamMultiCallable[_reports_pb2.WatchFiguresRequest, _reports_pb2.WatchFiguresResponse]
-    """What the node does now, again and again until the call ends. Needs: view."""
+    """What the node does now, again and again until the call ends. Who asks as a tenant gets the rates, hits, misses and models of that
+    tenant, and of the rest nothing: tiers, latencies, minutes and what needs attention are of all together. Needs: view.
+    """
 
 @_typing.type_check_only
 class ReportServiceAsyncStub(ReportServiceStub):
@@ -47,10 +49,12 @@ class ReportServiceAsyncStub(ReportServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetReport: _aio.UnaryUnaryMultiCallable[_reports_pb2.GetReportRequest, _reports_pb2.GetReportResponse]  # type: ignore[assignment]
     """Totals by tier, model, tenant and hour, why not where it did not, and the heaviest prefixes. Who asks as a tenant gets
-    that tenant's rows. Needs: view.
+    that tenant's rows, without a price, and of each prefix what it saved for sure. Needs: view.
     """
     WatchFigures: _aio.UnaryStreamMultiCallable[_reports_pb2.WatchFiguresRequest, _reports_pb2.WatchFiguresResponse]  # type: ignore[assignment]
-    """What the node does now, again and again until the call ends. Needs: view."""
+    """What the node does now, again and again until the call ends. Who asks as a tenant gets the rates, hits, misses and models of that
+    tenant, and of the rest nothing: tiers, latencies, minutes and what needs attention are of all together. Needs: view.
+    """
 
 class ReportServiceServicer(metaclass=_abc_1.ABCMeta):
     """What the cache gave back."""
@@ -62,7 +66,7 @@ class ReportServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_reports_pb2.GetReportResponse, _abc.Awaitable[_reports_pb2.GetReportResponse]]:
         """Totals by tier, model, tenant and hour, why not where it did not, and the heaviest prefixes. Who asks as a tenant gets
-        that tenant's rows. Needs: view.
+        that tenant's rows, without a price, and of each prefix what it saved for sure. Needs: view.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +75,8 @@ class ReportServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _reports_pb2.WatchFiguresRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_reports_pb2.WatchFiguresResponse], _abc.AsyncIterator[_reports_pb2.WatchFiguresResponse]]:
-        """What the node does now, again and again until the call ends. Needs: view."""
+        """What the node does now, again and again until the call ends. Who asks as a tenant gets the rates, hits, misses and models of that
+        tenant, and of the rest nothing: tiers, latencies, minutes and what needs attention are of all together. Needs: view.
+        """
 
 def add_ReportServiceServicer_to_server(servicer: ReportServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

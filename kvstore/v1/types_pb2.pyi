@@ -175,8 +175,9 @@ Global___Run: _TypeAlias = Run  # noqa: Y015
 
 @_typing.final
 class Operation(_message.Message):
-    """Work that goes on after its call has been answered: it is watched and cancelled by its id (NodeService). It ends when
-    the process beside the daemon ends; what it has done by then stays, and most work goes on from there when asked for again.
+    """Work that goes on after its call has been answered: it is watched and cancelled by its id (NodeService). Eight at a time are
+    allowed: RESOURCE_EXHAUSTED beyond. It ends when the process beside the daemon ends; what it has done by then stays, and most
+    work goes on from there when asked for again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -219,7 +220,9 @@ class Operation(_message.Message):
     progress: _builtins.str
     """The newest line of its progress, for people."""
     document_json: _builtins.str
-    """Once it has ended: the document that the command of the CLI prints with -o json, where it came so far (docs/cli.md)."""
+    """Once it has ended: the document that the command of the CLI prints with -o json, where it came so far (docs/cli.md). What
+    verifies fails where something is wrong, and its document says what.
+    """
     problem: _builtins.str
     """Once it has failed: why, in one line."""
     exit_code: _builtins.int

@@ -27,8 +27,8 @@ from rich.screen import Screen
 from kvstore.client import Client
 from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.ledger.sums import Sums
-from kvstore.tools.cli.commands.top_figures import attention, figures, is_same_life
 from kvstore.tools.cli.commands.top_screen import ATTENTION_MAX, screen
+from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
 from tests.cli.test_service import HASHES, namespace, put
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore

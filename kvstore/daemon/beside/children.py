@@ -103,9 +103,11 @@ def reason_of(returncode: int) -> str:
     return f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"
 
 
-def start_child(command: list[str], stdout: int, stderr: int | None) -> subprocess.Popen[bytes]:
+def start_child(
+    command: list[str], stdout: int, stderr: int | None, apart: bool = False
+) -> subprocess.Popen[bytes]:
     """A command of ours, without our settings. Without fork's copy of our page tables, too: subprocess uses vfork as long as
-    nothing is to run in between."""
+    nothing is to run in between. apart: it and what it starts are a group, to be ended together."""
     ours = str(Path(kvstore.__file__).parents[1])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     for name in _NOT_FOR_IT:
@@ -117,6 +119,7 @@ def start_child(command: list[str], stdout: int, stderr: int | None) -> subproce
         stdout=stdout,
         stderr=stderr,
         close_fds=True,
+        start_new_session=apart,
         env={**kept, "PYTHONPATH": os.pathsep.join(paths), "KVSTORE_CONFIG": "", "MALLOC_ARENA_MAX": "2"},
     )
 

@@ -353,6 +353,7 @@ class Grpc(Section):
     listen: Annotated[str, AfterValidator(_listen)] = ""
     connection_age_s: Annotated[Number, between(10, DAY_S)] = 600.0
     streams_max: Annotated[int, BeforeValidator(_no_bool), between(1, GRPC_STREAMS_MAX)] = 16
+    publish_from: Annotated[tuple[AbsolutePath, ...], BeforeValidator(_listed)] = ()
 
 
 class Security(Section):

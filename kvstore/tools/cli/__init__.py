@@ -120,6 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     try:
+        if words[:1] == ["--child"]:
+            from kvstore.tools.cli import child
+
+            child.begin()
+            del words[0]
         return _told(words)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kvstore.tools.cli import OK
+from kvstore.tools.cli import OK, child
 from kvstore.tools.cli.streams import drawing
 from kvstore.units import harmless, printable
 
@@ -142,10 +142,10 @@ def _draw(
 
 @contextlib.contextmanager
 def progress_bars(of_bytes: bool = False) -> Iterator[Progress]:
-    """A function to call with (what, done, total); bars on stderr when that is a terminal, else nothing. of_bytes: they tell
-    bytes and the rate, too."""
+    """A function to call with (what, done, total); bars on stderr when that is a terminal, lines of a child of ours, else nothing.
+    of_bytes: they tell bytes and the rate, too."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield child.progress_lines(of_bytes) if child.is_one else lambda what, done, total: None
         return
     from rich.console import Console
     from rich.markup import escape

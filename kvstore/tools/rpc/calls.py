@@ -59,8 +59,39 @@ ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
     "CacheService/ListRules": "view",
     "CacheService/ListNamespaces": "read",
     "CacheService/RegisterNamespace": "write",
+    "ModelService/ListModels": "view",
+    "ModelService/GetModel": "view",
+    "ModelService/PublishModel": "publisher",
+    "ModelService/RemoveModel": "publisher",
+    "ModelService/CollectModels": "publisher",
+    "ModelService/VerifyModel": "admin",
+    "ModelService/PreloadModel": "admin",
+    "ModelService/LoadModel": "admin",
+    "ModelService/UnloadModel": "admin",
+    "ModelService/PinModel": "admin",
+    "ModelService/UnpinModel": "admin",
+    "ModelService/EvictModel": "admin",
+    "RegionService/ListRegions": "view",
+    "RegionService/GetRegions": "view",
+    "RegionService/PlanWarming": "admin",
+    "RegionService/WarmRegion": "admin",
+    "RegionService/CancelWarming": "admin",
+    "RegionService/VerifyRegion": "admin",
+    "RegionService/EraseRegions": "admin",
+    "ReportService/GetReport": "view",
+    "ReportService/WatchFigures": "view",
+    "NodeService/GetNode": "view",
+    "NodeService/GetPrincipal": "known",
+    "NodeService/ListSettings": "admin",
+    "NodeService/ChangeSetting": "admin",
+    "NodeService/CheckNode": "admin",
+    "NodeService/ListOperations": "view",
+    "NodeService/GetOperation": "view",
+    "NodeService/WatchOperation": "view",
+    "NodeService/CancelOperation": "view",  # and what beginning it needed
 }
 _AUDITED: Final = frozenset({"admin", "publisher"})
+_AUDITED_TOO: Final = frozenset({"NodeService/CancelOperation"})
 _CODES: Final = {
     "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
     "not_allowed": grpc.StatusCode.PERMISSION_DENIED,
@@ -69,6 +100,7 @@ _CODES: Final = {
     "unknown_namespace": grpc.StatusCode.NOT_FOUND,
     "namespace_conflict": grpc.StatusCode.ALREADY_EXISTS,
     "in_use": grpc.StatusCode.FAILED_PRECONDITION,
+    "failed": grpc.StatusCode.FAILED_PRECONDITION,
     "limit_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "too_many_connections": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "not_ready": grpc.StatusCode.UNAVAILABLE,
@@ -110,7 +142,7 @@ class Calls:
         """sockname: where the server listens."""
         self.taken: Counter[tuple[str, str]] = Counter()
         self._gate = gate
-        self._sockname = sockname
+        self.sockname = sockname
 
     def handler(
         self, service: ServiceDescriptor, servicer: object, raw: Iterable[str] = (), name: str = ""
@@ -169,7 +201,7 @@ class Calls:
             await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
             self.taken[method, outcome] += 1
-            if access in _AUDITED:
+            if access in _AUDITED or method in _AUDITED_TOO:
                 _audit(who, access, method, request, outcome)
 
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
@@ -177,7 +209,7 @@ class Calls:
         if access == "open":
             return Principal(-1, 0, frozenset(), "anybody")
         principal = self._gate.principal(
-            context.auth_context(), context.peer(), self._sockname, _token(context.invocation_metadata())
+            context.auth_context(), context.peer(), self.sockname, _token(context.invocation_metadata())
         )
         if access != "known":
             principal.require(access, method)

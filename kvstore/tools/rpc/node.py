@@ -70,6 +70,11 @@ class Node:
             document = {**more, name: document[name] + more[name]}
         return document
 
+    async def settings(self, until: float) -> dict[str, Any]:
+        """The daemon's settings in force, by key. Raises as `ask`."""
+        told = (await self.report(frames.GetSettings(""), until))["settings"]
+        return {one["key"]: one["value"] for one in told}
+
     def close(self) -> None:
         if self._quick is not None:
             self._quick.close()

@@ -30,8 +30,13 @@ from kvstore.security.identity import Gate
 from kvstore.tools.beside import bound, until_ended
 from kvstore.tools.rpc.cache import Cache
 from kvstore.tools.rpc.calls import Call, Calls
+from kvstore.tools.rpc.models import Models
 from kvstore.tools.rpc.node import Node
-from kvstore.v1 import cache_pb2
+from kvstore.tools.rpc.nodes import Nodes
+from kvstore.tools.rpc.operations import Operations
+from kvstore.tools.rpc.regions import Regions
+from kvstore.tools.rpc.reports import Reports
+from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, regions_pb2, reports_pb2
 
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
 METADATA_BYTES_MAX = 16 * 1024
@@ -70,7 +75,8 @@ async def serve(
 
 async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[[str], None]) -> None:
     node = Node(settings.socket_path)
-    door = Door(settings, gate, servicers(node, settings))
+    operations = Operations(node.settings)
+    door = Door(settings, gate, servicers(node, operations, settings))
     try:
         port = await door.open(is_child)
         log.info("serving gRPC at %s", Listen(settings.listen.host, port))
@@ -78,12 +84,19 @@ async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[
         await asyncio.Event().wait()
     finally:
         await door.close()
+        await operations.close()
         node.close()
 
 
-def servicers(node: Node, settings: Settings) -> Mapping[ServiceDescriptor, Any]:
+def servicers(node: Node, operations: Operations, settings: Settings) -> Mapping[ServiceDescriptor, Any]:
     """What is served, besides health and reflection."""
-    return {cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, settings.streams_max)}
+    return {
+        cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, settings.streams_max),
+        models_pb2.DESCRIPTOR.services_by_name["ModelService"]: Models(node, operations),
+        regions_pb2.DESCRIPTOR.services_by_name["RegionService"]: Regions(operations),
+        reports_pb2.DESCRIPTOR.services_by_name["ReportService"]: Reports(node),
+        nodes_pb2.DESCRIPTOR.services_by_name["NodeService"]: Nodes(node, operations),
+    }
 
 
 class Door:
@@ -117,6 +130,7 @@ class Door:
             port: int = held.getsockname()[1]
             held.close()
             listen = Listen(self._settings.listen.host, port)
+            self.calls.sockname = listen.host, port
             add = self._server.add_insecure_port
             if self._settings.credentials is not None:
                 add = partial(self._server.add_secure_port, server_credentials=self._settings.credentials)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
 
-MINUTES_BACK_S = 16 * 60  # the longest span, and the minute under way
 COLUMNS_PLAIN = 100  # where there is no terminal to fit
 ROWS_PLAIN = 1000
 ENDS = ("q", "Q", "\x03", "\x04")
@@ -64,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
     """The newest answer, with its minutes where there is one before it: its clock is the daemon's."""
     from kvstore.protocol.frames import NO_MINUTES
+    from kvstore.tools.web.figures import MINUTES_BACK_S
 
     return client.live(max(0.0, before["now_s"] - MINUTES_BACK_S) if before is not None else NO_MINUTES)
 
@@ -71,8 +71,8 @@ def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
 def _once(args: argparse.Namespace, interval_s: float) -> int:
     from rich.console import Console
 
-    from kvstore.tools.cli.commands.top_figures import figures, is_same_life
     from kvstore.tools.cli.commands.top_screen import screen
+    from kvstore.tools.web.figures import figures, is_same_life
 
     first = ask(args, "top", _look)
     time.sleep(interval_s)
@@ -94,9 +94,9 @@ def _once(args: argparse.Namespace, interval_s: float) -> int:
 def _watch(client: Client, console: Console, path: str, interval_s: float) -> None:
     """Until somebody ends it. What cannot be asked is told, and asked again."""
     from kvstore.client import ClientError
-    from kvstore.tools.cli.commands.top_figures import figures, is_same_life
     from kvstore.tools.cli.commands.top_screen import connecting, screen
     from kvstore.tools.cli.full_screen import full_screen
+    from kvstore.tools.web.figures import figures, is_same_life
 
     old: answers.Live | None = None
     document: dict[str, Any] | None = None

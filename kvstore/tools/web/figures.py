@@ -1,4 +1,4 @@
-"""The figures of `kvstore top`: what happened between two answers of the daemon, and in the last minutes.
+"""The figures of `kvstore top`, and of ReportService.WatchFigures: what happened between two answers of the daemon, and in the last minutes.
 
     Live answer ── Live answer  =  rates, latencies, what each model and tenant did          now
     minutes of the newest one   =  shares of hits and misses over 1, 5 and 15 minutes        before
@@ -13,12 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstore.constants import MEMORIES
+from kvstore.ledger.sums import EVERYBODY_ELSE
 from kvstore.protocol.outcomes import HITS, NAMES
 from kvstore.tools.web.samples import counts_of, latency, sample_of
 
 MINUTES = (1, 5, 15)
+MINUTES_BACK_S = 16 * 60  # the longest of them, and the minute under way
 QUEUE_SHARE_TOLD = 0.5  # of its limit; a shorter one is no news
 _TIERS = [NAMES[number] for number in HITS]
+_OF_A_TENANT = (
+    *("now_s", "version", "span_s", "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s"),
+    *("loaded_bytes_per_s", "stored_bytes_per_s", "promoted_bytes_per_s", "demoted_bytes_per_s"),
+    *("hits", "misses", "models"),
+)
 _REASONS = [name for name in NAMES if name not in _TIERS and name != "engine"]
 
 Live = Mapping[str, Any]
@@ -57,6 +64,22 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
         "attention": attention(new),
         "models": _models(old, new, per_s),
     }
+
+
+def tenant_figures(old: Live, new: Live, tenant: str) -> dict[str, Any]:
+    """What of them is this tenant's: the fields that are made of its own rows. Minutes, tiers, latencies and what needs attention are
+    of all tenants together, and left out."""
+
+    def own(live: Live) -> Live:
+        rows = [row for row in live["tokens"] if row["tenant"] == tenant != EVERYBODY_ELSE]
+        return {**live, "tokens": rows, "minutes": []}
+
+    found = figures(own(old), own(new))
+    shares = {
+        name: [{key: row[key] for key in (kind, "now")} for row in found[name]]
+        for name, kind in (("hits", "tier"), ("misses", "reason"))
+    }
+    return {name: shares.get(name, found[name]) for name in _OF_A_TENANT}
 
 
 def _tokens_of(live: Live, minutes: int) -> dict[str, int]:

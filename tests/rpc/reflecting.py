@@ -1,0 +1,100 @@
+"""A client that knows nothing of the API but that the server reflects it: what grpcurl does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_status import rpc_status
+
+TIMEOUT_S = 60.0
+
+
+class Reflecting:
+    """Of one server. token: that it shows with each call."""
+
+    def __init__(self, target: str, token: str = "") -> None:
+        self.metadata = [("authorization", f"Bearer {token}")] if token else []
+        channel = grpc.insecure_channel(target)
+        self.channel = channel
+        with_token = grpc.intercept_channel(channel, _Shown(self.metadata))
+        self.database = ProtoReflectionDescriptorDatabase(with_token)
+        self.pool = DescriptorPool(self.database)
+
+    def methods(self) -> dict[str, MethodDescriptor]:
+        """All of our services, as "Service/Method"."""
+        services = [name for name in self.database.get_services() if name.startswith("kvstore.")]
+        found = [method for name in services for method in self.pool.FindServiceByName(name).methods]
+        return {f"{method.containing_service.name}/{method.name}": method for method in found}
+
+    def call(self, name: str, /, **request: Any) -> dict[str, Any]:
+        """The answer to one message, as JSON has it. Raises grpc.RpcError."""
+        return _plain(self._unary("unary_unary", name, request))
+
+    def stream(self, name: str, /, **request: Any) -> Iterator[dict[str, Any]]:
+        """The answers to one message."""
+        stream = self._unary("unary_stream", name, request)
+        try:
+            yield from map(_plain, stream)
+        finally:
+            stream.cancel()
+
+    def refused(self, name: str, /, **request: Any) -> tuple[str, str, str]:
+        """Code, reason and message with which a call is refused."""
+        try:
+            answer = (
+                next(self.stream(name, **request))
+                if self._method(name).server_streaming
+                else self.call(name, **request)
+            )
+        except grpc.RpcError as error:
+            status = rpc_status.from_call(error)
+            info = error_details_pb2.ErrorInfo()
+            if status is not None:
+                status.details[0].Unpack(info)
+            return error.code().name, info.reason, error.details()
+        raise AssertionError(f"{name} answers {answer}")
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def _method(self, name: str) -> MethodDescriptor:
+        service, _, method = name.partition("/")
+        found: MethodDescriptor = self.pool.FindServiceByName(f"kvstore.v1.{service}").methods_by_name[method]
+        return found
+
+    def _unary(self, kind: str, name: str, request: dict[str, Any]) -> Any:
+        found = self._method(name)
+        asked = json_format.ParseDict(request, GetMessageClass(found.input_type)())
+        make = getattr(self.channel, kind)(
+            f"/kvstore.v1.{name}",
+            request_serializer=type(asked).SerializeToString,
+            response_deserializer=GetMessageClass(found.output_type).FromString,
+        )
+        return make(asked, timeout=TIMEOUT_S, metadata=self.metadata)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return found
+
+
+class _Shown(grpc.StreamStreamClientInterceptor):
+    def __init__(self, metadata: list[tuple[str, str]]) -> None:
+        self._metadata = metadata
+
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(_Details(details.method, details.timeout, self._metadata), requests)
+
+
+class _Details(grpc.ClientCallDetails):
+    def __init__(self, method: str, timeout: float | None, metadata: list[tuple[str, str]]) -> None:
+        self.method, self.timeout, self.metadata = method, timeout, metadata
+        self.credentials = self.wait_for_ready = self.compression = None
