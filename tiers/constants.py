@@ -34,6 +34,10 @@ NVME_HEADROOM_BYTES: Final = 64 * MIB  # left free on the file system; no slab t
 OBJECT_REQUESTS_MAX: Final = 64  # under way at once, of one store; more wait within their deadline
 OBJECT_TIMEOUT_S: Final = 20.0  # for one attempt, besides the time for its bytes
 
+# Of what is sealed with a key of the deployment.
+KEY_ID_BYTES: Final = 4
+TAG_BYTES: Final = 16
+
 assert SLAB_BYTES % SLAB_ALIGN_BYTES == 0
 assert SLAB_ALIGN_BYTES % SLOT_ALIGN_BYTES == 0
 assert SLOT_BYTES_MIN % SLOT_ALIGN_BYTES == 0

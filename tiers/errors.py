@@ -76,6 +76,10 @@ class ObjectRefused(ObjectError):
     """The store does not allow it: wrong bucket, wrong region, no permission. Trying again is no use."""
 
 
+class ObjectKeyUnknown(ObjectRefused):
+    """It says that it is sealed with a key that is not in the key file; nobody can tell whether that is true."""
+
+
 class ObjectUnavailable(ObjectError):
     """The store failed, or did not answer in time. It may work later."""
 

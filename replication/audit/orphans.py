@@ -212,9 +212,11 @@ class Orphans:
         if first != again or size_bytes != info.size_bytes:
             return False
         try:
-            pack = parse(first, info.name)
+            pack = parse(first, info.name, self._objects.seals)
         except PackDamaged:
             return True
+        except ObjectRefused:  # of a key that is not in our file
+            return False
         return (pack.name, pack.size_bytes) != (info.name, size_bytes)
 
     async def _judge(self, info: ObjectInfo, pack: Pack) -> Iterable[ObjectInfo]:

@@ -57,9 +57,11 @@ class Erased:
         members = await look_for_tombstones(objects, self._read, self.problems)
         read, self.unavailable = by_key(members), members.unavailable
         by_id = self._known.by_id
-        news = [tombstone for tombstone in read.values() if tombstone.id not in by_id]
+        now_s = self._clock()  # what is over erases nothing, though somebody may put it again
+        news = [one for one in read.values() if one.id not in by_id and now_s < one.watched_until_s]
+        longer = {one.id: one for one in read.values() if not _lasts_longer(by_id.get(one.id), one)}
         if read:
-            self._known = _Known({**by_id, **{tombstone.id: tombstone for tombstone in read.values()}}, {})
+            self._known = _Known({**by_id, **longer}, {})
             self._read |= read.keys()
         self.is_read = self.is_read or not self.unavailable
         return news
@@ -98,6 +100,10 @@ class Erased:
                 named.clear()
             named[name] = found
         return found
+
+
+def _lasts_longer(known: Tombstone | None, other: Tombstone) -> bool:
+    return known is not None and known.watched_until_s > other.watched_until_s
 
 
 _NOTHING = _Named(0.0, {})

@@ -74,21 +74,24 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     checksums: bytes
     codec: Word = ""
     sizes: tuple[Annotated[int, Meta(gt=0, le=PACK_BYTES_MAX)], ...] = ()
+    tags: bytes = b""
 
 
 class Table(NamedTuple):
     """Many announced packs, as they are stored."""
 
     specs: list[NamespaceSpec]
-    entries: list[Entry]
+    entries: list[tuple[object, ...]]  # the fields of each `Entry`
 
 
-def entry_of(announced: Announced, spec: int) -> Entry:
+def entry_of(announced: Announced, spec: int) -> tuple[object, ...]:
+    """The fields of an `Entry`. Without tags, as versions write it that know none."""
     pack = announced.pack
     header = pack.header
-    return Entry(
+    tags = (header.tags,) if header.tags else ()
+    return (
         spec, announced.stored_s, announced.kept_until_s, announced.origin, pack.id, pack.start, pack.size_bytes,
-        header.parent, header.hashes, header.checksums, header.codec, header.sizes,
+        header.parent, header.hashes, header.checksums, header.codec, header.sizes, *tags,
     )  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
     if entry.spec >= len(specs):
         raise ValueError("an entry of a namespace that is not in its table")
     header = PackHeader(
-        specs[entry.spec], entry.parent, entry.hashes, entry.checksums, entry.codec, entry.sizes
+        specs[entry.spec], entry.parent, entry.hashes, entry.checksums, entry.codec, entry.sizes, entry.tags
     )
     if wrong := wrong_of_header(header):
         raise ValueError(f"a pack with {wrong}")
@@ -151,4 +154,5 @@ _ENTRIES = msgspec.msgpack.Decoder(Entry)
 def weight_bytes(announced: Announced) -> int:
     """About as many bytes as this takes in a table whose specs are there already."""
     header = announced.pack.header
-    return _ENTRY_BYTES + len(header.hashes) + len(header.checksums) + _SIZE_BYTES * len(header.sizes)
+    digests_bytes = len(header.hashes) + len(header.checksums) + len(header.tags)
+    return _ENTRY_BYTES + digests_bytes + _SIZE_BYTES * len(header.sizes)

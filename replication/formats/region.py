@@ -21,7 +21,8 @@ from replication.constants import KIB
 from replication.errors import MarkerDamaged, RegionError
 from replication.formats.ranges import RegionName, UnixS
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing
+from tiers.bucket.sealed_objects import SEALED_MAGIC
+from tiers.errors import ObjectDamaged, ObjectError, ObjectKeyUnknown, ObjectMissing
 from tiers.parsing import ParserErrors
 
 REGION_FORMAT: Final = 1  # of everything below the root of a region
@@ -78,7 +79,7 @@ async def open_region(objects: Objects, deployment: str, region: str) -> Region:
     asked = f"region {region!r} of deployment {deployment!r}"
     try:
         content = bytes(await objects.get_within(MARKER, REGION_BYTES_MAX))
-    except ObjectDamaged as error:
+    except (ObjectDamaged, ObjectKeyUnknown) as error:
         raise MarkerDamaged(f"{error}: no marker of a region, asked for was {asked}") from error
     except ObjectMissing as error:
         raise _MarkerMissing(
@@ -97,6 +98,10 @@ class _MarkerMissing(RegionError):
 
 
 def _parse(content: bytes, where: str, asked: str) -> Region:
+    if content.startswith(SEALED_MAGIC):
+        raise MarkerDamaged(
+            f"{where}: its {MARKER} is sealed: the file of regions has no key_file; asked for was {asked}"
+        )
     try:
         said = json.loads(content)
     except ParserErrors:

@@ -321,6 +321,7 @@ class RegionReader(ABC):
             "feed_unsound": feed.unsound,
             "snapshot": feed.snapshot,
             "catalogue_renewals": feed.renewals,
+            "untrusted_objects": self._objects.untrusted,
             "problems": self._told(feed),
         }
 

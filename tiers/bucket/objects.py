@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
+from tiers.bucket.seals import Seals
 from tiers.errors import ObjectDamaged
 
 Bytes = bytes | bytearray | memoryview
@@ -35,9 +36,12 @@ class ObjectInfo(NamedTuple):
 
 
 class Objects(ABC):
-    """One place for objects. `where` names it for people: "s3://bucket/prefix"."""
+    """One place for objects. `where` names it for people: "s3://bucket/prefix". seals: what is read there is believed only where
+    these seal it; None: a deployment without a key. untrusted: how often something was not believed."""
 
     where: str
+    seals: Seals | None = None
+    untrusted: int = 0
 
     @abstractmethod
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:

@@ -29,6 +29,7 @@ import msgspec
 
 from tiers.base import Get
 from tiers.bucket.objects import Bytes, Objects
+from tiers.bucket.seals import Seals, Unsealed
 from tiers.checksum import digest
 from tiers.constants import KIB, MIB
 from tiers.copying import copy_and_digest, digest_all
@@ -42,7 +43,7 @@ from tiers.errors import (
 )
 from tiers.packs.codecs import CODECS, decode_into, encode
 from tiers.packs.pack_memory import PackMemory
-from tiers.packs.packs import Pack, PackHeader, describe, header_end, pack_name, parse
+from tiers.packs.packs import Pack, PackHeader, describe, encoded, header_end, pack_name, parse
 from tiers.together import ended
 
 DIRECT_READ_BYTES_MIN: Final = 1 * MIB  # less is not worth a thread
@@ -53,6 +54,7 @@ PACK_PIECE_BYTES: Final = 32 * MIB  # of a pack that is copied, with one request
 PACK_TURN_BYTES: Final = 2 * MIB  # moved before other threads have a turn: 0.3 ms
 
 T = TypeVar("T")
+IsTrue = Callable[[int, Bytes], bool]  # of a record's place in its pack, and its bytes as they are stored
 
 
 async def put_pack(objects: Objects, header: PackHeader, records: Sequence[Bytes], codec: str = "") -> Pack:
@@ -67,7 +69,7 @@ async def put_pack(objects: Objects, header: PackHeader, records: Sequence[Bytes
     if len(records) != header.count:
         raise PackDamaged(f"{name}: {len(records)} records for a header of {header.count}")
     size_bytes = sum(map(len, records))
-    pack, content = await _in_thread(size_bytes, lambda: _assemble(header, records, codec))
+    pack, content = await _in_thread(size_bytes, lambda: _assemble(header, records, codec, objects.seals))
     await objects.put(pack.name, content)
     return pack
 
@@ -86,7 +88,7 @@ async def read_pack(objects: Objects, namespace: bytes, pack_id: bytes) -> Pack:
             (first,) = await objects.get_ranges(name, [(0, end)])
     except ObjectDamaged as error:
         raise PackDamaged(str(error)) from error
-    pack = parse(first, where)
+    pack = parse(first, where, objects.seals)
     if (pack.header.spec.digest, pack.id) != (namespace, pack_id):
         raise PackDamaged(f"{where}: holds another pack: {pack.name}")
     if pack.size_bytes != size_bytes:
@@ -98,7 +100,7 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
     """Read records, by their index, into views of exactly their size; one answer each, in the same order.
 
     HIT: the view holds the bytes, and their checksum matched. MISS: no such object or index, a view of another size, or
-    a codec that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
+    a codec or a key that is not known here. CORRUPT: other bytes came back, or fewer. REFUSED: the store does not hand it out. FAILED: the
     store failed. After any other answer than HIT the view's content is undefined. Never raises but when cancelled, and returns only when
     nobody writes into the views any more.
     """
@@ -109,19 +111,20 @@ async def fetch_records(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
         for at, (index, view) in enumerate(wanted)
         if 0 <= index < header.count and view.nbytes == header.spec.record_bytes
     ]
-    if not fits or header.codec not in CODECS:
+    is_true = _truth(header, objects.seals)
+    if not fits or header.codec not in CODECS or is_true is None:
         return answers
     asked = [wanted[at] for at in fits]
-    results = await _fetch_in_place(objects, pack, asked)
+    results = await _fetch_in_place(objects, pack, asked, is_true)
     if results is None:
-        results = await _fetch_copies(objects, pack, asked)
+        results = await _fetch_copies(objects, pack, asked, is_true)
     for at, result in zip(fits, results, strict=True):
         answers[at] = result
     return answers
 
 
 async def _fetch_in_place(
-    objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]
+    objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]], is_true: IsTrue
 ) -> list[Get] | None:
     """Records of a run, received where they belong; None where that is not worth it, or did not work."""
     header, first = pack.header, wanted[0][0]
@@ -133,12 +136,12 @@ async def _fetch_in_place(
         return None
     if not await objects.read_into(pack.name, pack.ranges()[first][0], views):
         return None
-    return await _in_thread(
-        size_bytes, lambda: _compared(header, wanted, lambda: digest_all(views, header.spec.columns))
-    )
+    return await _in_thread(size_bytes, lambda: _judged(header, is_true, wanted, views, is_in_place=True))
 
 
-async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]]) -> list[Get]:
+async def _fetch_copies(
+    objects: Objects, pack: Pack, wanted: Sequence[tuple[int, memoryview]], is_true: IsTrue
+) -> list[Get]:
     """Records of any indexes, out of the bytes that the store hands out."""
     header, places = pack.header, pack.ranges()
     try:
@@ -151,9 +154,8 @@ async def _fetch_copies(objects: Objects, pack: Pack, wanted: Sequence[tuple[int
         return [Get.REFUSED] * len(wanted)
     except ObjectError:
         return [Get.FAILED] * len(wanted)
-    jobs = [(view, part) for (_, view), part in zip(wanted, parts, strict=True)]
     return await _in_thread(
-        len(wanted) * header.spec.record_bytes, lambda: _compared(header, wanted, lambda: _take(header, jobs))
+        len(wanted) * header.spec.record_bytes, lambda: _judged(header, is_true, wanted, parts)
     )
 
 
@@ -176,7 +178,7 @@ async def verified_pack(source: Objects, pack: Pack) -> memoryview:
     """All bytes of an announced pack, if they are right. Raises PackDamaged, ObjectMissing, ObjectError."""
     content = await _whole(source, pack)
     where = f"{source.where}: {pack.name}"
-    await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where))
+    await _in_thread(pack.size_bytes, lambda: _verify(pack, content, where, source.seals))
     return content
 
 
@@ -207,17 +209,19 @@ async def _in_pieces(source: Objects, pack: Pack) -> memoryview:
 # -- in a thread --
 
 
-def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple[Pack, memoryview]:
+def _assemble(
+    header: PackHeader, records: Sequence[Bytes], codec: str, seals: Seals | None
+) -> tuple[Pack, memoryview]:
     """The pack, and the whole object, which nobody can change any more."""
     where = pack_name(header.spec.digest, b"")
     if isinstance(records, PackMemory) and not codec:
-        return _assemble_in_place(header, records, where)
+        return _assemble_in_place(header, records, where, seals)
     turns = _Turns()
     stored = records
     if codec:
         stored = [turns.after(encode(codec, record), len(record)) for record in records]
         header = msgspec.structs.replace(header, codec=codec, sizes=tuple(map(len, stored)))
-    pack, first = describe(header)
+    pack, first = describe(_tagged(header, stored, seals), seals)
     content = bytearray(first)  # grows: to make it at once would fill it with zeros first
     plain = memoryview(bytearray(header.spec.record_bytes if codec else 0))
     for index, (start, end) in enumerate(pack.ranges()):
@@ -229,28 +233,57 @@ def _assemble(header: PackHeader, records: Sequence[Bytes], codec: str) -> tuple
     return pack, memoryview(content).toreadonly()
 
 
-def _assemble_in_place(header: PackHeader, records: PackMemory, where: str) -> tuple[Pack, memoryview]:
+def _assemble_in_place(
+    header: PackHeader, records: PackMemory, where: str, seals: Seals | None
+) -> tuple[Pack, memoryview]:
     """Nothing is copied: nobody but us has this memory."""
-    pack, first = describe(header)
     records.join()
+    pack, first = describe(_tagged(header, records, seals), seals)
     for index, found in enumerate(digest_all(records, header.spec.columns)):
         if found != header.checksum_at(index):
             raise _unsound(where, header, index)
     return pack, records.object(first)
 
 
-def _verify(pack: Pack, content: memoryview, where: str) -> None:
+def _tagged(header: PackHeader, stored: Sequence[Bytes], seals: Seals | None) -> PackHeader:
+    """With the tags of its records, where there is a key."""
+    if seals is None:
+        return header
+    tagger, turns = seals.tagger(encoded(header, with_tags=False)), _Turns()
+    tags = [turns.after(tagger.tag(index, part), len(part)) for index, part in enumerate(stored)]
+    return msgspec.structs.replace(header, tags=tagger.key_id + b"".join(tags))
+
+
+def _truth(header: PackHeader, seals: Seals | None) -> IsTrue | None:
+    """Tells whether records are those that were put, whoever has the bucket in hands; None where that cannot be known. Without a
+    key every one is taken for true: a checksum finds accidents."""
+    if seals is None:
+        return lambda index, stored: True
+    if not header.tags:
+        return None
+    try:
+        tagger = seals.tagger(encoded(header, with_tags=False), header.key_id)
+    except Unsealed:
+        return None
+    return lambda index, stored: tagger.is_true(index, stored, header.tag_at(index))
+
+
+def _verify(pack: Pack, content: memoryview, where: str, seals: Seals | None) -> None:
     """Raises PackDamaged where a byte is not what was announced."""
     if len(content) != pack.size_bytes:
         raise PackDamaged(f"{where}: {len(content)} bytes: announced were {pack.size_bytes}")
-    if parse(content, where) != pack:
+    if parse(content, where, seals) != pack:
         raise PackDamaged(f"{where}: another pack than the one that was announced")
     header = pack.header
     if header.codec not in CODECS:
         raise PackDamaged(f"{where}: codec {header.codec!r}: known here are {CODECS}")
+    is_true = _truth(header, seals)
+    if is_true is None:
+        raise PackDamaged(f"{where}: its records have no tags of a key that is known here")
     turns, plain = _Turns(), memoryview(bytearray(header.spec.record_bytes if header.codec else 0))
     for index, (start, end) in enumerate(pack.ranges()):
-        if not _is_sound(header, index, content[start:end], plain):
+        part = content[start:end]
+        if not is_true(index, part) or not _is_sound(header, index, part, plain):
             raise _unsound(where, header, index)
         turns.after(None, end - start)
 
@@ -279,6 +312,28 @@ def _take(header: PackHeader, jobs: Sequence[tuple[memoryview, memoryview]]) -> 
         turns.after(digest(view, columns) if decode_into(header.codec, part, view) else b"", len(view))
         for view, part in jobs
     ]
+
+
+def _judged(
+    header: PackHeader,
+    is_true: IsTrue,
+    wanted: Sequence[tuple[int, memoryview]],
+    parts: Sequence[memoryview],
+    is_in_place: bool = False,
+) -> list[Get]:
+    """Answers of records as they came; what is not true is not even decoded. is_in_place: the parts are the views."""
+    turns = _Turns()
+    true = [turns.after(is_true(one[0], part), len(part)) for one, part in zip(wanted, parts, strict=True)]
+    some = [one for one, is_one in zip(wanted, true, strict=True) if is_one]
+    theirs = [part for part, is_one in zip(parts, true, strict=True) if is_one]
+
+    def digests() -> list[bytes]:
+        if is_in_place:
+            return digest_all(theirs, header.spec.columns)
+        return _take(header, [(view, part) for (_, view), part in zip(some, theirs, strict=True)])
+
+    answers = iter(_compared(header, some, digests))
+    return [next(answers) if is_one else Get.CORRUPT for is_one in true]
 
 
 def _compared(

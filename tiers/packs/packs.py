@@ -11,6 +11,9 @@ stored is not in it: that is no content.
 
 Records lie one after the other, so any of them is read by range. `sizes` says how long each is where a codec made
 them shorter; without a codec they all have the size of their namespace.
+
+Where the deployment has a key the magic is another one, the zeros are the number of the key, the header is sealed, and its tag
+is the id (tiers/bucket/seals.py). The header has a tag of each record then, and nobody without the key reads whose they are.
 """
 
 from __future__ import annotations
@@ -18,19 +21,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import Final
 
 import msgspec
 import xxhash
 
 from tiers.base import CHECKSUM_BYTES, KEY_BYTES_MAX, NAMESPACE_BYTES
 from tiers.bucket.objects import Range
+from tiers.bucket.seals import Sealed, Seals, Unsealed
 from tiers.checksum import column_sizes
-from tiers.errors import PackDamaged
+from tiers.constants import KEY_ID_BYTES, TAG_BYTES
+from tiers.errors import ObjectKeyUnknown, PackDamaged
 from tiers.namespace_spec import FIELDS_MAX, NamespaceSpec
 from tiers.packs.codecs import may_be
 from tiers.parsing import ParserErrors, parser_failure
 
 PACK_MAGIC = b"KVPACK1\n"
+SEALED_PACK_MAGIC: Final = b"KVPACK2\n"
 PACK_RECORDS_MAX = 4096
 PACK_HEADER_BYTES_MAX = 1 << 20
 PACK_BYTES_MAX = (4 << 30) + PACK_HEADER_BYTES_MAX  # of one object: a record may have as many bytes as a slab
@@ -39,6 +46,7 @@ BLOCK_TOKENS_MAX = (1 << 32) - 1
 FIELD_CHARS_MAX = 4096
 CODEC_CHARS_MAX = 32
 PACKS = "packs/"
+_BOUND_TO: Final = "pack"  # of any region: mirrors copy packs as they are
 _PRELUDE = struct.Struct("<8sII16s")
 PRELUDE_BYTES = _PRELUDE.size
 
@@ -47,7 +55,8 @@ class PackHeader(msgspec.Struct, frozen=True, array_like=True):
     """Of n records, each of which follows the one before; the first one follows `parent` (b"": begins a prompt).
 
     hashes: n block hashes, one after the other; checksums: n × 16 bytes, of the records as an engine knows
-    them; sizes: stored bytes of each, empty without a codec.
+    them; sizes: stored bytes of each, empty without a codec. tags: the key they were made with, and n × 16 bytes, of the records
+    as they are stored; empty without a key.
     """
 
     spec: NamespaceSpec
@@ -56,6 +65,7 @@ class PackHeader(msgspec.Struct, frozen=True, array_like=True):
     checksums: bytes
     codec: str = ""
     sizes: tuple[int, ...] = ()
+    tags: bytes = b""
 
     @property
     def count(self) -> int:
@@ -67,6 +77,15 @@ class PackHeader(msgspec.Struct, frozen=True, array_like=True):
 
     def checksum_at(self, index: int) -> bytes:
         return self.checksums[index * CHECKSUM_BYTES : (index + 1) * CHECKSUM_BYTES]
+
+    @property
+    def key_id(self) -> bytes:
+        """Of the tags."""
+        return self.tags[:KEY_ID_BYTES]
+
+    def tag_at(self, index: int) -> bytes:
+        start = KEY_ID_BYTES + index * TAG_BYTES
+        return self.tags[start : start + TAG_BYTES]
 
     def each_hash(self) -> Iterator[bytes]:
         return map(self.hash_at, range(self.count))
@@ -96,14 +115,23 @@ def pack_name(namespace: bytes, pack_id: bytes) -> str:
     return f"{PACKS}{namespace.hex()}/{pack_id.hex()}"
 
 
-def describe(header: PackHeader) -> tuple[Pack, bytes]:
+def encoded(header: PackHeader, with_tags: bool = True) -> bytes:
+    """Without tags, these are the bytes of versions that know none."""
+    fields = msgspec.structs.astuple(header)
+    return msgspec.msgpack.encode(fields if header.tags and with_tags else fields[:-1])
+
+
+def describe(header: PackHeader, seals: Seals | None = None) -> tuple[Pack, bytes]:
     """The pack that begins with this header, and its first bytes, up to the first record. Raises PackDamaged."""
     validate(header)
-    body = msgspec.msgpack.encode(header)
+    magic, body, key_number = PACK_MAGIC, encoded(header), 0
+    pack_id = xxhash.xxh3_128_digest(body)
+    if seals is not None:
+        key_id, pack_id, body = seals.seal(_BOUND_TO, body)
+        magic, key_number = SEALED_PACK_MAGIC, int.from_bytes(key_id, "little")
     if len(body) > PACK_HEADER_BYTES_MAX:
         raise PackDamaged(f"a pack with a header of {len(body)} bytes: allowed are {PACK_HEADER_BYTES_MAX}")
-    pack_id = xxhash.xxh3_128_digest(body)
-    first = _PRELUDE.pack(PACK_MAGIC, len(body), 0, pack_id) + body
+    first = _PRELUDE.pack(magic, len(body), key_number, pack_id) + body
     return Pack(pack_id, len(first), len(first) + data_bytes(header), header), first
 
 
@@ -112,21 +140,28 @@ def header_end(prelude: bytes | memoryview, where: str) -> int:
     if len(prelude) < PRELUDE_BYTES:
         raise PackDamaged(f"{where}: {len(prelude)} bytes: no pack")
     magic, header_bytes, zeros, _ = _PRELUDE.unpack_from(prelude)
-    if magic != PACK_MAGIC:
+    if magic not in (PACK_MAGIC, SEALED_PACK_MAGIC):
         raise PackDamaged(f"{where}: begins with {bytes(magic)!r}: no pack of a format that is known here")
-    if zeros or not 0 < header_bytes <= PACK_HEADER_BYTES_MAX:
+    if (zeros and magic == PACK_MAGIC) or not 0 < header_bytes <= PACK_HEADER_BYTES_MAX:
         raise PackDamaged(
             f"{where}: a header of {header_bytes} bytes: allowed are 1 to {PACK_HEADER_BYTES_MAX}"
         )
     return PRELUDE_BYTES + int(header_bytes)
 
 
-def parse(first: bytes | memoryview, where: str) -> Pack:
-    """The pack that begins with these bytes, which reach to the end of its header at least. Raises PackDamaged."""
+def parse(first: bytes | memoryview, where: str, seals: Seals | None = None) -> Pack:
+    """The pack that begins with these bytes, which reach to the end of its header at least. Raises PackDamaged, and ObjectKeyUnknown
+    where it says that it was sealed with a key that is not known here."""
     end = header_end(first, where)
     body = bytes(first[PRELUDE_BYTES:end])
-    *_, pack_id = _PRELUDE.unpack_from(first)
-    if len(body) != end - PRELUDE_BYTES or xxhash.xxh3_128_digest(body) != pack_id:
+    magic, _, key_number, pack_id = _PRELUDE.unpack_from(first)
+    if (magic == SEALED_PACK_MAGIC) != (seals is not None):
+        raise PackDamaged(
+            f"{where}: it has no seal" if seals else f"{where}: sealed: key_file is missing here"
+        )
+    if seals is not None:
+        body = _opened(seals, key_number, pack_id, body, where)
+    elif len(body) != end - PRELUDE_BYTES or xxhash.xxh3_128_digest(body) != pack_id:
         raise PackDamaged(f"{where}: its header is damaged")
     try:
         header = msgspec.msgpack.decode(body, type=PackHeader)
@@ -134,6 +169,14 @@ def parse(first: bytes | memoryview, where: str) -> Pack:
         raise PackDamaged(f"{where}: a header that is not understood: {parser_failure(error)}") from error
     validate(header)
     return Pack(pack_id, end, end + data_bytes(header), header)
+
+
+def _opened(seals: Seals, key_number: int, pack_id: bytes, body: bytes, where: str) -> bytes:
+    try:
+        return seals.open(_BOUND_TO, Sealed(key_number.to_bytes(KEY_ID_BYTES, "little"), pack_id, body))
+    except Unsealed as error:
+        kind = ObjectKeyUnknown if error.is_of_other_key else PackDamaged
+        raise kind(f"{where}: {error}") from error
 
 
 def data_bytes(header: PackHeader) -> int:
@@ -178,6 +221,8 @@ def wrong_of_header(header: PackHeader) -> str:
         return "checksums that are cut off"
     if len(header.hashes) != count * spec.hash_bytes:
         return "another number of hashes than of checksums"
+    if len(header.tags) not in (0, KEY_ID_BYTES + count * TAG_BYTES):
+        return "tags that are cut off"
     if len(header.parent) not in (0, spec.hash_bytes):
         return "a parent of another length than its hashes"
     if len(header.codec) > CODEC_CHARS_MAX:

@@ -12,7 +12,6 @@ again; a source that does not answer, or refuses, is told in its state and stops
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
 import signal
@@ -32,7 +31,6 @@ from replication.formats.region import open_region
 from replication.formats.rules import Rule, sources_for
 from replication.mirror.mirror import Joined, Mirror, elsewhere
 from replication.region.region_node import RegionNode
-from tiers.bucket.object_store import open_objects
 from tiers.bucket.objects import Objects
 from tiers.constants import OBJECT_TIMEOUT_S
 from tiers.errors import ObjectRefused, TierError
@@ -152,7 +150,4 @@ class Mirroring:
 
 def _opened(place: Place) -> Objects:
     """A bucket, for whole packs over long ways: nobody waits for one. Raises ObjectRefused."""
-    options = place.options()
-    return open_objects(
-        place.url, dataclasses.replace(options, timeout_s=max(options.timeout_s, OBJECT_TIMEOUT_S))
-    )
+    return place.open(OBJECT_TIMEOUT_S)

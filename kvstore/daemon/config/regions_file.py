@@ -6,12 +6,15 @@
     url = "s3://acme-kv-na"            from = ["na"]
                                        to = ["eu"]
 
+key_file: a deployment with a key seals what it writes, and believes nothing else (tiers/bucket/seals.py).
+
 One file for all nodes of all regions, and for `kvstore region`, `mirror` and `warm`. deploy/regions.toml explains each key. A
 file that is wrong ends in one line for each mistake, which names the file, the key and what is allowed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
 
 from kvstore.constants import (
     CONFIG_FILE_BYTES_MAX,
@@ -30,7 +33,8 @@ from kvstore.constants import (
     STALL_S_MIN,
     TIB,
 )
-from kvstore.daemon.config.config import Number, Section, Switch, between, size_between
+from kvstore.daemon.config.config import AbsolutePath, Number, Section, Switch, between, size_between
+from kvstore.daemon.config.region_keys import KeyFileError, read_seals
 from kvstore.errors import StartError
 from kvstore.units import parse_bytes
 from replication.formats.rules import Rule
@@ -38,6 +42,8 @@ from tiers.bucket.object_options import ObjectOptions
 from tiers.bucket.object_store import open_objects
 from tiers.bucket.object_urls import is_host_label
 from tiers.bucket.objects import Objects
+from tiers.bucket.sealed_objects import SealedObjects
+from tiers.bucket.seals import Seals
 from tiers.errors import ObjectRefused
 from tiers.reading import Unreadable, as_toml, read_text
 
@@ -94,6 +100,12 @@ class Place(Section):
     path_style: Switch = "auto"
     stall_s: Annotated[Number, between(STALL_S_MIN, STALL_S_MAX)] = BUCKET_STALL_S
     read_through: tuple[RegionName, ...] = ()
+    _seals: Seals | None = PrivateAttr(default=None)
+    _bound_to: str = PrivateAttr(default="")
+
+    def seal(self, seals: Seals, region: str) -> None:
+        """What is read there is believed only where these seal it. region: its name, and that of the deployment."""
+        self._seals, self._bound_to = seals, region
 
     def options(self) -> ObjectOptions:
         """What the bucket is opened with, apart from its URL."""
@@ -109,9 +121,12 @@ class Place(Section):
         """At an endpoint of its own, and wherever the name of the bucket is no name of a host, such as "my.bucket"."""
         return bool(self.endpoint) or not is_host_label(urlsplit(self.url).netloc)
 
-    def open(self) -> Objects:
+    def open(self, timeout_s_min: float = 0.0) -> Objects:
         """The bucket; asks nobody yet. Raises ObjectRefused."""
-        return open_objects(self.url, self.options())
+        options = self.options()
+        options = dataclasses.replace(options, timeout_s=max(options.timeout_s, timeout_s_min))
+        objects = open_objects(self.url, options)
+        return objects if self._seals is None else SealedObjects(objects, self._seals, self._bound_to)
 
 
 class CopyRule(Section):
@@ -141,6 +156,7 @@ class Deployment(Section):
 
     deployment: RegionName
     clock_skew_s: Annotated[Number, between(CLOCK_SKEW_S_MIN, DAY_S)] = CLOCK_SKEW_S
+    key_file: AbsolutePath | Literal[""] = ""
     regions: Annotated[dict[RegionName, Place], Field(min_length=1, max_length=REGIONS_MAX)]
     rules: Annotated[tuple[CopyRule, ...], Field(max_length=COPY_RULES_MAX)] = ()
 
@@ -181,7 +197,20 @@ def load_regions(path: Path) -> Deployment:
         raise RegionsFileError(*(_problem(path, each) for each in error.errors())) from error
     if problems := list(_misfits(deployment)):
         raise RegionsFileError(*(f"{path}: {problem}" for problem in problems))
+    _seal(path, deployment)
     return deployment
+
+
+def _seal(path: Path, deployment: Deployment) -> None:
+    """All buckets, where there is a key. Raises RegionsFileError."""
+    if not deployment.key_file:
+        return
+    try:
+        seals = read_seals(Path(deployment.key_file))
+    except KeyFileError as error:
+        raise RegionsFileError(f"{path}: key_file: {error}") from error
+    for name, place in deployment.regions.items():
+        place.seal(seals, f"{deployment.deployment}/{name}")
 
 
 def _misfits(deployment: Deployment) -> list[str]:
