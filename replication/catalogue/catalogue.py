@@ -43,7 +43,7 @@ from replication.catalogue.rows import PREFIX_BYTES, RocksRows, Rows
 from replication.catalogue.seen import Seen
 from replication.constants import CATALOGUE_CHUNK_PACKS
 from replication.errors import CatalogueDamaged
-from replication.formats.announced import Announced, Entry, announced_of, entry_of, merged
+from replication.formats.announced import Announced, Entry, announced_of, entry_of, fields_of, merged
 from replication.formats.announced_models import AnnouncedModel, merged_models
 from replication.formats.segment import Segment
 from tiers.base import NAMESPACE_BYTES
@@ -199,7 +199,7 @@ class Catalogue:
             counts[spec] = _plus(counts.get(spec) or self._counts[spec], announced, 1)
             number_bytes = number.to_bytes(_NUMBER_BYTES, "big")
             puts.append((_ID + announced.pack.id, number_bytes))
-            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(entry_of(announced, spec))))
+            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(announced, spec)))))
             puts += [(key, b"") for key in _until_key(announced, number_bytes)]
             keys += _keys_of(announced, number_bytes)
         for spec in range(specs, len(self._specs)):
@@ -237,7 +237,7 @@ class Catalogue:
             both = merged(known, entry)
             if both is known:
                 continue
-            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(entry_of(both, spec))))
+            puts.append((_PACK + number_bytes, msgspec.msgpack.encode(fields_of(entry_of(both, spec)))))
             if both.kept_until_s != known.kept_until_s:
                 puts += [(key, b"") for key in _until_key(both, number_bytes)]
                 deletes += _until_key(known, number_bytes)

@@ -81,18 +81,22 @@ class Table(NamedTuple):
     """Many announced packs, as they are stored."""
 
     specs: list[NamespaceSpec]
-    entries: list[tuple[object, ...]]  # the fields of each `Entry`
+    entries: list[tuple[object, ...]]  # `fields_of` each `Entry`
 
 
-def entry_of(announced: Announced, spec: int) -> tuple[object, ...]:
-    """The fields of an `Entry`. Without tags, as versions write it that know none."""
+def entry_of(announced: Announced, spec: int) -> Entry:
     pack = announced.pack
     header = pack.header
-    tags = (header.tags,) if header.tags else ()
-    return (
+    return Entry(
         spec, announced.stored_s, announced.kept_until_s, announced.origin, pack.id, pack.start, pack.size_bytes,
-        header.parent, header.hashes, header.checksums, header.codec, header.sizes, *tags,
+        header.parent, header.hashes, header.checksums, header.codec, header.sizes, header.tags,
     )  # fmt: skip
+
+
+def fields_of(entry: Entry) -> tuple[object, ...]:
+    """As it is written: without tags, these are the bytes of versions that know none."""
+    fields = msgspec.structs.astuple(entry)
+    return fields if entry.tags else fields[:-1]
 
 
 def announced_of(entry: Entry, specs: Sequence[NamespaceSpec]) -> Announced:
@@ -118,7 +122,7 @@ def tabled(entries: Iterable[Announced]) -> Table:
         number = numbers.setdefault(msgspec.msgpack.encode(spec), len(table.specs))
         if number == len(table.specs):
             table.specs.append(spec)
-        table.entries.append(entry_of(announced, number))
+        table.entries.append(fields_of(entry_of(announced, number)))
     return table
 
 

@@ -38,14 +38,15 @@ class SealedObjects(Objects):
     def __init__(self, objects: Objects, seals: Seals, region: str) -> None:
         """region: names this place among all of the deployment, and the deployment."""
         self.where = objects.where
-        self.seals = seals
+        self.seals = self._seals = seals
         self._objects = objects
         self._region = region
         self._told: set[str] = set()
 
     async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
         if not name.startswith(IN_PARTS):
-            content = await _worked(len(content), lambda plain=content: self._sealed(name, plain))
+            plain = content
+            content = await _worked(len(plain), lambda: self._sealed(name, plain))
         return await self._objects.put(name, content, only_new)
 
     async def get(self, name: str) -> memoryview:
@@ -91,7 +92,7 @@ class SealedObjects(Objects):
     # -- seals --
 
     def _sealed(self, name: str, content: Bytes) -> bytes:
-        return SEALED_MAGIC + b"".join(self.seals.seal(self._bound_to(name), content))
+        return SEALED_MAGIC + b"".join(self._seals.seal(self._bound_to(name), content))
 
     async def _opened(self, name: str, content: memoryview) -> memoryview:
         """What it says. Raises ObjectDamaged, ObjectKeyUnknown."""
@@ -103,11 +104,11 @@ class SealedObjects(Objects):
             raise kind(f"{self.where}: {name}: {error}") from error
 
     def _content(self, name: str, content: memoryview) -> bytes:
-        if content[: len(SEALED_MAGIC)] != SEALED_MAGIC or len(content) < SEAL_BYTES:
+        if bytes(content[: len(SEALED_MAGIC)]) != SEALED_MAGIC or len(content) < SEAL_BYTES:
             raise Unsealed("it has no seal")
         body = bytes(content[len(SEALED_MAGIC) :])
         key_id, rest = body[:KEY_ID_BYTES], body[KEY_ID_BYTES:]
-        return self.seals.open(self._bound_to(name), Sealed(key_id, rest[:TAG_BYTES], rest[TAG_BYTES:]))
+        return self._seals.open(self._bound_to(name), Sealed(key_id, rest[:TAG_BYTES], rest[TAG_BYTES:]))
 
     def _bound_to(self, name: str) -> str:
         return f"object {self._region} {name}"

@@ -7,6 +7,7 @@
   kvstore region lag [NAME]            how far they are behind, by the feeds of their sources as they are now
   kvstore region verify NAME           whether its bucket has what was announced, and nothing else; --deep reads every byte,
                                        --repair mends, --against OTHER says what should be copied from there, and is not
+  kvstore region reseal NAME           seal all that was sealed with an older key of key_file with its first one
 
 The file of regions is --regions FILE, or regions_file of the configuration (deploy/regions.toml explains it). Credentials
 come from the environment, or from the machine's role.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from kvstore.tools.cli.commands import region_verify
 
-    parser.add_argument("action", choices=("ls", "init", "status", "lag", "verify"))
+    parser.add_argument("action", choices=("ls", "init", "status", "lag", "verify", "reseal"))
     parser.add_argument("region", nargs="?", default="", metavar="NAME", help="a region of the file")
     parser.add_argument("--create", action="store_true", help="init: make the bucket, too (S3)")
     region_verify.add_verify_arguments(parser)
@@ -65,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action in ("status", "lag"):
         return _mirrors(args)
     if not args.region:
-        raise CliError("region init: a NAME is required", exit_code=USAGE)
-    return _init(args)
+        raise CliError(f"region {args.action}: a NAME is required", exit_code=USAGE)
+    return _reseal(args) if args.action == "reseal" else _init(args)
 
 
 def load_deployment(args: argparse.Namespace) -> Deployment:
@@ -118,6 +119,29 @@ def _init(args: argparse.Namespace) -> int:
         if did:
             print("its bucket was made" if did["bucket_made"] else "its bucket was there")
     return OK
+
+
+def _reseal(args: argparse.Namespace) -> int:
+    from replication.region.resealing import Resealed, reseal
+    from tiers.bucket.sealed_objects import SealedObjects
+
+    deployment = load_deployment(args)
+    region_place(args, args.region, "region reseal")
+
+    async def work() -> Resealed:
+        objects = await opened(deployment, args.region)
+        if not isinstance(objects, SealedObjects):
+            raise CliError("region reseal: the file of regions has no key_file", exit_code=USAGE)
+        return await reseal(objects)
+
+    done = asked(work)
+    if args.output == "json":
+        print_json(done._asdict())
+    else:
+        print(f"{done.resealed} objects resealed, {done.sealed} were sealed with the first key before")
+        if done.left:
+            print(f"{done.left} cannot be opened, and stay as they are: {done.problem}")
+    return FAILED if done.left else OK
 
 
 def _created(place: Place) -> dict[str, object]:
