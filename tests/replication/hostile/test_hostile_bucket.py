@@ -97,10 +97,11 @@ async def _after(forge: Forgery, key: bytes | None, way: int = 0) -> tuple[World
     """A world in which something was forged, and a daemon that came afterwards, some minutes later."""
     world = World(key)
     await world.make()
+    await world.mirror()
+    await asyncio.sleep(60.0)
     await forge(hostile_ways(world)[way], world)
     await asyncio.sleep(60.0)
     node = await world.join("na", "two")
-    await world.mirror()
     for _ in range(2):
         await asyncio.sleep(60.0)
         await world.fetch(node)
