@@ -58,8 +58,9 @@ class Erased:
         read, self.unavailable = by_key(members), members.unavailable
         by_id = self._known.by_id
         now_s = self._clock()  # what is over erases nothing, though somebody may put it again
-        news = [one for one in read.values() if one.id not in by_id and now_s < one.watched_until_s]
-        longer = {one.id: one for one in read.values() if not _lasts_longer(by_id.get(one.id), one)}
+        ends_s = {one.id: by_id[one.id].watched_until_s if one.id in by_id else 0 for one in read.values()}
+        news = [one for one in read.values() if ends_s[one.id] <= now_s < one.watched_until_s]
+        longer = {one.id: one for one in read.values() if one.watched_until_s >= ends_s[one.id]}
         if read:
             self._known = _Known({**by_id, **longer}, {})
             self._read |= read.keys()
@@ -100,10 +101,6 @@ class Erased:
                 named.clear()
             named[name] = found
         return found
-
-
-def _lasts_longer(known: Tombstone | None, other: Tombstone) -> bool:
-    return known is not None and known.watched_until_s > other.watched_until_s
 
 
 _NOTHING = _Named(0.0, {})
