@@ -85,14 +85,6 @@ def owner_name(bit: int, digest: bytes, model: str) -> str:
     return f"{OWNER}/{TIERS[bit]}/{digest.hex()}/{model}"
 
 
-def tier_and_namespace(ownership: str) -> tuple[str, str]:
-    """Of an event of ours. Raises ValueError for one of somebody else."""
-    owner, tier, digest, _ = [*ownership.split("/", 3), "", "", ""][:4]
-    if owner != OWNER or tier not in TIERS.values() or not digest:
-        raise ValueError(f"ownership {ownership!r}: not of a kvstore daemon")
-    return tier, digest
-
-
 def sequence_bytes(sequence: int) -> bytes:
     """As it stands in a frame."""
     return sequence.to_bytes(SEQUENCE_BYTES, "big")

@@ -100,7 +100,7 @@ def test_kv_events(place: Place, serve: Serve, start: Callable[..., subprocess.P
     ends = [f"ipc://{place.path}/{name}" for name in ("e", "r")]
     settings = [f"--set=events.endpoint={ends[0]}", f"--set=events.replay_endpoint={ends[1]}"]
     daemon = serve(place, *place.arguments, *settings)
-    follower = start(sys.executable, EXAMPLES / "kv_events.py", *ends)
+    follower = start(sys.executable, "-m", "examples.kv_events", *ends)
     assert line_of(follower) == "nothing"
     with Client(daemon.socket) as client:
         space = client.namespace(bytes(16), 16 << 10, 32, 16, {})

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvstore.events.mirror import Held
-from kvstore.events.subscriber import Subscriber
+from examples.kv_events.mirror import Held
+from examples.kv_events.subscriber import Subscriber
 
 DEADLINE_S = 60.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from examples.kv_events.mirror import Held, Mirror, Wants
 from kvstore.events.answers import Answer, FullState, Replay
 from kvstore.events.journal import Journal, held
-from kvstore.events.mirror import Held, Mirror, Wants
 from kvstore.events.stream import Stream, Writer
 from kvstore.events.wire import END, TIERS, Frames, HashForm, hash_values
 from kvstore.index import forest

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import zmq
 
+from examples.kv_events.subscriber import Subscriber
 from kvstore.errors import StartError
 from kvstore.events import publisher as module
 from kvstore.events.journal import Journal, held
 from kvstore.events.publisher import Publisher, Settings
-from kvstore.events.subscriber import Subscriber
 from kvstore.events.wire import END, Batch, BlockStored, sequence_bytes
 from kvstore.index import forest
 from kvstore.protocol.residency_bits import IN_DRAM
@@ -214,7 +214,7 @@ def test_a_subscriber_that_does_not_read_sees_a_gap_and_is_whole_again(
 ) -> None:
     """What its queue cannot hold is lost to it and held up nobody; then it asks, and has everything."""
     monkeypatch.setattr(module, "EVENTS_QUEUED_MAX", 10)
-    monkeypatch.setattr("kvstore.events.subscriber.RECEIVE_QUEUE_MESSAGES", 10)
+    monkeypatch.setattr("examples.kv_events.subscriber.RECEIVE_QUEUE_MESSAGES", 10)
     node = nodes()
     subscriber = Subscriber(node.endpoint, node.replay, topic="kv@node")
     wait_until(lambda: subscriber.step(0.01))

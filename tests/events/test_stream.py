@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples.kv_events.mirror import Mirror, Wants
 from kvstore.events import journal
 from kvstore.events.journal import Journal
-from kvstore.events.mirror import Mirror, Wants
 from kvstore.events.stream import Stream, Writer
 from kvstore.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event, Frames, hash_values
 from kvstore.index import forest

@@ -8,7 +8,7 @@
                  ▼
     everything that is held, as of s ─▶ replay from s + 1 ─▶ live again
 
-No sockets here: `kvstore.events.subscriber` has them.
+No sockets here: `examples.kv_events.subscriber` has them.
 
 Invariant: while `wants` is NOTHING, `held` is what the daemon held when it published `next` - 1.
 """
@@ -21,12 +21,13 @@ import msgspec
 
 from kvstore.events.wire import (
     END,
+    OWNER,
+    TIERS,
     AllBlocksCleared,
     Batch,
     BlockHash,
     BlockStored,
     sequence_bytes,
-    tier_and_namespace,
 )
 
 LATE_MAX = 100_000  # by so many numbers a message may come later than the answer that has it
@@ -136,3 +137,11 @@ class Mirror:
                 blocks.difference_update(event.block_hashes)
                 if not blocks:
                     del held[tier_and_namespace(event.ownership or "")]
+
+
+def tier_and_namespace(ownership: str) -> tuple[str, str]:
+    """Of an event of ours. Raises ValueError for one of somebody else."""
+    owner, tier, digest, _ = [*ownership.split("/", 3), "", "", ""][:4]
+    if owner != OWNER or tier not in TIERS.values() or not digest:
+        raise ValueError(f"ownership {ownership!r}: not of a kvstore daemon")
+    return tier, digest

@@ -1,7 +1,7 @@
 """Follow what a daemon holds, as a router does: one line whenever it changes.
 
     kvstore serve --set events.endpoint=tcp://127.0.0.1:5557 --set events.replay_endpoint=tcp://127.0.0.1:5558 &
-    python examples/kv_events.py tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
+    python -m examples.kv_events tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
 
 Whoever comes late, or misses messages, asks for what it lacks: the state is exact whenever a line is printed.
 docs/events.md has the protocol, which is that of vLLM's own KV events.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from kvstore.events.subscriber import Subscriber
+from examples.kv_events.subscriber import Subscriber
 
 
 def main(endpoint: str, replay_endpoint: str) -> None:
@@ -36,7 +36,7 @@ def main(endpoint: str, replay_endpoint: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit(
-            "usage: kv_events.py ENDPOINT REPLAY_ENDPOINT, as in [events] of the daemon's configuration"
+            "usage: python -m examples.kv_events ENDPOINT REPLAY_ENDPOINT, as in [events] of the daemon's configuration"
         )
     try:
         main(*sys.argv[1:])

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import zmq
 
+from examples.kv_events.mirror import Held, Mirror, Wants
 from kvstore.constants import EVENTS_BEAT_S
-from kvstore.events.mirror import Held, Mirror, Wants
 
 ANSWER_TIMEOUT_S = 5.0  # without a message: it is asked again
 RETRY_S = 0.5  # between two asks that brought nothing

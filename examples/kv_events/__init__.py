@@ -1,0 +1,1 @@
+"""A subscriber to the KV events of one daemon, as a router has one: `mirror.py` keeps the state, `subscriber.py` the sockets."""
