@@ -50,7 +50,7 @@ LINES_MAX = {
     "kvstore": 1040,
     "kvstore/client": 2570,
     "kvstore/commands": 990,
-    "kvstore/daemon": 4000,
+    "kvstore/daemon": 4100,
     "kvstore/door": 2120,
     "kvstore/durable": 1830,
     "kvstore/engine": 1810,
@@ -64,7 +64,7 @@ LINES_MAX = {
     "kvstore/residency": 1620,
     "kvstore/retention": 1360,
     "kvstore/remote": 1330,
-    "kvstore/security": 700,
+    "kvstore/security": 900,
     "kvstore/tools": 120,
     "kvstore/tools/bench": 1230,
     "kvstore/tools/cli": 8200,
@@ -145,6 +145,7 @@ OWNERS_OF_TASKS = {
     "kvstore/door/unix.py": "one for each connection, closed with the door",
     "kvstore/tools/beside.py": "cancelled by its signals",
     "kvstore/tools/web/asking.py": "one question, shared by all who ask it",
+    "kvstore/tools/web/running.py": "one for each connection that is being made; of too many the oldest goes",
     "kvstore/tools/web/server.py": "closed with the server",
 }
 

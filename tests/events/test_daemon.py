@@ -312,7 +312,7 @@ def test_an_endpoint_in_use_stops_the_start_in_one_line(place: Place) -> None:
 def test_wrong_settings_are_named_in_one_line(words: list[str], said: str) -> None:
     """Key, value and what is allowed; the exit code of wrong usage."""
     with pytest.raises(ConfigError) as caught:
-        load(None, words, environment={"KVSTORE_CONFIG": ""})
+        load(None, [*words, "security.plain=events"], environment={"KVSTORE_CONFIG": ""})
     (problem,) = caught.value.problems
     assert problem.startswith("--set: events.") and said in problem
 
@@ -330,5 +330,6 @@ def test_wrong_settings_are_named_in_one_line(words: list[str], said: str) -> No
 )
 def test_addresses_are_ours_and_names_are_those_of_others(endpoint: str, is_ours: bool) -> None:
     """An endpoint with an address is opened here; with a name, the daemon connects to it."""
-    config = load(None, [f"events.endpoint={endpoint}"], environment={"KVSTORE_CONFIG": ""}).config
+    words = [f"events.endpoint={endpoint}", "security.plain=events"]
+    config = load(None, words, environment={"KVSTORE_CONFIG": ""}).config
     assert binds(config.events.endpoint) == is_ours

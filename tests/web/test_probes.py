@@ -19,6 +19,7 @@ from kvstore.security.identity import Gate
 from kvstore.tools.web.asking import Answer, Asking
 from kvstore.tools.web.running import WEB_CONNECTIONS_MAX
 from kvstore.tools.web.server import Web
+from kvstore.tools.web.strangers import Askers
 from tests.running import Place
 from tests.web.asked import Reply, Serve, Watching, get, until, url_of, with_web
 
@@ -47,7 +48,7 @@ def said(path: str, **report: Any) -> tuple[int, str]:
     """Status and text of an answer about a daemon that says this."""
 
     async def ask() -> tuple[int, str]:
-        web = Web(Scripted(**report), Listen("127.0.0.1", 0), "user", Gate(None))
+        web = Web(Scripted(**report), Listen("127.0.0.1", 0), Askers("user", Gate(None)))
         async with TestClient(TestServer(web.app())) as client, client.get(path) as response:
             return response.status, await response.text()
 

@@ -160,7 +160,9 @@ def test_off_is_no_process(place: Place, serve: Serve) -> None:
 def test_elsewhere_than_loopback_is_warned_of(place: Place) -> None:
     """One line says who can read names then, where they are for all; any Host header is right there."""
     for names, lines in (("user", 0), ("all", 1)):
-        with Watching(place.path / "s", "--names", names, listen="0.0.0.0:0") as web:
+        with Watching(
+            place.path / "s", "--set=security.plain=web", "--names", names, listen="0.0.0.0:0"
+        ) as web:
             url = web.url.replace("0.0.0.0", "127.0.0.1")
             assert get(url, "/live.json", Host="node7.example:9471").status == 200
         assert web.errors.count("whoever reaches it can read the names of models and tenants") == lines
@@ -214,7 +216,7 @@ def test_addresses() -> None:
 def test_wrong_usage_is_one_line(place: Place) -> None:
     """Exit code 2 for what is no address or turned off, 1 for a port that is taken, each with one line."""
     for arguments, said in (
-        (["--listen=nowhere"], "kvstore: web: --listen nowhere: allowed are ADDRESS:PORT"),
+        (["--listen=nowhere"], 'kvstore: --listen: web.listen = "nowhere": allowed are ADDRESS:PORT'),
         (["--listen="], 'kvstore: web: web.listen is "", which turns it off'),
         (["--set=web.listen=x:1"], "allowed are ADDRESS:PORT, [ADDRESS]:PORT and localhost:PORT"),
     ):

@@ -10,6 +10,8 @@ import sys
 
 from kvstore.daemon.beside.children import Lasting, in_force
 from kvstore.daemon.config.config import Config
+from kvstore.security.access import read_access
+from kvstore.security.tls import read_pem
 
 _OURS = (sys.executable, "-P", "-m", "kvstore")
 
@@ -22,6 +24,8 @@ def web_process(config: Config) -> Lasting:
         f"--names={config.web.names}",
         f"--socket={config.socket_path}",
         f"--child={config.log.level},{config.log.format}",
+        f"--access={config.security.access_file}",
+        *(("--tls", *map(str, config.web_tls)) if config.web_tls is not None else ()),
     ]
     return Lasting("kvstore web", command, bool(config.web.listen))
 
@@ -42,3 +46,12 @@ def grpc_process(config: Config) -> Lasting:
         f"--set=security.access_file={s.access_file}",
     ]
     return Lasting("kvstore grpc", command, bool(config.grpc.listen))
+
+
+def require_doors(config: Config) -> None:
+    """Raises StartError where a door could not let in who it should."""
+    files, access = config.security.tls_files, config.security.access_file
+    if files is not None and (config.grpc.listen or config.web_tls):
+        read_pem(files)
+    if access:
+        read_access(access)

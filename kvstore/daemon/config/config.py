@@ -44,6 +44,7 @@ from kvstore.constants import (
 )
 from kvstore.daemon.listening import parse_listen
 from kvstore.protocol.places import default_data_dir, default_socket
+from kvstore.security.tls import TlsFiles
 from kvstore.units import exact_bytes, parse_bytes
 from replication.formats.manifests import is_model_name
 from tiers.constants import ROW_BYTES, SLAB_ALIGN_BYTES, SLOT_BYTES_MIN
@@ -150,6 +151,14 @@ def binds(endpoint: str) -> bool:
     """Whether an endpoint is one of this node (an address, * or a socket file), and not the name of another."""
     tcp = _TCP.fullmatch(endpoint)
     return tcp is None or tcp["host"] == "*" or _is_address(tcp["six"] or tcp["host"])
+
+
+def is_open(endpoint: str) -> bool:
+    """Whether other machines may reach it."""
+    tcp = _TCP.fullmatch(endpoint)
+    if tcp is None or not binds(endpoint):
+        return False
+    return tcp["host"] == "*" or not ip_address(tcp["six"] or tcp["host"]).is_loopback
 
 
 def _is_address(host: str) -> bool:
@@ -365,6 +374,13 @@ class Security(Section):
     access_file: AbsolutePath | Literal[""] = ""
     plain: Annotated[tuple[Literal["web", "events"], ...], BeforeValidator(_listed)] = ()
 
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """None: no certificates."""
+        if not (self.certificate_file and self.key_file and self.ca_file):
+            return None
+        return TlsFiles(self.certificate_file, self.key_file, self.ca_file)
+
 
 class Traces(Section):
     """Spans of requests, for OpenTelemetry."""
@@ -395,6 +411,11 @@ class Config(Section):
     grpc: Grpc = Grpc()
     security: Security = Security()
     traces: Traces = Traces()
+
+    @property
+    def web_tls(self) -> TlsFiles | None:
+        """The page's certificates; None: it is HTTP."""
+        return None if "web" in self.security.plain else self.security.tls_files
 
     @property
     def models_dir(self) -> Path:
@@ -469,6 +490,7 @@ def misfits(config: Config) -> Iterator[tuple[str, str]]:
     if config.durable.rule == "cost" and not config.report.gpu_hour_price:
         yield "durable.rule", 'with "cost", report.gpu_hour_price must be set'
     yield from _event_misfits(config.events)
+    yield from _door_misfits(config)
     if len(set(nvme.directories)) < len(nvme.directories):
         yield "nvme.directories", "the same directory is listed twice"
     if config.data_dir in nvme.directories:
@@ -498,3 +520,27 @@ def _event_misfits(events: Events) -> Iterator[tuple[str, str]]:
             "events.replay_endpoint",
             "must be one of this node: allowed are tcp://ADDRESS:PORT, tcp://*:PORT and ipc:///PATH",
         )
+
+
+def _door_misfits(config: Config) -> Iterator[tuple[str, str]]:
+    """Nobody comes near from another machine without a certificate, unless that was meant."""
+    s, events = config.security, config.events
+    files = {"certificate_file": s.certificate_file, "key_file": s.key_file, "ca_file": s.ca_file}
+    missing = [name for name, value in files.items() if not value]
+    if missing and len(missing) < len(files):
+        yield f"security.{missing[0]}", f"{', '.join(files)}: allowed are all three, and none"
+        return
+    for door, listen in (("web", config.web.listen), ("grpc", config.grpc.listen)):
+        if listen and not parse_listen(listen).is_loopback and missing and door not in s.plain:
+            plain = f', security.plain = ["{door}"]' if door == "web" else ""
+            certificates = "certificates (security.certificate_file, key_file and ca_file)"
+            yield (
+                f"{door}.listen",
+                f"beyond this machine allowed with {certificates}{plain}; else 127.0.0.1:PORT",
+            )
+    for key, endpoint in (("endpoint", events.endpoint), ("replay_endpoint", events.replay_endpoint)):
+        if is_open(endpoint) and "events" not in s.plain:
+            yield (
+                f"events.{key}",
+                'beyond this machine allowed with security.plain = ["events"]; else tcp://127.0.0.1:PORT, ipc://',
+            )

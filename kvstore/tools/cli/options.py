@@ -85,12 +85,17 @@ def _within(
     return given
 
 
-def load_config(args: argparse.Namespace) -> Loaded:
-    """The configuration these arguments ask for. Raises CliError with every problem in it."""
+def load_config(args: argparse.Namespace, **more: str | None) -> Loaded:
+    """The configuration these arguments ask for. more: of flags of a command, by their keys with __ for the point. Raises CliError
+    with every problem in it."""
     from kvstore.daemon.config.config_sources import ConfigError, load
 
     absolute = {"data_dir": ("--data-dir", args.data_dir), "socket_path": ("--socket", args.socket)}
     flags = {key: (flag, str(path.absolute())) for key, (flag, path) in absolute.items() if path is not None}
+    for name, text in more.items():
+        if text is not None:
+            key = name.replace("__", ".")
+            flags[key] = (f"--{key.rpartition('.')[2]}", text)
     try:
         return load(args.config, args.set, flags)
     except ConfigError as error:

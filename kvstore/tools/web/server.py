@@ -55,6 +55,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import hdrs, web
@@ -63,12 +64,13 @@ from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S
 from kvstore.daemon.listening import Listen
 from kvstore.errors import NotKnown
 from kvstore.protocol.outcomes import MEANINGS
-from kvstore.security.identity import Gate
+from kvstore.security.tls import Tls
 from kvstore.tools.web.asking import Answer, Asking
 from kvstore.tools.web.collector import exposition, kind_of
 from kvstore.tools.web.history import History
-from kvstore.tools.web.strangers import Askers, Names
+from kvstore.tools.web.strangers import Askers
 
+WEB_CONNECTION_AGE_S = 600.0  # of one with a certificate, which may have expired meanwhile
 WEB_STEP_S_MAX = 3600  # of samples that are added up into one
 
 log = logging.getLogger("kvstore.web")
@@ -98,9 +100,11 @@ _HEADERS = {
 class Web:
     """All that is served of one daemon."""
 
-    def __init__(self, asking: Asking, listen: Listen, names_for: Names, gate: Gate) -> None:
+    def __init__(self, asking: Asking, listen: Listen, askers: Askers, tls: Tls | None = None) -> None:
         self._asking = asking
-        self._askers = Askers(names_for, gate)
+        self._askers = askers
+        self._tls = tls
+        self._since_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when a connection first asked
         names = ("localhost", "127.0.0.1", "::1", listen.host)
         self._names = frozenset(map(_name, names)) if listen.is_loopback else None
         self._history = History()
@@ -155,13 +159,28 @@ class Web:
     # -- requests --
 
     async def _answer(self, request: web.Request) -> web.Response:
+        if self._tls is not None and not self._is_current(self._tls, request.transport):
+            if request.transport is not None:
+                request.transport.abort()
+            return _line(401, "the certificates have changed: connect again")
         try:
             response = await self._routed(request)
         except Exception:
             log.exception("%s failed", request.path)
             response = _line(500, "a bug of kvstore: its log has more")
         response.headers.update(_HEADERS)
+        if self._tls is not None and self._age_of(request.transport) > WEB_CONNECTION_AGE_S:
+            response.force_close()
         return response
+
+    def _is_current(self, tls: Tls, transport: Any) -> bool:
+        """Whether its certificate was verified by the authorities of now."""
+        connection = transport.get_extra_info("ssl_object") if transport is not None else None
+        return connection is not None and connection.context is tls.newest()[1]
+
+    def _age_of(self, transport: Any) -> float:
+        now_s = self._asking.clock()
+        return 0.0 if transport is None else now_s - self._since_s.setdefault(transport, now_s)
 
     async def _routed(self, request: web.Request) -> web.Response:
         if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):

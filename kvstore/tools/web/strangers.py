@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from kvstore.errors import NotKnown
 from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Principal
+from kvstore.security.tls import identity_of
 
 Names = Literal["user", "all"]
 
@@ -44,9 +45,10 @@ class Askers:
         transport, token = request.transport, bearer(request.headers.get(hdrs.AUTHORIZATION))
         if transport is None:
             return None
+        shown = identity_of(transport.get_extra_info("ssl_object"))
         ours, theirs = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         try:
-            return self._gate.principal({}, theirs, ours, token)
+            return self._gate.principal(shown, theirs, ours, token)
         except NotKnown:
             if token is not None:
                 raise

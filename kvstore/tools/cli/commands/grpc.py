@@ -33,30 +33,33 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.daemon.listening import parse_listen
     from kvstore.errors import StartError
     from kvstore.security.identity import Gate
+    from kvstore.security.tls import Tls
 
     try:
         from kvstore.tools.rpc.server import Settings, serve
     except ImportError as error:
         raise CliError(f"grpc: {error.name} is missing: pip install 'kvstore-llm[grpc]'") from error
 
-    config = load_config(args).config
-    text = args.listen if args.listen is not None else config.grpc.listen
+    config = load_config(args, grpc__listen=args.listen).config
+    text = config.grpc.listen
     if not text:
         raise CliError(
             'grpc: grpc.listen is "", which turns it off: choose an address with --listen', exit_code=USAGE
         )
-    try:
-        listen = parse_listen(text)
-    except ValueError as error:
-        raise CliError(f"grpc: --listen {text}: {error}", exit_code=USAGE) from error
     level, form = config.log.level, config.log.format
     if args.child is not None:
         level, _, form = args.child.partition(",")
-    access = config.security.access_file
-    settings = Settings(listen, config.socket_path, config.grpc.connection_age_s, config.grpc.streams_max)
+    access, files = config.security.access_file, config.security.tls_files
     try:
         signals = process.begin()
         logs.configure(level, form)
+        settings = Settings(
+            parse_listen(text),
+            config.socket_path,
+            config.grpc.connection_age_s,
+            config.grpc.streams_max,
+            Tls(files).grpc_credentials() if files is not None else None,
+        )
         uvloop.run(
             serve(
                 settings,

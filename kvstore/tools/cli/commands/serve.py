@@ -49,6 +49,7 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
     import uvloop
 
     from kvstore import logs
+    from kvstore.daemon.beside.doors import require_doors
     from kvstore.daemon.config.regions_file import RegionsFileError
     from kvstore.daemon.process import memory_limits_in_words, require_threads
     from kvstore.daemon.regional import require_regions
@@ -60,6 +61,7 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         require_regions(config)  # files that are named, before anything is made
+        require_doors(config)
         require_threads(threads_needed(config))
         storage = open_storage(config)
         reread = partial(load_config, args)

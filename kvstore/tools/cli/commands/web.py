@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.options import add_config_arguments, load_config, socket_path, start_failure
-
-if TYPE_CHECKING:
-    from kvstore.tools.web.strangers import Names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDRESS:PORT", help="same as --set web.listen=ADDRESS:PORT")
     parser.add_argument("--names", choices=("user", "all"), help="same as --set web.names=…")
-    parser.add_argument("--child", metavar="LEVEL,FORMAT", help=argparse.SUPPRESS)  # of kvstore serve
+    for of_kvstore_serve in ("--child", "--access"):
+        parser.add_argument(of_kvstore_serve, help=argparse.SUPPRESS)
+    parser.add_argument("--tls", nargs=3, help=argparse.SUPPRESS)
     add_config_arguments(parser)
 
 
@@ -38,36 +37,31 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.daemon import process
     from kvstore.daemon.listening import parse_listen
     from kvstore.errors import StartError
+    from kvstore.security.identity import Gate
+    from kvstore.security.tls import Tls, TlsFiles
     from kvstore.tools.web.running import serve
 
-    text, level, form = args.listen, "info", "auto"
-    names_for: Names = args.names or "user"
     if args.child is not None:
         level, _, form = args.child.partition(",")
         if level not in ("debug", "info", "warning", "error") or form not in ("auto", "json", "console"):
             raise CliError(f"web: --child {args.child}: not a level and a format of the log", exit_code=USAGE)
-    elif text is None or args.socket is None:
-        config = load_config(args).config
-        text = text if text is not None else config.web.listen
-        names_for, level, form = args.names or config.web.names, config.log.level, config.log.format
+        text, names_for, path = args.listen, args.names, socket_path(args)
+        files, access = TlsFiles(*map(Path, args.tls)) if args.tls else None, args.access
+    else:
+        config = load_config(args, web__listen=args.listen, web__names=args.names).config
+        level, form = config.log.level, config.log.format
+        text, names_for, path = config.web.listen, config.web.names, config.socket_path
+        files, access = config.web_tls, config.security.access_file
     if not text:
         raise CliError(
             'web: web.listen is "", which turns it off: choose an address with --listen', exit_code=USAGE
         )
     try:
-        listen = parse_listen(text)
-    except ValueError as error:
-        raise CliError(f"web: --listen {text}: {error}", exit_code=USAGE) from error
-    path = socket_path(args)
-    try:
         signals = process.begin()
-    except StartError as error:
-        raise start_failure(error) from error
-    logs.configure(level, form)  # type: ignore[arg-type]  # those of the configuration
-    try:
-        asyncio.run(
-            serve(listen, names_for, path, args.child is not None, partial(print, flush=True), signals)
-        )
+        logs.configure(level, form)
+        security = Tls(files) if files is not None else None, Gate(Path(access) if access else None)
+        is_child, ready = args.child is not None, partial(print, flush=True)
+        asyncio.run(serve(parse_listen(text), names_for, path, security, is_child, ready, signals))
     except StartError as error:
         raise start_failure(error) from error
     return OK

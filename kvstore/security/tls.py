@@ -1,0 +1,229 @@
+"""Certificates of this node's doors: read, looked at once, and read again when their files change.
+
+    certificate, key, CA ──▶ Pem, if they fit ──┬─▶ gRPC: a fetcher, asked for each connection
+                                                ╰─▶ the page: an SSLContext, chosen for each connection
+
+Every client must have a certificate that the CA has signed. What does not fit at a start is one line, and no start; later the
+certificates that were good stay in use, and the log has the line. A connection is as good as the certificates were that it began
+with: doors give connections an age, and no session is resumed, so that a CA taken out is out for good after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvstore.constants import CONFIG_FILE_BYTES_MAX
+from kvstore.errors import StartSettingError
+from kvstore.security.watched import Watched
+from tiers.reading import Unreadable, read_bytes
+
+if TYPE_CHECKING:
+    import grpc
+
+log = logging.getLogger("kvstore.security")
+
+
+class TlsError(StartSettingError):
+    """The certificates cannot be used."""
+
+
+class TlsFiles(NamedTuple):
+    """Where they are. ca: of those who sign the clients' certificates."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+
+class Pem:
+    """What is in them. Without a repr: there is a key in it."""
+
+    def __init__(self, certificate: bytes, key: bytes, ca: bytes) -> None:
+        self.certificate, self.key, self.ca = certificate, key, ca
+
+
+def read_pem(files: TlsFiles) -> tuple[Pem, ssl.SSLContext]:
+    """With the context that proves that they fit. Raises TlsError."""
+    _require_private(files.key)
+    pem = Pem(
+        _part(files.certificate, b"CERTIFICATE-----"),
+        _part(files.key, b"PRIVATE KEY-----"),
+        _part(files.ca, b"CERTIFICATE-----"),
+    )
+    context = _own(files, pem)
+    try:
+        context.load_verify_locations(cadata=pem.ca.decode(errors="replace"))
+    except (ssl.SSLError, ValueError) as error:
+        raise TlsError(f"{files.ca}: not certificates in PEM: {_why(error)}") from error
+    if not context.cert_store_stats()["x509_ca"]:
+        raise TlsError(
+            f"{files.ca}: no certificate of an authority in it, which could have signed a client's"
+        )
+    context.verify_mode = ssl.CERT_REQUIRED
+    return pem, context
+
+
+class Tls:
+    """Certificates as their files are now. For several threads."""
+
+    def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises TlsError."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._watched = Watched(files, clock)
+        self._watched.has_changed()
+        self._pem, self._context = read_pem(files)
+        if problem := problem_of(files, self._pem):
+            log.warning("%s: clients will refuse it: %s", files.certificate, problem)
+
+    def newest(self) -> tuple[Pem, ssl.SSLContext]:
+        """The same objects until the files change."""
+        with self._lock:
+            if self._watched.has_changed():
+                try:
+                    self._pem, self._context = read_pem(self._files)
+                    log.info("certificates are read again", extra={"file": str(self._files.certificate)})
+                except TlsError as error:
+                    log.error("security: %s; those that were read before stay in use", error)
+            return self._pem, self._context
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For a port of a gRPC server."""
+        import grpc
+
+        def configuration(pem: Pem) -> Any:
+            return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
+
+        sent = self._pem
+
+        def fetch() -> Any:
+            nonlocal sent
+            pem, _ = self.newest()
+            if pem is sent:
+                return None
+            sent = pem
+            return configuration(pem)
+
+        return grpc.dynamic_ssl_server_credentials(configuration(sent), fetch, True)
+
+    def page_context(self) -> ssl.SSLContext:
+        """For an HTTP server. Each connection gets the newest."""
+        _, context = read_pem(self._files)
+
+        def choose(connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self.newest()[1]
+
+        context.sni_callback = choose  # OpenSSL asks it without a name, too
+        return context
+
+
+def identity_of(connection: ssl.SSLObject | None) -> dict[str, list[bytes]]:
+    """What a connection's certificate says, as gRPC has it in an auth context; nothing without TLS."""
+    if connection is None:
+        return {}
+    shown: Any = connection.getpeercert() or {}
+    uris = [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+    names = [value for part in shown.get("subject", ()) for kind, value in part if kind == "commonName"]
+    return {
+        "transport_security_type": [b"ssl"],
+        "peer_spiffe_id": [uri.encode() for uri in uris if uri.startswith("spiffe:")],
+        "x509_common_name": [name.encode() for name in names],
+    }
+
+
+def problem_of(files: TlsFiles, pem: Pem) -> str:
+    """Why whoever trusts this certificate would refuse it: it has expired, is not valid yet, is not a server's. "" where not."""
+    server = _own(files, pem)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cadata=pem.certificate.decode(errors="replace"))
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    try:
+        for side in sides * 3:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return str(error.verify_message)
+    except ssl.SSLError as error:
+        return _why(error)
+    return ""
+
+
+def _own(files: TlsFiles, pem: Pem) -> ssl.SSLContext:
+    """Of a server with this certificate. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # a resumed session would not be verified again
+    try:
+        with _in_memory(pem.certificate) as certificate, _in_memory(pem.key) as key:
+            context.load_cert_chain(certificate, key, password=_refused)
+    except _Encrypted as error:
+        raise TlsError(f"{files.key}: the key is encrypted: allowed are keys without a password") from error
+    except (ssl.SSLError, ValueError, OSError) as error:
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise TlsError(f"{files.key}: not the key of {files.certificate}") from error
+        raise TlsError(f"{files.certificate} or its key: not PEM that can be used: {_why(error)}") from error
+    return context
+
+
+class _Encrypted(Exception):
+    """A password would be needed."""
+
+
+def _refused() -> str:
+    raise _Encrypted
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path for OpenSSL, which reads files only; what was read once is what is used."""
+    fd = os.memfd_create("kvstore")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _part(path: Path, mark: bytes) -> bytes:
+    try:
+        content = read_bytes(path, CONFIG_FILE_BYTES_MAX)
+    except Unreadable as error:
+        raise TlsError(str(error)) from error
+    if mark not in content:
+        raise TlsError(
+            f"{path}: not in PEM: a part that begins with -----BEGIN and {mark.decode()} is required"
+        )
+    return content
+
+
+def _require_private(key: Path) -> None:
+    """A group may read a key of root's: so Kubernetes projects it."""
+    try:
+        found = key.stat()
+    except OSError as error:
+        raise TlsError(f"{key}: {error.strerror}") from error
+    allowed = 0o640 if found.st_uid == 0 else 0o600
+    if stat.S_IMODE(found.st_mode) & 0o077 & ~allowed:
+        raise TlsError(
+            f"{key}: others may read the key (mode {stat.S_IMODE(found.st_mode):04o}): allowed is {allowed:04o}"
+        )
+
+
+def _why(error: Exception) -> str:
+    """In words, and nothing of the content."""
+    return str(
+        getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
+    ).lower()
