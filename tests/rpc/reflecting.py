@@ -21,7 +21,7 @@ class Reflecting:
     """Of one server. token: that it shows with each call."""
 
     def __init__(self, target: str, token: str = "") -> None:
-        self.metadata = [("authorization", f"Bearer {token}")] if token else []
+        self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
         channel = grpc.insecure_channel(target)
         self.channel = channel
         with_token = grpc.intercept_channel(channel, _Shown(self.metadata))
@@ -59,7 +59,7 @@ class Reflecting:
             info = error_details_pb2.ErrorInfo()
             if status is not None:
                 status.details[0].Unpack(info)
-            return error.code().name, info.reason, error.details()
+            return str(error.code().name), info.reason, str(error.details())
         raise AssertionError(f"{name} answers {answer}")
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 class _Shown(grpc.StreamStreamClientInterceptor):
-    def __init__(self, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
         self._metadata = metadata
 
     def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
@@ -95,6 +95,6 @@ class _Shown(grpc.StreamStreamClientInterceptor):
 
 
 class _Details(grpc.ClientCallDetails):
-    def __init__(self, method: str, timeout: float | None, metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, method: str, timeout: float | None, metadata: tuple[tuple[str, str], ...]) -> None:
         self.method, self.timeout, self.metadata = method, timeout, metadata
         self.credentials = self.wait_for_ready = self.compression = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -19,7 +20,8 @@ from kvstore.errors import BadRequest, LimitExceeded, NotAllowed, NotFound, Unav
 from kvstore.security.principals import EVERYTHING, Principal
 from kvstore.tools.rpc import operations
 from kvstore.tools.rpc.calls import Call
-from kvstore.tools.rpc.operations import JSON, Operations, word
+from kvstore.tools.rpc.commands import JSON, word
+from kvstore.tools.rpc.operations import Operations
 from kvstore.v1.types_pb2 import Operation
 from tests.region.regions import until
 from tests.running import Daemon, Place, environment
@@ -33,7 +35,13 @@ CALL = call_of(Principal(0, 1, EVERYTHING))
 VIEWER = call_of(Principal(-1, 0, frozenset({"view"}), "a viewer"))
 TENANT = call_of(Principal(-1, 0, EVERYTHING, "a tenant's", "acme"))
 SHOW = ["config", "show", JSON]
-SETTINGS = {"regions_file": "/a/file", "region": "eu", "log.level": "debug"}
+SETTINGS = {
+    **dict.fromkeys(operations._FOR_COMMANDS, "/a/file"),
+    "region": "eu",
+    "models.nvme_bytes": "0",
+    "log.level": "debug",
+    **{name: "0" for name in operations._FOR_COMMANDS if name.endswith("price")},
+}
 
 
 @pytest.fixture
@@ -72,9 +80,13 @@ def children() -> set[int]:
     return found
 
 
+async def begin(known: Operations, subject: str, *words: str) -> Operation:
+    return copy.deepcopy(await known.begin(CALL, subject, list(words)))
+
+
 async def ended(known: Operations, name: str) -> list[Operation]:
     """All that is told of one, to its end."""
-    return [state async for state in known.watch(CALL, name)]
+    return [copy.deepcopy(state) async for state in known.get(CALL, name).states()]
 
 
 def test_watched_to_its_end() -> None:
@@ -82,7 +94,7 @@ def test_watched_to_its_end() -> None:
     comes later."""
 
     async def work(known: Operations) -> None:
-        begun = await known.begin(CALL, "a subject", *SHOW)
+        begun = await begin(known, "a subject", *SHOW)
         assert (begun.method, begun.subject) == ("ModelService/PreloadModel", "a subject")
         assert begun.state == Operation.STATE_RUNNING
         assert begun.HasField("begun") and not begun.HasField("ended")
@@ -103,16 +115,16 @@ def test_failed_with_its_line(tmp_path: Path) -> None:
 
     async def work(known: Operations) -> None:
         words = ["model", "show", "nowhere", f"--to=file://{tmp_path}", JSON]
-        begun = await known.begin(CALL, "nowhere", *words)
+        begun = await begin(known, "nowhere", *words)
         last = (await ended(known, begun.id))[-1]
         assert (last.state, last.exit_code, last.document_json) == (Operation.STATE_FAILED, 3, "")
         assert "no model nowhere" in last.problem and "\n" not in last.problem
         with pytest.raises(NotFound, match="no model nowhere"):
-            await known.ask(CALL, *words)
+            await known.ask(CALL, words)
         with pytest.raises(BadRequest, match="allowed are s3"):
-            await known.ask(CALL, "model", "show", "nowhere", "--to=ftp://x", JSON)
+            await known.ask(CALL, ["model", "show", "nowhere", "--to=ftp://x", JSON])
         with pytest.raises(Unavailable, match="is it running"):
-            await known.ask(CALL, "ping", f"--socket={tmp_path / 'none'}")
+            await known.ask(CALL, ["ping", f"--socket={tmp_path / 'none'}"])
 
     run(work)
 
@@ -121,7 +133,7 @@ def test_what_a_killed_one_says() -> None:
     """An operation whose process is killed from outside has failed, and names the signal."""
 
     async def work(known: Operations) -> None:
-        begun = await known.begin(CALL, "", *SHOW)
+        begun = await begin(known, "", *SHOW)
         while not children():
             await asyncio.sleep(0.001)
         os.kill(children().pop(), signal.SIGKILL)
@@ -135,7 +147,7 @@ def test_cancelled(patience: list[str]) -> None:
     """Cancelled, an operation ends, and its process with it, by who has the right to begin it; afterwards, nothing happens."""
 
     async def work(known: Operations) -> None:
-        begun = await known.begin(CALL, "", *patience)
+        begun = await begin(known, "", *patience)
         with pytest.raises(NotAllowed, match="admin"):
             known.cancel(VIEWER, begun.id)
         known.cancel(CALL, begun.id)
@@ -145,7 +157,7 @@ def test_cancelled(patience: list[str]) -> None:
         assert known.cancel(CALL, begun.id).state == Operation.STATE_CANCELLED
         with pytest.raises(NotFound):
             known.cancel(CALL, "another")
-        for hidden in (known.get, known.watch, known.cancel):  # from who asks as a tenant
+        for hidden in (known.get, known.cancel):  # from who asks as a tenant
             with pytest.raises(NotFound, match=begun.id):
                 hidden(TENANT, begun.id)
         assert known.newest(TENANT) == []
@@ -158,7 +170,7 @@ def test_one_that_hangs_is_killed(patience: list[str], monkeypatch: pytest.Monke
     monkeypatch.setattr(operations, "KILL_AFTER_S", 0.2)
 
     async def work(known: Operations) -> None:
-        begun = await known.begin(CALL, "", *patience)
+        begun = await begin(known, "", *patience)
         while not children():
             await asyncio.sleep(0.01)
         os.kill(children().pop(), signal.SIGSTOP)
@@ -188,7 +200,7 @@ def test_a_process_inherits_nothing(
 
     async def work(known: Operations) -> None:
         before = open_files(os.getpid())
-        begun = await known.begin(CALL, "", *patience)
+        begun = await begin(known, "", *patience)
         while not children():
             await asyncio.sleep(0.01)
         look(before)
@@ -208,9 +220,9 @@ def test_no_more_than_so_many(patience: list[str], monkeypatch: pytest.MonkeyPat
     async def work(known: Operations) -> None:
         begun = []
         for _ in range(3):
-            begun.append(await known.begin(CALL, "", *patience))
+            begun.append(await begin(known, "", *patience))
             with pytest.raises(LimitExceeded, match="1 operation at a time"):
-                await known.begin(CALL, "", *patience)
+                await begin(known, "", *patience)
             known.cancel(CALL, begun[-1].id)
             await ended(known, begun[-1].id)
         assert [one.id for one in known.newest(CALL)] == [begun[2].id, begun[1].id]
@@ -224,7 +236,7 @@ def test_a_call_that_is_given_up_ends_its_process(patience: list[str]) -> None:
     """A short command ends with the call that waits for it."""
 
     async def work(known: Operations) -> None:
-        asking = asyncio.create_task(known.ask(CALL, *patience))
+        asking = asyncio.create_task(known.ask(CALL, patience))
         while not children():
             await asyncio.sleep(0.01)
         asking.cancel()
@@ -241,14 +253,15 @@ def test_too_long_a_document_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(operations, "DOCUMENT_BYTES_MAX", 50)
 
     async def work(known: Operations) -> None:
-        begun = await known.begin(CALL, "", *SHOW)
+        begun = await begin(known, "", *SHOW)
         last = (await ended(known, begun.id))[-1]
         assert (last.state, last.problem) == (Operation.STATE_FAILED, "its document has more than 50 bytes")
 
     run(work)
 
 
-OWNER = """
+OWNER = f"""
+SETTINGS = {SETTINGS}
 import asyncio, sys
 import uvloop
 from kvstore.security.principals import EVERYTHING, Principal
@@ -256,11 +269,11 @@ from kvstore.tools.rpc.calls import Call
 from kvstore.tools.rpc.operations import Operations
 
 async def settings(_):
-    return {"regions_file": "/a/file"}
+    return SETTINGS
 
 async def whole():
     call = Call("ModelService/PreloadModel", Principal(0, 1, EVERYTHING), 1e9, None)
-    await Operations(settings).begin(call, "", *sys.argv[1:])
+    await Operations(settings).begin(call, "", sys.argv[1:])
     await asyncio.sleep(3600)
 
 uvloop.run(whole())

@@ -21,7 +21,7 @@ import pytest
 from kvstore.client import Client
 from tests.region.regions import arguments, chain, init, read, regions_file, space_of, store, until
 from tests.rpc.reflecting import Reflecting
-from tests.running import TIMEOUT_S, Place, daemons, environment, kvstore
+from tests.running import ROOT, TIMEOUT_S, Place, daemons, environment, kvstore
 
 ROLES = {
     "viewer": ["read"],
@@ -32,7 +32,6 @@ ROLES = {
 }
 TENANTS = ("acme", "rival")
 SERVICES = ("ModelService", "RegionService", "ReportService", "NodeService")
-OURS = "tests/rpc"
 
 
 def access_file(path: Path) -> Path:
@@ -304,7 +303,7 @@ def test_roles_refuse(world: World, admin: Reflecting) -> None:
 def _comments() -> dict[str, str]:
     """Of each method, what stands above it in proto/."""
     found = {}
-    for path in Path("proto/kvstore/v1").glob("*.proto"):
+    for path in (ROOT / "proto/kvstore/v1").glob("*.proto"):
         service, above = "", ""
         for line in path.read_text().splitlines():
             if match := re.match(r"service (\w+)", line):

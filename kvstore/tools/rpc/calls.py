@@ -149,9 +149,9 @@ class Calls:
     ) -> grpc.GenericRpcHandler:
         """raw: methods whose requests stay bytes. name: in place of the service's own."""
         handlers = {
-            method.name: self._handler(method, getattr(servicer, _snake(method.name)), method.name in raw)
+            method.name: self._handler(method, getattr(servicer, snake(method.name)), method.name in raw)
             for method in service.methods
-            if hasattr(servicer, _snake(method.name))
+            if hasattr(servicer, snake(method.name))
         }
         return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
 
@@ -274,5 +274,6 @@ def _serialized(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
+    """ListModels -> list_models."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

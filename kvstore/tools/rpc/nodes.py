@@ -65,10 +65,10 @@ class Nodes:
         return pb.ListOperationsResponse(operations=self._operations.newest(call))
 
     async def get_operation(self, call: Call, request: pb.GetOperationRequest) -> pb.GetOperationResponse:
-        return pb.GetOperationResponse(operation=self._operations.get(call, request.id))
+        return pb.GetOperationResponse(operation=self._operations.get(call, request.id).told)
 
     async def watch_operation(self, call: Call, request: pb.WatchOperationRequest) -> None:
-        async for state in self._operations.watch(call, request.id):
+        async for state in self._operations.get(call, request.id).states():
             await call.write(pb.WatchOperationResponse(operation=state))
 
     async def cancel_operation(

@@ -28,15 +28,15 @@ from kvstore.daemon.process import Signals
 from kvstore.errors import StartError
 from kvstore.security.identity import Gate
 from kvstore.tools.beside import bound, until_ended
+from kvstore.tools.rpc import models, regions
 from kvstore.tools.rpc.cache import Cache
 from kvstore.tools.rpc.calls import Call, Calls
-from kvstore.tools.rpc.models import Models
+from kvstore.tools.rpc.commands import Commands
 from kvstore.tools.rpc.node import Node
 from kvstore.tools.rpc.nodes import Nodes
 from kvstore.tools.rpc.operations import Operations
-from kvstore.tools.rpc.regions import Regions
 from kvstore.tools.rpc.reports import Reports
-from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, regions_pb2, reports_pb2
+from kvstore.v1 import cache_pb2, nodes_pb2, reports_pb2
 
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
 METADATA_BYTES_MAX = 16 * 1024
@@ -92,8 +92,8 @@ def servicers(node: Node, operations: Operations, settings: Settings) -> Mapping
     """What is served, besides health and reflection."""
     return {
         cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, settings.streams_max),
-        models_pb2.DESCRIPTOR.services_by_name["ModelService"]: Models(node, operations),
-        regions_pb2.DESCRIPTOR.services_by_name["RegionService"]: Regions(operations),
+        models.SERVICE: models.Models(node, operations),
+        regions.SERVICE: Commands(regions.SERVICE, operations, regions.WORDS),
         reports_pb2.DESCRIPTOR.services_by_name["ReportService"]: Reports(node),
         nodes_pb2.DESCRIPTOR.services_by_name["NodeService"]: Nodes(node, operations),
     }
