@@ -57,9 +57,14 @@ def column_sizes(columns: bytes, size_bytes: int) -> list[int]:
     return sizes
 
 
+def column_runs(columns: bytes) -> list[tuple[int, int]]:
+    """How many columns, and the bytes of each, in order."""
+    return list(_RUN.iter_unpack(columns))
+
+
 def described(columns: bytes, size_bytes: int) -> str:
     """For people: 8*65536+8*32768 bytes."""
-    runs = list(_RUN.iter_unpack(columns)) or [(1, size_bytes)]
+    runs = column_runs(columns) or [(1, size_bytes)]
     return "+".join(f"{count}*{size}" for count, size in runs)
 
 

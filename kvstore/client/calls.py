@@ -252,9 +252,10 @@ class Calls:
         wait_s: float = 0.0,
         ticket: int = 0,
         parent: bytes = b"",
+        sums: bool = False,
     ) -> ReadLease:
         """Hold blocks in DRAM for reading, promoting them from slower tiers. ticket, parent: as in `reserve`;
-        without its parent a block within a prompt is not found in a region's bucket.
+        without its parent a block within a prompt is not found in a region's bucket. sums: the lease has checksums.
 
         Answers when all are ready or known to be misses, at the latest after wait_s (at most
         60 s): then `pending` tells that some are on their way. It is true as well where the
@@ -263,7 +264,7 @@ class Calls:
         others open it may be none, at once. 1 to 512 hashes.
         """
         self._require_arena()
-        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent), self._deadline(wait_s)
+        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent, sums), self._deadline(wait_s)
         with self._locked(deadline):
             connection, lease = self._acquired(namespace, make, deadline)
             return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
@@ -664,7 +665,7 @@ class Calls:
     def _acquired(self, space: Namespace, make: Make, deadline: float) -> tuple[Connection, SlotLease]:
         connection = self._connect(deadline)
         a = self._ask(connection, (space,), make, deadline)
-        return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending)
+        return connection, SlotLease(self, connection, a.lease, a.tiers, a.extents, a.pending, a.checksums)
 
     def _opened(
         self, connection: Connection, grant: Grant, start_bytes: int, size_bytes: int, writing: bool = False
@@ -744,7 +745,9 @@ def require_run(space: Namespace, hashes: Sequence[bytes], parent: bytes) -> Non
     )
 
 
-def _acquiring(space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, parent: bytes) -> Make:
+def _acquiring(
+    space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket: int, parent: bytes, sums: bool = False
+) -> Make:
     """The request. Raises Refused."""
     require_hashes(hashes, LEASE_HASHES_MAX)
     require_number("wait_s", wait_s, WAIT_S_MAX)
@@ -752,7 +755,7 @@ def _acquiring(space: Namespace, hashes: Sequence[bytes], wait_s: float, ticket:
     require(parent == b"" or len(parent) == space.hash_bytes, f"parent: 0 or {space.hash_bytes} bytes")
 
     def make(w: Any, ids: list[int]) -> frames.Request:
-        return w.Acquire(ids[0], joined, wait_ms, ticket, parent)  # type: ignore[no-any-return]
+        return w.Acquire(ids[0], joined, wait_ms, ticket, parent, sums)  # type: ignore[no-any-return]
 
     _require_call((space,), make)
     return make

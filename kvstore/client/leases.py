@@ -81,13 +81,21 @@ class Grant:
 class SlotLease:
     """Slots for other processes to fill or to read. grant: what they open. positions: of the hashes that have a
     slot, ascending. tiers: where each block to be read was when asked for. partial: no room for the rest of the
-    blocks to be written; or, of those to be read, some are on their way (see ReadLease)."""
+    blocks to be written; or, of those to be read, some are on their way (see ReadLease). checksums: as in ReadLease."""
 
-    __slots__ = ("_client", "_connection", "_number", "grant", "partial", "positions", "tiers")
+    __slots__ = ("_client", "_connection", "_number", "checksums", "grant", "partial", "positions", "tiers")
 
     def __init__(
-        self, client: Home, connection: Connection, number: int, tiers: bytes, extents: Extents, partial: bool
+        self,
+        client: Home,
+        connection: Connection,
+        number: int,
+        tiers: bytes,
+        extents: Extents,
+        partial: bool,
+        checksums: bytes = b"",
     ) -> None:
+        self.checksums = checksums
         self._client = client
         self._connection: Connection | None = connection if number else None  # None once closed
         self._number = number
@@ -263,10 +271,10 @@ class ReadLease:
 
     slots: one per hash, None for a miss. pending: some are None only because they are still
     on their way from a slower tier, or because one connection may not hold as much at once:
-    release, and ask again for those behind `leading`.
+    release, and ask again for those behind `leading`. checksums: of those that are there, in order, where they were wanted.
     """
 
-    __slots__ = ("_lease", "_opened", "pending", "slots")
+    __slots__ = ("_lease", "_opened", "checksums", "pending", "slots")
 
     def __init__(self, lease: SlotLease, opened: GrantedSlots) -> None:
         """opened: whole records, to read."""
@@ -275,6 +283,8 @@ class ReadLease:
         for slot in _slots(lease, opened):
             self.slots[slot.index] = slot
         self.pending = lease.partial
+        size, joined = CHECKSUM_BYTES, lease.checksums
+        self.checksums = [joined[at : at + size] for at in range(0, len(joined), size)]
 
     def valid(self) -> bool:
         """After copying: whether every slot held its record all the while. Costs no call.

@@ -476,8 +476,9 @@ class Caller:
                     f"{count} hashes for {len(request.digests)} namespaces: at most {count_max} are allowed"
                 )
             numbers.append(namespace.id)
-        places, outcomes = yield from self._engine.explain_steps(numbers, request.hashes)
-        return frames.Explained(places, bytes(outcomes))
+        found = yield from self._engine.explain_steps(numbers, request.hashes, request.leading)
+        places, outcomes, load_s = found
+        return frames.Explained(places, bytes(outcomes), load_s)
 
     # -- leases --
 
@@ -566,7 +567,14 @@ class Caller:
         )  # the latter: what is begun now goes on
         try:
             lease = self._engine.acquire(
-                session, request.namespace, hashes, ready, request.parent, request.ticket, patience_s
+                session,
+                request.namespace,
+                hashes,
+                ready,
+                request.parent,
+                request.ticket,
+                patience_s,
+                request.sums,
             )
         except Exception:
             if later.answer is None:

@@ -284,14 +284,20 @@ class Engine(Parts):
         namespace = self.namespaces.get(number) if block_hash else None
         self.accounts.settle(ticket, tokens, namespace, block_hash)
 
-    def explain_steps(self, namespaces: list[int], hashes: bytes) -> Steps[tuple[list[bytes], list[int]]]:
-        """Where each block is in each namespace, and the outcome it would have now. Counts nothing."""
+    def explain_steps(
+        self, namespaces: list[int], hashes: bytes, leading: bool = False
+    ) -> Steps[tuple[list[bytes], list[int], float]]:
+        """Where each block is in each namespace, the outcome it would have now, and how long loading those that would hit
+        takes. leading: up to the first that misses, and without the places. Counts nothing."""
         spaces, _ = self._asked(namespaces, hashes)
         places: list[bytes] = []
-        for namespace in spaces:
+        for namespace in () if leading else spaces:
             places.append((yield from forest.residency_steps(namespace, hashes)))
-        found = yield from self.lookups.find_steps(Lookup(spaces, hashes, NOBODY_IN_PARTICULAR))
-        return places, (yield from self.accounts.judge_steps(spaces, hashes, found))
+        asked = Lookup(spaces, hashes, NOBODY_IN_PARTICULAR)
+        found = yield from self.lookups.find_steps(asked)
+        load_s = yield from self.lookups.load_steps(asked, found)
+        judged = hashes[: (found.usable + 1) * spaces[0].hash_bytes] if leading else hashes
+        return places, (yield from self.accounts.judge_steps(spaces, judged, found)), load_s
 
     def report(self, since_s: float, skip: int = 0) -> answers.EngineReport:
         """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
@@ -323,6 +329,7 @@ class Engine(Parts):
         parent: bytes = b"",
         ticket: int = 0,
         patience_s: float = math.inf,
+        sums: bool = False,
     ) -> ReadLease:
         """Pin blocks for reading, promoting what is not in DRAM; `on_ready` is called once. parent: see `reserve`.
         What cannot be there before `patience_s` is over is not loaded.
@@ -332,9 +339,8 @@ class Engine(Parts):
         """
         namespace = self.namespaces.get(number)
         asked = self._split(namespace, hashes, parent)
-        lease = ReadLease(
-            self._next_lease(), namespace, len(asked), lambda lease: self._answer(session, lease, on_ready)
-        )
+        finish = partial(self._answer, session, on_ready)
+        lease = ReadLease(self._next_lease(), namespace, len(asked), finish, sums)
         session.leases[lease.number] = lease
         lease.outstanding = 1  # so that it cannot finish before all are asked for
         blocks = self.blocks
@@ -703,7 +709,7 @@ class Engine(Parts):
         tiers = [name for bit, name in ((IN_DRAM, "dram"), (IN_NVME, "nvme")) if where & bit]
         return cast(answers.Prefix, asdict(prefix) | {"tiers": tiers})
 
-    def _answer(self, session: Session, lease: ReadLease, on_ready: Callable[[Acquired], None]) -> None:
+    def _answer(self, session: Session, on_ready: Callable[[Acquired], None], lease: ReadLease) -> None:
         slots = [block.slot for block in lease.blocks if block is not None]
         tiers = lease.tiers
         if len(slots) < len(tiers):
@@ -723,7 +729,8 @@ class Engine(Parts):
         pending = lease.outstanding > 0
         self.counters.expired_acquires += pending
         extents = self._extents(lease.namespace, slots)
-        on_ready(Acquired(lease.number if slots else 0, bytes(tiers), extents, pending))
+        sums = b"".join(self.arena.record(slot).checksum for slot in slots) if lease.sums else b""
+        on_ready(Acquired(lease.number if slots else 0, bytes(tiers), extents, pending, sums))
 
     def _extents(self, namespace: Namespace, slots: Sequence[int]) -> Extents:
         slot_bytes = max(namespace.slot_bytes, self.arena.layout.slot_bytes_min)

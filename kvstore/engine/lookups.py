@@ -18,7 +18,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from kvstore.constants import STEP_BLOCKS
-from kvstore.health.breakeven import BreakEven, Slow
+from kvstore.health.breakeven import BreakEven, Priced, Slow
 from kvstore.index import forest
 from kvstore.index.block import Namespace
 from kvstore.ledger.accounts import Asking, Found
@@ -100,6 +100,20 @@ class Lookups:
         for namespace in asked.namespaces:
             run = run[: forest.held_or_coming(namespace, run)]
         return len(run)
+
+    def load_steps(self, asked: Lookup, found: Found) -> Steps[float]:
+        """How long it takes, as far as is known, until DRAM has all that is to be used. Sources load side by side."""
+        loads: dict[Priced, tuple[int, int]] = {}  # records and bytes
+        if found.usable and (self._devices or self._shared):
+            slow = yield from self._slow(asked, found.held - found.shared, found.held)
+            for at, (_, source, size_bytes) in enumerate(
+                slow[: bisect_left(slow, found.usable, key=_position)], 1
+            ):
+                records, before_bytes = loads.get(source, (0, 0))
+                loads[source] = records + 1, before_bytes + size_bytes
+                if at % STEP_BLOCKS == 0:
+                    yield
+        return max((source.load_s(*load) for source, load in loads.items()), default=0.0)
 
     def note(self, asked: Lookup, found: Found) -> None:
         """A client was told of it: learn its prefill rate, and remember what was refused."""

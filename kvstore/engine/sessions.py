@@ -56,11 +56,18 @@ class WriteLease:
 class ReadLease:
     """Blocks pinned for one client; `settle` is called once for each that was not ready."""
 
-    __slots__ = ("_finish", "blocks", "finished", "namespace", "number", "outstanding", "tiers")
+    __slots__ = ("_finish", "blocks", "finished", "namespace", "number", "outstanding", "sums", "tiers")
 
     def __init__(
-        self, number: int, namespace: Namespace, count: int, finish: Callable[[ReadLease], None]
+        self,
+        number: int,
+        namespace: Namespace,
+        count: int,
+        finish: Callable[[ReadLease], None],
+        sums: bool = False,
     ) -> None:
+        """sums: whether the checksums are wanted."""
+        self.sums = sums
         self.number = number
         self.namespace = namespace
         self.blocks: list[Block | None] = [None] * count

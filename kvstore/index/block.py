@@ -36,7 +36,7 @@ from kvstore.index.stretch import Stretch
 from kvstore.index.table import BlockTable
 from kvstore.protocol import answers
 from kvstore.protocol.residency_bits import IN_ANY, IN_DRAM, IN_NVME
-from tiers.checksum import column_sizes
+from tiers.checksum import column_runs, column_sizes
 from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import slot_bytes_for
 
@@ -268,7 +268,9 @@ class Namespace:
         return {
             "digest": self.digest.hex(),
             "record_bytes": self.record_bytes,
+            "hash_bytes": self.hash_bytes,
             "columns": self.column_count,
+            "column_runs": column_runs(self.spec.columns),
             "block_tokens": self.spec.block_tokens,
             "blocks": len(self.blocks),
             "fields": self.spec.fields,

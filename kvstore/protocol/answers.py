@@ -104,9 +104,13 @@ class Session(SmallSession):
 
 
 class Namespace(TypedDict):
+    """column_runs: (how many columns, bytes of each), in order; none: one column."""
+
     digest: str
     record_bytes: int
+    hash_bytes: int
     columns: int
+    column_runs: list[tuple[int, int]]
     block_tokens: int
     blocks: int
     fields: dict[str, str]

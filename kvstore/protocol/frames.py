@@ -136,13 +136,14 @@ class Commit(msgspec.Struct, array_like=True, tag=6):
 
 class Acquire(msgspec.Struct, array_like=True, tag=7):
     """Hold blocks for reading, waiting at most wait_ms for slower tiers. ticket, parent: as in Reserve; shared levels
-    find a block within a prompt by its parent. Answer: Acquired."""
+    find a block within a prompt by its parent. sums: their checksums are wanted. Answer: Acquired."""
 
     namespace: _Id
     hashes: bytes
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS_MAX)]
     ticket: _Id = 0
     parent: bytes = b""
+    sums: bool = False
 
 
 class Release(msgspec.Struct, array_like=True, tag=8):
@@ -182,13 +183,15 @@ class Settle(msgspec.Struct, array_like=True, tag=13):
 
 
 class Explain(msgspec.Struct, array_like=True, tag=14):
-    """What would become of each of these blocks, were they looked up now? Answer: Explained."""
+    """What would become of each of these blocks, were they looked up now? leading: only those up to the first that would miss,
+    it included, without their residency. Answer: Explained."""
 
     digests: Annotated[
         list[Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]],
         Meta(min_length=1, max_length=LOOKUP_NAMESPACES_MAX),
     ]
     hashes: bytes
+    leading: bool = False
 
 
 class Report(msgspec.Struct, array_like=True, tag=15):
@@ -454,12 +457,14 @@ class Reserved(msgspec.Struct, array_like=True, tag=68):
 class Acquired(msgspec.Struct, array_like=True, tag=69):
     """tiers: one byte a hash: where it was when asked for, and is in the next slot of `extents`; 0 for a miss.
     pending: some are missing only because they are still on the way, or because the connection may hold no
-    more at once: ask again, after releasing. lease is 0 where all are missing."""
+    more at once: ask again, after releasing. lease is 0 where all are missing. checksums: of the slots, joined, where they are
+    wanted."""
 
     lease: int
     tiers: bytes
     extents: Extents
     pending: bool
+    checksums: bytes = b""
 
 
 class Filled(msgspec.Struct, array_like=True, tag=74):
@@ -500,10 +505,11 @@ class Problems(msgspec.Struct, array_like=True, tag=72):
 
 class Explained(msgspec.Struct, array_like=True, tag=73):
     """For each namespace one byte a hash, as in Places; and the outcome of each block, by its number in
-    kvstore.outcomes."""
+    kvstore.outcomes. load_s: how long loading what would hit into DRAM is expected to take."""
 
     residency: list[bytes]
     outcomes: bytes
+    load_s: float = 0.0
 
 
 class Asked(msgspec.Struct, array_like=True, gc=False):

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.engine.engine import STATUS_NAMESPACES_MAX
 from kvstore.ledger.explain import Unclear, choose, engine_of, judged, runs
+from kvstore.ledger.prompts import SEEDS, root
 from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, cbor, none_hash
 from kvstore.protocol import outcomes
 from tests.running import Daemon, Place, kvstore
@@ -314,11 +314,8 @@ def test_names_cannot_steer_a_terminal(place: Place, serve: Callable[..., Daemon
 
 def test_a_namespace_that_says_nothing_is_named() -> None:
     """Of an engine that does not tell how it hashes nothing can be explained."""
-    from kvstore.tools.cli import CliError
-    from kvstore.tools.cli.commands.explain import _root
-
-    with pytest.raises(CliError, match="not told how its engine hashes"):
-        _root(SimpleNamespace(get=lambda name, default: default), None)  # type: ignore[arg-type]  # fields without any
+    with pytest.raises(Unclear, match="not told how its engine hashes"):
+        root({}, SEEDS)
 
 
 def test_an_engine_is_found_among_many(place: Place, serve: Callable[..., Daemon]) -> None:

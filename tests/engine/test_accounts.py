@@ -285,7 +285,7 @@ def test_explain_tells_what_a_lookup_would_count(node: Node) -> None:
     """The outcome of each block and where it is; no lookup is counted."""
     node.put("a0", "a1", "a2", "a3")
     node.put("b0")
-    places, judged = finish(node.engine.explain_steps([node.space], hashes("a0", "a1", "a2", "a3", "x")))
+    places, judged, _ = finish(node.engine.explain_steps([node.space], hashes("a0", "a1", "a2", "a3", "x")))
     assert [outcomes.NAMES[n] for n in judged] == ["dram", "dram", "dram", "evicted_dram", "never_seen"]
     assert list(places[0]) == [1, 1, 1, 0, 0]
     assert node.tokens() == {}

@@ -167,7 +167,7 @@ def test_a_later_miss_says_why(node: Node) -> None:
     path = next(path for path in node.paths(0) if len(path) == 1)
     node.engine.namespaces.get(node.spaces[0]).users = 1  # or it would be forgotten
     node.clear(tenant="a")
-    _, why = finish(node.engine.explain_steps([node.spaces[0]], block(path)))
+    _, why, _ = finish(node.engine.explain_steps([node.spaces[0]], block(path)))
     assert list(why) == [outcomes.CLEARED]
     assert node.engine.counters.cleared and not node.engine.counters.expired
 

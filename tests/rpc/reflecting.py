@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -62,6 +62,28 @@ class Reflecting:
             return str(error.code().name), info.reason, str(error.details())
         raise AssertionError(f"{name} answers {answer}")
 
+    def __call__(self, name: str, /, **fields: Any) -> Any:
+        """The answer to a message of these fields, as a message. Raises grpc.RpcError."""
+        return self.start(name, [fields])
+
+    def start(
+        self, name: str, requests: Iterable[Mapping[str, Any]], timeout: float = TIMEOUT_S, **options: Any
+    ) -> Any:
+        """Any call, whatever streams: what is sent, as fields of messages. What gRPC returns."""
+        found = self._method(name)
+        kinds = (
+            "stream" if streams else "unary" for streams in (found.client_streaming, found.server_streaming)
+        )
+        make = getattr(self.channel, "_".join(kinds))(
+            f"/kvstore.v1.{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(found.output_type).FromString,
+        )
+        kind = GetMessageClass(found.input_type)
+        messages = (kind(**fields) for fields in requests)
+        what = messages if found.client_streaming else next(messages)
+        return make(what, timeout=timeout, metadata=self.metadata, **options)
+
     def close(self) -> None:
         self.channel.close()
 
@@ -79,6 +101,14 @@ class Reflecting:
             response_deserializer=GetMessageClass(found.output_type).FromString,
         )
         return make(asked, timeout=TIMEOUT_S, metadata=self.metadata)
+
+
+def reason(error: grpc.RpcError) -> str:
+    """The reason of a refusal; with ", retry" where it may be tried again."""
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    assert status is not None and status.details[0].Unpack(info) and info.domain == "kvstore"
+    return str(info.reason) + ", retry" * any(d.type_url.endswith("RetryInfo") for d in status.details)
 
 
 def _plain(message: Any) -> dict[str, Any]:

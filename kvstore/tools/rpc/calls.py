@@ -44,6 +44,7 @@ audit = logging.getLogger("kvstore.audit")
 # What each method needs. "known": nothing but a known caller. "open": not even that.
 ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
     "Health/Check": "open",
+    "Health/List": "open",
     "Health/Watch": "open",
     "ServerReflection/ServerReflectionInfo": "known",
     "CacheService/Lookup": "read",
@@ -55,6 +56,7 @@ ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
     "CacheService/Erase": "admin",
     "CacheService/Explain": "view",
     "CacheService/SetTtl": "admin",
+    "CacheService/FindPrefixes": "admin",
     "CacheService/SetQuota": "admin",
     "CacheService/ListRules": "view",
     "CacheService/ListNamespaces": "read",
@@ -136,13 +138,12 @@ class Call:
 
 
 class Calls:
-    """All calls of one server. taken: by method and code, since the start."""
+    """All calls of one server. taken: by method and code, since the start. sockname: where the server listens."""
 
-    def __init__(self, gate: Gate, sockname: tuple[str, int]) -> None:
-        """sockname: where the server listens."""
+    def __init__(self, gate: Gate) -> None:
         self.taken: Counter[tuple[str, str]] = Counter()
         self._gate = gate
-        self.sockname = sockname
+        self.sockname: tuple[str, int] | None = None
 
     def handler(
         self, service: ServiceDescriptor, servicer: object, raw: Iterable[str] = (), name: str = ""
@@ -151,7 +152,6 @@ class Calls:
         handlers = {
             method.name: self._handler(method, getattr(servicer, snake(method.name)), method.name in raw)
             for method in service.methods
-            if hasattr(servicer, snake(method.name))
         }
         return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
 

@@ -36,6 +36,7 @@ from kvstore.tools.rpc.node import Node
 from kvstore.tools.rpc.nodes import Nodes
 from kvstore.tools.rpc.operations import Operations
 from kvstore.tools.rpc.reports import Reports
+from kvstore.tools.rpc.streams import Streams
 from kvstore.v1 import cache_pb2, nodes_pb2, reports_pb2
 
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
@@ -76,7 +77,8 @@ async def serve(
 async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[[str], None]) -> None:
     node = Node(settings.socket_path)
     operations = Operations(node.settings)
-    door = Door(settings, gate, servicers(node, operations, settings))
+    streams = Streams(settings.socket_path, settings.streams_max)
+    door = Door(settings, gate, servicers(node, streams, operations))
     try:
         port = await door.open(is_child)
         log.info("serving gRPC at %s", Listen(settings.listen.host, port))
@@ -85,13 +87,14 @@ async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[
     finally:
         await door.close()
         await operations.close()
+        streams.close()
         node.close()
 
 
-def servicers(node: Node, operations: Operations, settings: Settings) -> Mapping[ServiceDescriptor, Any]:
+def servicers(node: Node, streams: Streams, operations: Operations) -> Mapping[ServiceDescriptor, Any]:
     """What is served, besides health and reflection."""
     return {
-        cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, settings.streams_max),
+        cache_pb2.DESCRIPTOR.services_by_name["CacheService"]: Cache(node, streams),
         models.SERVICE: models.Models(node, operations),
         regions.SERVICE: Commands(regions.SERVICE, operations, regions.WORDS),
         reports_pb2.DESCRIPTOR.services_by_name["ReportService"]: Reports(node),
@@ -107,7 +110,7 @@ class Door:
         self._services = services
         self._health = HealthServicer()
         self._server = grpc.aio.server(options=_options(settings))
-        self.calls = Calls(gate, (settings.listen.host, settings.listen.port))
+        self.calls = Calls(gate)
         names = [service.full_name for service in services]
         reflected = _Reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
         self._server.add_generic_rpc_handlers(
@@ -116,7 +119,7 @@ class Door:
                     self.calls.handler(s, servicer, getattr(servicer, "RAW", ()))
                     for s, servicer in services.items()
                 ),
-                self.calls.handler(_HEALTH, _Health(self._health)),
+                self.calls.handler(_HEALTH, _Health(self._health, names)),
                 self.calls.handler(_REFLECTION, reflected),
                 self.calls.handler(_REFLECTION, reflected, name=_REFLECTION_V1),
             )
@@ -142,6 +145,7 @@ class Door:
                     raise StartError(f"grpc: cannot listen on {listen}: {error}") from error
         for service in self._services:
             await self._health.set(service.full_name, health_pb2.HealthCheckResponse.SERVING)
+        self.calls.sockname = (listen.host, port)
         await self._server.start()
         return port
 
@@ -170,11 +174,16 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
 
 
 class _Health:
-    def __init__(self, servicer: HealthServicer) -> None:
-        self._servicer = servicer
+    def __init__(self, servicer: HealthServicer, names: list[str]) -> None:
+        self._servicer, self._names = servicer, ["", *names]
 
     async def check(self, call: Call, request: Any) -> Any:
         return await self._servicer.Check(request, call.context)
+
+    async def list(self, call: Call, request: Any) -> Any:
+        asked = {name: health_pb2.HealthCheckRequest(service=name) for name in self._names}
+        states = {name: await self.check(call, request) for name, request in asked.items()}
+        return health_pb2.HealthListResponse(statuses=states)
 
     async def watch(self, call: Call, request: Any) -> None:
         await self._servicer.Watch(request, call.context)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.protocol.outcomes import MEANINGS
-from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.commands.explain_asking import chosen, document_of, explain_prefix
+from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
+from kvstore.tools.cli.commands.explain_asking import answered, chosen, explain_prefix
 from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
 from kvstore.tools.cli.options import add_config_arguments
 from kvstore.tools.cli.output import Figure, present, print_table
@@ -38,7 +38,6 @@ from tiers.reading import Unreadable, as_text, read_text
 
 if TYPE_CHECKING:
     from kvstore.client import Client
-    from kvstore.ledger.explain import Space
 
 PROMPT_BYTES_MAX = 64 << 20
 TOKEN_MAX = (1 << 32) - 1
@@ -94,63 +93,26 @@ def run(args: argparse.Namespace) -> int:
 
 def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
     """The document of `-o json`. Raises CliError, Unavailable, Refused."""
-    from kvstore.ledger import explain
-    from kvstore.ledger.vllm_hash import block_hashes
+    from kvstore.ledger import prompts
+    from kvstore.ledger.explain import Unclear
 
-    spaces = chosen(client.list_namespaces(), args)
-    full = [space for space in spaces if not explain.is_windowed(space)] or spaces
-    step = _hash_tokens(spaces)
-    block_tokens = max(space["block_tokens"] for space in full)
-    algorithm, parent = _root(full[0]["fields"], args.hash_seed)
-    fine = block_hashes(algorithm, parent, tokens, step, args.salt)
-    return document_of(client, spaces, full, fine, (step, block_tokens, len(tokens)))
-
-
-# -- asking --
-
-
-def _hash_tokens(spaces: Sequence[Space]) -> int:
-    """Tokens of one of the engine's hashes: what all its KV groups' blocks are whole multiples of."""
-    import math
-
-    sizes = [space["block_tokens"] for space in spaces]
-    if 0 in sizes:
-        raise CliError(
-            f"explain: namespace {spaces[0]['digest'][:8]}: how many tokens a block has is not known; "
-            "an engine says so when it attaches",
-            exit_code=FAILED,
-        )
-    return math.gcd(*sizes)
-
-
-def _root(fields: dict[str, str], seed: str | None) -> tuple[str, bytes]:
-    """The hash algorithm of a namespace and its NONE_HASH. Raises CliError."""
-    from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, none_hash
-
-    algorithm, digest = fields.get("hash", ""), fields.get("hash seed", "")
-    if algorithm not in ALGORITHMS:
-        what = f"hashes by {algorithm!r}" if algorithm else "not told how its engine hashes"
-        raise CliError(
-            f"explain: this namespace is {what}; known are {', '.join(ALGORITHMS)}", exit_code=FAILED
-        )
-    seeds = (
-        [seed]
-        if seed is not None
-        else [os.environ.get("PYTHONHASHSEED", DEFAULT_SEED), DEFAULT_SEED, "0", "42"]
-    )
-    parent = none_hash(algorithm, digest, seeds)
-    if parent is None:
+    spaces, seed = chosen(client.list_namespaces(), args), args.hash_seed
+    seeds = prompts.SEEDS if seed is None else ()
+    given = seed if seed is not None else os.environ.get("PYTHONHASHSEED")
+    try:
+        prompt = prompts.of_tokens(spaces, tokens, args.salt, [given, *seeds] if given is not None else seeds)
+    except prompts.SeedUnknown as error:
         tried = (
-            f"--hash-seed {seed} is not the engine's"
-            if seed is not None
-            else "the engine has a hash seed of its own"
+            "the engine has a hash seed of its own"
+            if seed is None
+            else f"--hash-seed {seed} is not the engine's"
         )
-        random = " (without one, xxhash starts from random bytes)" if "xxhash" in algorithm else ""
         raise CliError(
-            f"explain: {tried}: give the PYTHONHASHSEED of its process as --hash-seed{random}",
-            exit_code=USAGE,
-        )
-    return algorithm, parent
+            f"explain: {tried}: give the PYTHONHASHSEED of its process as --hash-seed{error}", exit_code=USAGE
+        ) from error
+    except Unclear as error:
+        raise CliError(f"explain: {printable(str(error))}") from error
+    return answered(client, prompt)
 
 
 # -- the prompt --

@@ -1,0 +1,337 @@
+"""Get and Put: records out of the arena and into it, a piece at a time.
+
+    Get    thread: acquire ─▶ sum, copy into messages ─▶ release │ loop: write, write, …     the next window meanwhile
+    Put    loop: read a message │ thread: copy into the slot, sum ─▶ all there, sums agree ─▶ commit
+
+A window is what one lease of a Get covers: WINDOW_BYTES, a part of a record where that is larger. Two are in memory: one on its
+way to the client, one being copied. Whoever reads slowly holds those, and no lease; whoever writes slowly, or not at all,
+holds slots until PUT_PAUSE_S or its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of
+its own, because an acquire waits for slower tiers; the arena is mapped once for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+
+from kvstore.client import Client, Namespace, ReadLease, Slot, WriteLease, copying
+from kvstore.constants import MIB
+from kvstore.errors import BadRequest, LimitExceeded, Unavailable
+from kvstore.ledger.explain import Space
+from kvstore.protocol.frames import CHECKSUM_BYTES
+from kvstore.tools.rpc import pieces
+from kvstore.tools.rpc.calls import Call
+from kvstore.tools.rpc.pieces import Piece, Sums
+from kvstore.tools.rpc.spaces import column_sizes
+from kvstore.v1.cache_pb2 import PutResponse
+
+WINDOW_BYTES = 4 * MIB  # two of them are the most that a stream holds
+PIECE_BYTES = 1 * MIB  # of a record, in one message
+AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
+PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
+PUT_SHARE = 8  # … and at most one in so many of its bytes
+PUT_PAUSE_S = 30.0  # that a client may be silent for, before its Put is over
+PIECE_PUT_BYTES_MAX = 4 * MIB
+ACQUIRE_S = 0.25  # of one wait for slower tiers: so soon an end of the call is seen
+AGAIN_S = 0.1  # between two tries to reach a daemon that is away
+CLIENT_S = 5.0  # of one request
+
+HANDLES_MAX = 1024  # namespaces that streams have used last
+
+log = logging.getLogger("kvstore.grpc")
+
+T = TypeVar("T")
+
+
+class Run(NamedTuple):
+    """Consecutive blocks of a prompt. parent: the hash before the first."""
+
+    space: Space
+    hashes: Sequence[bytes]
+    parent: bytes
+
+
+class Streams:
+    """Those of one server. For one event loop."""
+
+    def __init__(self, socket_path: Path, streams_max: int) -> None:
+        self._path, self._max = socket_path, streams_max
+        self._idle: list[Client] = []
+        self._underway = 0
+        self._threads = ThreadPoolExecutor(streams_max, "kvstore-grpc-stream")
+        self._handles: dict[tuple[str, int], Namespace] = {}
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Client]:
+        """A place among those under way. Raises LimitExceeded."""
+        if self._underway >= self._max:
+            raise LimitExceeded(f"{self._max} streams of records are under way (grpc.streams_max): try again")
+        self._underway += 1
+        try:
+            client = self._idle.pop() if self._idle else Client(self._path, CLIENT_S, label="kvstore grpc")
+            try:
+                yield client
+            finally:
+                self._idle.append(client)
+        finally:
+            self._underway -= 1
+
+    def handle(self, space: Space) -> Namespace:
+        """The namespace, for a client."""
+        key = space["digest"], space["block_tokens"]
+        if (known := self._handles.get(key)) is None:
+            columns = column_sizes(space) if space["column_runs"] else ()
+            sizes = space["record_bytes"], space["hash_bytes"], space["block_tokens"]
+            known = Namespace(bytes.fromhex(space["digest"]), *sizes, space["fields"], columns)
+            if len(self._handles) >= HANDLES_MAX:
+                del self._handles[next(iter(self._handles))]
+            self._handles[key] = known
+        return known
+
+    def begin(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Do this in a thread. It goes on to its end, whatever becomes of the call: see `over`."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for client in self._idle:
+            client.close()
+
+
+async def over(work: asyncio.Future[T]) -> None:
+    """Wait until a thread is done with it: what it holds is given back, and nothing is written any more."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
+
+
+def reached(ask: Callable[[], T], until: float) -> T:
+    """The daemon's answer; one that is away is asked again until then. Raises Refused, Unavailable."""
+    while True:
+        try:
+            return ask()
+        except Unavailable:
+            if time.monotonic() + AGAIN_S >= until:
+                raise
+        time.sleep(AGAIN_S)
+
+
+# -- Get --
+
+
+class Window(NamedTuple):
+    """messages: of whole records, or of a part of one. record, offset: where the next one begins. is_last: there is none."""
+
+    messages: list[bytes]
+    record: int
+    offset: int
+    is_last: bool
+
+
+class Get:
+    """One stream of records to a client."""
+
+    def __init__(self, streams: Streams, client: Client, run: Run, wait_s: float, is_slow: bool) -> None:
+        """wait_s: for slower tiers, at a time. is_slow: some are not in DRAM."""
+        self._streams, self._client, self._run, self._wait_s = streams, client, run, wait_s
+        self._handle = streams.handle(run.space)
+        self._sizes = column_sizes(run.space)
+        self._ahead = 0 if is_slow else len(run.hashes)  # up to here they were asked for
+        self._is_over = False
+
+    async def send(self, call: Call) -> None:
+        """All of it, window by window."""
+        coming = self._streams.begin(self._window, 0, 0)
+        try:
+            while True:
+                window = await coming
+                if not window.is_last:
+                    coming = self._streams.begin(self._window, window.record, window.offset)
+                for message in window.messages:
+                    await call.write(message)
+                if window.is_last:
+                    return
+        finally:
+            self._is_over = True
+            await over(coming)
+
+    # -- in a thread --
+
+    def _window(self, index: int, offset: int) -> Window:
+        record_bytes = self._handle.record_bytes
+        hashes = self._run.hashes[index : index + max(1, WINDOW_BYTES // record_bytes)]
+        end = min(record_bytes, offset + WINDOW_BYTES)
+        with self._acquired(index, hashes) as lease:
+            slots = lease.leading()
+            records = [
+                self._record(lease, position, slot, index + position, offset, end)
+                for position, slot in enumerate(slots)
+            ]
+            intact = min(len(slots), lease.valid_count())
+            is_pending = lease.pending
+        true = next((n for n, record in enumerate(records[:intact]) if not record), intact)
+        messages = [message for record in records[:true] for message in record]
+        if true and end < record_bytes:
+            return Window(messages, index, end, False)
+        is_cut = true < len(hashes) and not (true and true == len(slots) and is_pending)
+        return Window(messages, index + true, 0, is_cut or index + true == len(self._run.hashes))
+
+    def _acquired(self, index: int, hashes: Sequence[bytes]) -> ReadLease:
+        """With the first one, if it comes in time."""
+        parent = self._run.hashes[index - 1] if index else self._run.parent
+        until = time.monotonic() + self._wait_s
+        self._ask_ahead(index, until)
+        while True:
+            wait_s = min(ACQUIRE_S, max(0.0, until - time.monotonic()))
+            acquire = partial(self._client.acquire, self._handle, hashes, wait_s, parent=parent, sums=True)
+            lease = reached(acquire, until)
+            if lease.leading() or not lease.pending or self._is_over or time.monotonic() >= until:
+                return lease
+            lease.release()
+
+    def _ask_ahead(self, index: int, until: float) -> None:
+        """Have slower tiers bring what comes behind, so that they work on many at once."""
+        ahead = max(1, AHEAD_BYTES // self._handle.record_bytes)
+        if self._ahead < len(self._run.hashes) and index + ahead // 2 >= self._ahead:
+            start = max(index, self._ahead)
+            self._ahead = index + ahead
+            if wanted := self._run.hashes[start : self._ahead]:
+                parent = self._run.hashes[start - 1] if start else self._run.parent
+                reached(partial(self._client.prefetch, self._handle, wanted, parent), until)
+
+    def _record(
+        self, lease: ReadLease, position: int, slot: Slot, index: int, offset: int, end: int
+    ) -> list[bytes]:
+        """The messages of a record, or of a part of it; none where its bytes are not those that were stored."""
+        lease.touch(position)
+        checksums = b""
+        if not offset:
+            sums = Sums(self._sizes)
+            sums.add(slot.view)
+            if sums.record != lease.checksums[position]:
+                log.error(
+                    "namespace %s: a record has another checksum than the stored one",
+                    self._run.space["digest"],
+                )
+                return []
+            checksums = b"".join(sums.digests)
+        return [
+            pieces.written(index, at, b"" if at else checksums, slot.view[at : min(end, at + PIECE_BYTES)])
+            for at in range(offset, end, PIECE_BYTES)
+        ]
+
+
+# -- Put --
+
+
+class Filling:
+    """A record that comes: where it goes, and what came of it."""
+
+    def __init__(self, position: int, slot: Slot, sizes: Sequence[int]) -> None:
+        self.position, self.slot = position, slot
+        self.sums = Sums(sizes)
+        self.came = 0
+        self.checksums = b""
+
+    @property
+    def is_true(self) -> bool:
+        """Whether it is whole, and is what its checksums say."""
+        return self.came == len(self.slot.view) and b"".join(self.sums.digests) == self.checksums
+
+
+class Put:
+    """One stream of records from a client. What breaks off leaves nothing."""
+
+    def __init__(self, streams: Streams, client: Client, run: Run) -> None:
+        self._streams, self._client, self._run = streams, client, run
+        self._handle = streams.handle(run.space)
+        self._sizes = column_sizes(run.space)
+        self._lease: WriteLease | None = None
+        self._filling: dict[int, Filling] = {}
+
+    async def receive(self, call: Call) -> None:
+        """All of it. What does not come is not stored."""
+        work: asyncio.Future[Any] = self._streams.begin(self._reserve, call.until)
+        try:
+            is_full = await asyncio.shield(work)
+            wanted = list(self._filling)
+            await call.write(PutResponse(wanted=PutResponse.Wanted(indexes=wanted, full=is_full)))
+            while (message := await _next(call)) is not None:
+                piece = pieces.read(message)
+                await asyncio.shield(work)  # the piece before
+                work = self._streams.begin(self._fill, self._place(piece), piece)
+            await asyncio.shield(work)
+            work = self._streams.begin(self._commit)
+            stored, refused = await asyncio.shield(work)
+            await call.write(PutResponse(stored=PutResponse.Stored(blocks=stored, refused=refused)))
+        finally:
+            await over(work)
+            if self._lease is not None:
+                self._lease.abort()
+
+    def _place(self, piece: Piece) -> Filling:
+        """Where it goes. Raises BadRequest."""
+        filling = self._filling.get(piece.record)
+        if filling is None:
+            raise BadRequest(f"index {piece.record}: not one of those that are wanted")
+        left = len(filling.slot.view) - filling.came
+        if piece.offset != filling.came or len(piece.data) > min(left, PIECE_PUT_BYTES_MAX):
+            raise BadRequest(
+                f"record {piece.record}: {len(piece.data)} bytes at {piece.offset}; expected are those from {filling.came} "
+                f"on, and at most {min(left, PIECE_PUT_BYTES_MAX)}"
+            )
+        if not filling.came:
+            filling.checksums = piece.checksums
+            if len(piece.checksums) != CHECKSUM_BYTES * len(self._sizes):
+                raise BadRequest(
+                    f"record {piece.record}: {len(piece.checksums)} bytes of checksums with its first piece; "
+                    f"{CHECKSUM_BYTES} for each of {len(self._sizes)} columns are required"
+                )
+        filling.came += len(piece.data)
+        return filling
+
+    # -- in a thread --
+
+    def _reserve(self, until: float) -> bool:
+        """Have slots; whether there is no room for some."""
+        hashes, arena_bytes = self._run.hashes, reached(lambda: self._client.arena, until).size_bytes
+        most = max(1, min(PUT_BYTES_MAX, arena_bytes // PUT_SHARE) // self._handle.record_bytes)
+        reserve = partial(self._client.reserve, self._handle, hashes[:most], self._run.parent)
+        self._lease = lease = reached(reserve, until)
+        self._filling = {slot.index: Filling(n, slot, self._sizes) for n, slot in enumerate(lease.slots)}
+        return lease.full or most < len(hashes)
+
+    def _fill(self, filling: Filling, piece: Piece) -> None:
+        if self._lease is not None:
+            if not piece.offset:
+                self._lease.touch(filling.position)
+            there = filling.slot.view[piece.offset : piece.offset + len(piece.data)]
+            copying.copy([(there, piece.data)])
+            filling.sums.add(there)
+
+    def _commit(self) -> tuple[int, list[int]]:
+        """How many are stored, and which of those wanted are not."""
+        true = {index: filling.sums.record for index, filling in self._filling.items() if filling.is_true}
+        stored = self._lease.commit(true) if self._lease is not None else 0
+        return stored, [index for index in self._filling if index not in true]
+
+
+async def _next(call: Call) -> bytes | None:
+    """The next message; None: there is none. Raises TimeoutError."""
+    try:
+        async with asyncio.timeout(PUT_PAUSE_S):
+            message = await call.context.read()
+    except TimeoutError as error:
+        raise TimeoutError(f"nothing came for {PUT_PAUSE_S:g} s") from error
+    return None if message is grpc.aio.EOF else message

@@ -1,0 +1,69 @@
+"""A real daemon and its gRPC process."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.running import TIMEOUT_S, Daemon, Place, daemons
+
+
+@dataclass
+class Serving:
+    """target: where it listens, as a channel wants it."""
+
+    place: Place
+    daemon: Daemon
+    target: str
+
+    def process(self) -> int:
+        """The pid of the gRPC process."""
+        return child_of(self.daemon)
+
+
+@contextmanager
+def serving(place: Place, *settings: str, nvme: bool = False) -> Iterator[Serving]:
+    """settings: further ones, as `grpc.streams_max=2`."""
+    words = [*(place.with_nvme() if nvme else place.arguments), "--set=grpc.listen=127.0.0.1:0"]
+    with daemons(place.path) as start:
+        daemon = start(place, *words, *[f"--set={setting}" for setting in settings])
+        yield Serving(place, daemon, target_of(daemon))
+
+
+def target_of(daemon: Daemon, lives: int = 1) -> str:
+    """Where it listens, once as many gRPC processes of this daemon have said so."""
+    found: Sequence[str] = ()
+
+    def has_said() -> bool:
+        nonlocal found
+        found = re.findall(r"serving gRPC at ([^\"\s]+)", daemon.log())
+        return len(found) >= lives
+
+    until(has_said, "the gRPC process listens")
+    return found[-1]
+
+
+def child_of(daemon: Daemon) -> int:
+    """The pid of `kvstore grpc` below a daemon."""
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+    (pid,) = [pid for pid in children if b"grpc\0--child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(pid)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of its own memory: what it shares (the arena) is left out."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+
+
+def until(is_so: Callable[[], bool], what: str, within_s: float = TIMEOUT_S) -> None:
+    """Wait for a fact."""
+    give_up_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < give_up_s, f"not within {within_s:g} s: {what}"
+        time.sleep(0.02)

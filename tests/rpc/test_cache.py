@@ -1,0 +1,337 @@
+"""CacheService, by a client that knows the reflection service only: what it stores is what it gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+import xxhash
+from google.protobuf.json_format import MessageToDict
+
+from kvstore.client import Client
+from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, none_hash
+from tests.rpc.reflecting import Reflecting, reason
+from tests.rpc.serving import Serving
+
+HASH_BYTES, BLOCK_TOKENS = 32, 16
+
+
+class Space:
+    """A namespace of a test, registered through the door."""
+
+    def __init__(
+        self, client: Reflecting, model: str, record_bytes: int = 40_000, tenant: str = "", columns: Any = ()
+    ) -> None:
+        self.client = client
+        self.record_bytes, self.columns = record_bytes, list(columns)
+        self.digest = hashlib.blake2b(f"{model}/{tenant}".encode(), digest_size=16).digest()
+        self.selector = {"digest": self.digest.hex()}
+        seed = hashlib.sha256(ALGORITHMS["sha256"](DEFAULT_SEED)).hexdigest()[:32]
+        client(
+            "CacheService/RegisterNamespace",
+            namespace={
+                "digest": self.digest,
+                "record_bytes": record_bytes,
+                "hash_bytes": HASH_BYTES,
+                "block_tokens": BLOCK_TOKENS,
+                "fields": {
+                    "model": model,
+                    "weights": model,
+                    "tenant": tenant,
+                    "hash": "sha256",
+                    "hash seed": seed,
+                },
+                "columns": self.columns,
+            },
+        )
+
+    def record(self, number: int) -> bytes:
+        return number.to_bytes(4, "little") * (self.record_bytes // 4)
+
+    def sums(self, record: bytes) -> bytes:
+        at, digests = 0, b""
+        for size in self.columns or [len(record)]:
+            digests += xxhash.xxh3_128_digest(record[at : at + size])
+            at += size
+        return digests
+
+    def pieces(
+        self, index: int, record: bytes, piece_bytes: int = 16_384, sums: bytes = b""
+    ) -> Iterator[dict[str, Any]]:
+        for at in range(0, len(record), piece_bytes):
+            first = {"checksums": sums or self.sums(record)} if not at else {}
+            yield {"index": index, "offset": at, "data": record[at : at + piece_bytes], **first}
+
+    def start(self, hashes: list[bytes], parent: bytes = b"") -> dict[str, Any]:
+        return {"start": {"namespace": self.selector, "hashes": b"".join(hashes), "parent": parent}}
+
+    def put(self, hashes: list[bytes], records: list[bytes], parent: bytes = b"") -> tuple[Any, Any]:
+        """(wanted, stored)"""
+
+        def messages() -> Iterator[dict[str, Any]]:
+            yield self.start(hashes, parent)
+            for index in coming.get().indexes:
+                yield from self.pieces(index, records[index])
+
+        coming = SimpleQueue[Any]()
+        answers = self.client.start("CacheService/Put", messages())
+        wanted = next(answers).wanted
+        coming.put(wanted)
+        (last,) = list(answers)
+        return wanted, last.stored
+
+    def get(self, hashes: list[bytes], **more: Any) -> tuple[int, list[bytes]]:
+        """How many seemed to come, and the records."""
+        answers = self.client.start(
+            "CacheService/Get", [{"namespace": self.selector, "hashes": b"".join(hashes), **more}]
+        )
+        held = next(answers).held
+        records: list[bytes] = []
+        for answer in answers:
+            if answer.offset == 0:
+                assert answer.index == len(records)
+                records.append(b"")
+                checksums = answer.checksums
+            assert answer.offset == len(records[-1])
+            records[-1] += answer.data
+            if len(records[-1]) == self.record_bytes:
+                assert checksums == self.sums(records[-1])
+        return held, records
+
+
+def named(count: int, salt: str) -> list[bytes]:
+    return [hashlib.sha256(f"{salt} {number}".encode()).digest() for number in range(count)]
+
+
+def test_records_come_back_as_they_went(client: Reflecting) -> None:
+    """Put, then Get: every byte and every checksum; the same ones are not wanted a second time."""
+    space = Space(client, "bytes")
+    hashes = named(9, "bytes")
+    records = [os.urandom(space.record_bytes) for _ in hashes]
+    wanted, stored = space.put(hashes, records)
+    assert (list(wanted.indexes), wanted.full, stored.blocks) == (list(range(9)), False, 9)
+    assert space.get(hashes) == (9, records)
+    assert space.get(hashes[4:], parent=hashes[3]) == (5, records[4:])
+    assert list(space.put(hashes, records)[0].indexes) == []
+    assert space.get([*hashes, b"x" * 32]) == (9, records)
+    assert space.get([b"y" * 32]) == (0, [])
+
+
+def test_columns_have_a_checksum_each(client: Reflecting) -> None:
+    """A record of several columns is stored with the checksums of its columns, wherever its pieces are cut."""
+    space = Space(client, "columns", 30_000, columns=[7_000, 7_000, 16_000])
+    hashes = named(3, "columns")
+    records = [os.urandom(space.record_bytes) for _ in hashes]
+    assert space.put(hashes, records)[1].blocks == 3
+    assert space.get(hashes) == (3, records)
+
+
+def test_a_record_is_larger_than_a_message(client: Reflecting) -> None:
+    """Nor need it fit a window of the server: it comes in parts, each from a lease of its own."""
+    space = Space(client, "large", 4 << 20)
+    hashes = named(2, "large")
+    records = [os.urandom(space.record_bytes) for _ in hashes]
+    for number, record in enumerate(records):
+        parent = hashes[number - 1] if number else b""
+        assert space.put([hashes[number]], [record], parent)[1].blocks == 1
+        assert space.get(hashes[: number + 1])[1][-1] == record
+
+
+def test_a_wrong_checksum_is_not_stored(client: Reflecting) -> None:
+    """Of the records of a stream only those are stored whose bytes are what their checksums say, and that came whole."""
+    space = Space(client, "wrong")
+    hashes = named(4, "wrong")
+    records = [space.record(number) for number in range(4)]
+
+    def messages() -> Iterator[dict[str, Any]]:
+        yield space.start(hashes)
+        yield from space.pieces(0, records[0])
+        yield from space.pieces(1, records[1], sums=b"\0" * 16)
+        yield from list(space.pieces(2, records[2]))[:-1]
+
+    _, last = client.start("CacheService/Put", messages())
+    assert (last.stored.blocks, list(last.stored.refused)) == (1, [1, 2, 3])
+    assert space.get(hashes) == (1, records[:1])
+
+
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        ({"index": 7, "data": b"x"}, "index 7: not one of those"),
+        (
+            {"index": 0, "offset": 5, "data": b"x", "checksums": b"0" * 16},
+            "1 bytes at 5; expected are those from 0",
+        ),
+        ({"index": 0, "data": b"x" * 40_001, "checksums": b"0" * 16}, "at most 40000"),
+        ({"index": 0, "data": b"x"}, "0 bytes of checksums with its first piece"),
+    ],
+)
+def test_a_piece_that_does_not_fit_ends_its_stream(
+    client: Reflecting, node: Serving, piece: Any, why: str
+) -> None:
+    """In one line, and nothing of the stream is stored."""
+    space = Space(client, "misfit")
+    hashes = named(1, why)
+    answers = client.start("CacheService/Put", [space.start(hashes), piece])
+    with pytest.raises(grpc.RpcError) as refused:
+        list(answers)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and why in refused.value.details()
+    assert reason(refused.value) == "BAD_REQUEST"
+    assert space.get(hashes) == (0, [])
+
+
+def test_lookup_tells_what_is_held_and_why_not_more(client: Reflecting) -> None:
+    """The longest prefix, by tier; then the reason for the first that is missing. A miss is an answer."""
+    space = Space(client, "looked up")
+    hashes = named(6, "looked up")
+    space.put(hashes[:4], [space.record(n) for n in range(4)])
+    found = client("CacheService/Lookup", namespace=space.selector, blocks={"hashes": b"".join(hashes)})
+    assert (found.blocks, found.held_blocks, found.held_tokens) == (6, 4, 64)
+    assert found.held_bytes == 4 * space.record_bytes and found.predicted_load_s == 0
+    assert [(run["blocks"], run.get("tier"), run["outcome"]) for run in MessageToDict(found)["runs"]] == [
+        (4, "TIER_DRAM", "dram"),
+        (1, None, "never_seen"),
+    ]
+    none = client("CacheService/Lookup", namespace=space.selector, blocks={"hashes": b"n" * 32})
+    assert (none.held_blocks, len(none.runs)) == (0, 1)
+    nothing = client("CacheService/Lookup", namespace=space.selector, blocks={})
+    assert (nothing.blocks, len(nothing.runs)) == (0, 0)
+
+
+def test_tokens_are_hashed_as_the_engine_does(client: Reflecting) -> None:
+    """A prompt of token ids finds what was stored under the engine's own hashes, and is told them."""
+    space = Space(client, "tokens")
+    tokens = [7 * number % 5_000 for number in range(100)]
+    seed = hashlib.sha256(ALGORITHMS["sha256"](DEFAULT_SEED)).hexdigest()[:32]
+    parent = none_hash("sha256", seed, [DEFAULT_SEED])
+    assert parent is not None
+    for salt in ("", "salted"):
+        hashes = block_hashes("sha256", parent, tokens, BLOCK_TOKENS, salt)
+        space.put(hashes[:5], [space.record(n) for n in range(5)])
+        asked = {"ids": tokens, "cache_salt": salt}
+        found = client("CacheService/Lookup", namespace={"model": "tokens"}, tokens=asked)
+        assert (found.blocks, found.held_blocks, found.hashes) == (6, 5, b"".join(hashes))
+    long = client("CacheService/Lookup", namespace={"model": "tokens"}, tokens={"ids": tokens * 100})
+    assert long.blocks == 625
+    with pytest.raises(grpc.RpcError) as refused:
+        client("CacheService/Lookup", namespace={"model": "tokens"}, tokens={**asked, "hash_seed": "5"})
+    assert "the PYTHONHASHSEED of the engine is required" in refused.value.details()
+
+
+def test_explain_is_what_the_command_says(client: Reflecting) -> None:
+    """Its document has each block; a prefix is explained by its last block, too."""
+    space = Space(client, "explained")
+    hashes = named(4, "explained")
+    space.put(hashes[:3], [space.record(n) for n in range(3)])
+    for asked in ({"blocks": {"hashes": b"".join(hashes)}}, {"hash": hashes[2]}):
+        found = client("CacheService/Explain", namespace={"model": "explained"}, **asked)
+        document = json.loads(found.document_json)
+        assert document["hit_tokens"] == 48 and document["model"] == "explained"
+        assert [block["hash"] for block in document["blocks"]][:3] == [h.hex() for h in hashes[:3]]
+        assert found.runs[0].blocks == 3
+
+
+def test_rules_are_set_and_listed(client: Reflecting, node: Serving) -> None:
+    """Pin, Unpin, SetTtl, SetQuota: in force when they are answered, as the daemon's own socket shows."""
+    space = Space(client, "ruled", tenant="acme")
+    hashes = named(2, "ruled")
+    space.put(hashes, [space.record(n) for n in range(2)])
+    digest = space.digest.hex()
+    assert list(client("CacheService/Pin", namespace=space.selector, hash=hashes[1]).namespaces) == [digest]
+    scope = {"hash": hashes[0], "namespace": space.selector}
+    assert list(client("CacheService/SetTtl", scope=scope, ttl_s=3600.0).namespaces) == [digest]
+    client("CacheService/SetTtl", scope={"tenant": "acme"}, ttl_s=0.0)
+    client("CacheService/SetQuota", tenant="acme", dram_bytes=1 << 20, nvme_bytes=-1)
+    client("CacheService/SetQuota", tenant="acme", nvme_bytes=1 << 30)
+    document = json.loads(client("CacheService/ListRules").document_json)
+    with Client(node.place.socket, 10, attach=False) as local:
+        assert local.retention()["pins"] == document["pins"]
+    assert [pin["block_hash"] for pin in document["pins"]] == [hashes[1].hex()]
+    assert {(ttl["tenant"], ttl["ttl_s"]) for ttl in document["ttls"]} == {("acme", 3600.0), ("acme", None)}
+    (quota,) = document["quotas"]
+    assert (quota["dram_bytes"], quota["nvme_bytes"]) == (1 << 20, 1 << 30)
+    client("CacheService/Unpin", namespace=space.selector, hash=hashes[1])
+    client("CacheService/SetTtl", scope=scope)
+    client("CacheService/SetTtl", scope={"tenant": "acme"})
+    client("CacheService/SetQuota", tenant="acme", dram_bytes=-1, nvme_bytes=-1)
+    document = json.loads(client("CacheService/ListRules").document_json)
+    assert not document["pins"] and not document["ttls"]
+
+
+def test_erase_drops_what_it_names(client: Reflecting) -> None:
+    """A dry run says what would be; then it is gone, and what is beside it stays."""
+    space, other = Space(client, "erased"), Space(client, "kept")
+    hashes = named(3, "erased")
+    for one in (space, other):
+        one.put(hashes, [one.record(n) for n in range(3)])
+    dry = client("CacheService/Erase", scope={"namespace": space.selector}, dry_run=True)
+    assert (dry.blocks, space.get(hashes)[0]) == (3, 3)
+    assert client("CacheService/Erase", scope={"namespace": space.selector}).blocks == 3
+    assert (space.get(hashes)[0], other.get(hashes)[0]) == (0, 3)
+    (found,) = client("CacheService/FindPrefixes", beginning=hashes[2].hex()[:12]).hashes
+    assert found == hashes[2]
+
+
+def test_prefetch_brings_blocks(client: Reflecting) -> None:
+    """What is in DRAM needs no bringing, what is nowhere cannot be brought."""
+    space = Space(client, "prefetched")
+    hashes = named(3, "prefetched")
+    space.put(hashes[:2], [space.record(n) for n in range(2)])
+    assert client("CacheService/Prefetch", namespace=space.selector, hashes=b"".join(hashes)).blocks == 0
+
+
+def test_namespaces_are_listed_as_they_are(client: Reflecting) -> None:
+    """With their sizes and columns; one that is not known is not found, and several that fit are named."""
+    spaces = [Space(client, f"listed {n}", 4_000 * n, f"{n}", columns=[1_000] * 4 * n) for n in (1, 2)]
+    known = {}
+    while (page := client("CacheService/ListNamespaces", skip=len(known))).namespaces:
+        known.update({n.digest: n for n in page.namespaces})
+    for space in spaces:
+        found = known[space.digest]
+        assert (found.record_bytes, found.hash_bytes, found.block_tokens) == (
+            space.record_bytes,
+            HASH_BYTES,
+            BLOCK_TOKENS,
+        )
+        assert list(found.columns) == space.columns and found.fields["model"].startswith("listed")
+    asked = {"hashes": b"x" * 32}
+    with pytest.raises(grpc.RpcError) as refused:
+        client("CacheService/Lookup", namespace={"model": "listed"}, blocks=asked)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "listed 2" in refused.value.details()
+    with pytest.raises(grpc.RpcError) as refused:
+        client("CacheService/Lookup", namespace={"digest": "00" * 16}, blocks=asked)
+    assert (refused.value.code(), reason(refused.value)) == (grpc.StatusCode.NOT_FOUND, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("Lookup", {"namespace": {"digest": "xyz"}}),
+        ("Lookup", {"namespace": {"model": "bad"}, "blocks": {"hashes": b"short"}}),
+        ("Prefetch", {"namespace": {"model": "bad"}}),
+        ("Get", {"namespace": {"model": "bad"}, "hashes": b"x" * 64}),
+        ("Get", {"namespace": {"model": "bad"}, "hashes": b"x" * 32, "wait_ms": 70_000}),
+        ("Get", {"namespace": {"model": "bad"}, "hashes": b"x" * 32, "parent": b"p"}),
+        ("Put", {"index": 0, "data": b"x"}),
+        ("Put", {"start": {"namespace": {"model": "bad"}, "hashes": b"x" * 33}}),
+        ("FindPrefixes", {"beginning": "no digits"}),
+        ("Pin", {"hash": b"h" * 65}),
+        ("SetTtl", {"scope": {"tenant": "t"}, "ttl_s": -1.0}),
+        ("RegisterNamespace", {"namespace": {"digest": b"d"}}),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(client: Reflecting, method: str, fields: Any) -> None:
+    """INVALID_ARGUMENT, with what is allowed; nothing of a traceback."""
+    Space(client, "bad")
+    with pytest.raises(grpc.RpcError) as refused:  # noqa: PT012 a stream says it when it is read
+        answer = client.start(f"CacheService/{method}", [fields])
+        if method in ("Get", "Put"):
+            list(answer)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, refused.value
+    assert "\n" not in refused.value.details() and "Error" not in refused.value.details()
