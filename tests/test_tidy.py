@@ -71,7 +71,7 @@ LINES_MAX = {
     "kvstore/tools/doctor": 1800,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1230,
-    "kvstore/tools/rpc": 2150,
+    "kvstore/tools/rpc": 2400,
     "kvstore/tools/web": 1600,
     "replication": 310,
     "replication/audit": 1140,
