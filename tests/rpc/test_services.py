@@ -19,6 +19,8 @@ import grpc
 import pytest
 
 from kvstore.client import Client
+from kvstore.ledger import report
+from kvstore.ledger.sums import EVERYBODY_ELSE
 from tests.region.regions import arguments, chain, init, read, regions_file, space_of, store, until
 from tests.rpc.reflecting import Reflecting
 from tests.running import ROOT, TIMEOUT_S, Place, daemons, environment, kvstore
@@ -53,6 +55,7 @@ class World:
     process: subprocess.Popen[str]
     target: str
     source: Path  # of a model
+    errors: Path
 
     def as_(self, who: str) -> Reflecting:
         """ "": the user of this process."""
@@ -85,15 +88,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 read(client, space, hashes[:number])
         command = ["grpc", "--listen=127.0.0.1:0", f"--socket={place.socket}"]
         command += [f"--set=security.access_file={access_file(path)}"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvstore", *command], stdout=subprocess.PIPE, text=True, env=environment()
-        )
+        with open(path / "errors", "w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kvstore", *command],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment(),
+            )
         try:
             assert process.stdout is not None
             ready = process.stdout.readline()
             found = re.match(r"ready grpc=(\S+)", ready)
             assert found, ready
-            yield World(place, file, process, found[1], source)
+            yield World(place, file, process, found[1], source, path / "errors")
         finally:
             process.terminate()
             assert process.wait(TIMEOUT_S) == 0
@@ -236,11 +244,11 @@ def test_a_tenant_sees_only_its_own(world: World, tenant: str, other: str, held:
     """Of reports, figures and namespaces a tenant gets its own rows, and nothing of another one's, nor of the node's."""
     client = world.as_(tenant)
     reported = client.call("ReportService/GetReport", by_minute=True)
-    report = document(reported)
-    assert (report["totals"]["lookups"], report["totals"]["hit_tokens"]) == (1, held * 64)
-    assert [row["tenant"] for row in report["by"]["tenant"]] == [tenant]
-    assert {row["tenant"] for row in report["prefixes"]} == {tenant}
-    assert "minute" not in report["by"] and not report["gpu_hour_price"]
+    told = document(reported)
+    assert (told["totals"]["lookups"], told["totals"]["hit_tokens"]) == (1, held * 64)
+    assert [row["tenant"] for row in told["by"]["tenant"]] == [tenant]
+    assert {row["tenant"] for row in told["prefixes"]} == {tenant}
+    assert "minute" not in told["by"] and not told["gpu_hour_price"]
     node = client.call("NodeService/GetNode")
     assert [space["fields"]["tenant"] for space in document(node)["namespaces"]] == [tenant]
     assert document(node).keys() == {"namespaces"}
@@ -346,13 +354,45 @@ def test_bad_input_is_one_line(admin: Reflecting, method: str, request_: dict[st
 
 
 def test_an_operation_is_cancelled(world: World, admin: Reflecting) -> None:
-    """Who may begin it may cancel it; a publisher may not cancel what only an admin begins."""
+    """Who may begin it may cancel it; a publisher may not cancel what only an admin begins. Either try is in the audit log, once."""
+    publisher = world.as_("publisher")
+    assert publisher.call("NodeService/GetOperation", id=last_of(admin))  # may see it
     begun = admin.call("RegionService/VerifyRegion", region="na", deep=True)
     name = begun["operation"]["id"]
-    code, reason, _ = world.as_("publisher").refused("NodeService/CancelOperation", id=name)
+    code, reason, _ = publisher.refused("NodeService/CancelOperation", id=name)
     assert (code, reason) == ("PERMISSION_DENIED", "NOT_ALLOWED")
     admin.call("NodeService/CancelOperation", id=name)
     assert ended(admin, begun)["state"] == "STATE_CANCELLED"
+    lines = [json.loads(line) for line in world.errors.read_text().splitlines() if name in line]
+    told = [(one["who"], one["action"], one["outcome"]) for one in lines if one["logger"] == "kvstore.audit"]
+    action = "NodeService/CancelOperation"
+    assert told == [("publisher", action, "PERMISSION_DENIED"), ("admin", action, "OK")]
+
+
+def last_of(client: Reflecting) -> str:
+    name: str = client.call("NodeService/ListOperations")["operations"][0]["id"]
+    return name
+
+
+def test_what_is_put_together_is_no_tenants() -> None:
+    """Rows of those beyond a limit belong to no tenant, whatever it is called; what a prefix may have saved for another one is
+    not told."""
+    row = {"model": "m", "lookups": 1, "tokens_asked": 64, "prefill_s_saved": 1.0}
+    row |= {"tokens": {"hit_dram": 64}, "bytes": {}, "region": "", "hour_s": 0}
+    prefix = {"model": "m", "tokens_saved": 100, "error_tokens": 30, "last_s": 1.0, "first_s": 1.0}
+    tenants = ("acme", "rival", EVERYBODY_ELSE)
+    answer = {
+        "rows": [{**row, "tenant": tenant} for tenant in tenants],
+        "prefixes": [{**prefix, "tenant": tenant} for tenant in tenants],
+        "now_s": 2.0,
+        "region": "na",
+        "gpu_hour_price": 3.0,
+        "currency": "USD",
+    }
+    own = report.document(report.of_tenant(answer, "acme"), 0.0)
+    assert (own["totals"]["lookups"], own["totals"]["money_saved"]) == (1, None)
+    assert [(one["tokens_saved"], one["error_tokens"]) for one in own["prefixes"]] == [(70, 0)]
+    assert report.document(report.of_tenant(answer, EVERYBODY_ELSE), 0.0)["totals"]["lookups"] == 0
 
 
 def test_none_is_left_when_the_process_ends(world: World) -> None:
@@ -366,8 +406,9 @@ def test_none_is_left_when_the_process_ends(world: World) -> None:
     client = Reflecting(target)
     try:
         client.call("RegionService/VerifyRegion", region="na", deep=True)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert children
+        of_main = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: of_main.read_text().split())
+        children = of_main.read_text().split()
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
