@@ -133,7 +133,10 @@ class Call(Method):
         if len(values) > len(self._names) or fields.keys() & set(self._names[: len(values)]):
             raise BadRequest(f"{self._method}: allowed are, once: {', '.join(self._names)}", "FIELD")
         given = {**dict(zip(self._names, values, strict=False)), **fields}
-        return plain((yield Ask(self._method, request_of(self._method, **given), self._timeout_s)))
+        answer = plain((yield Ask(self._method, request_of(self._method, **given), self._timeout_s)))
+        if answer is None and self._way == "begun":
+            raise Failed(f"{self._method}: no operation was begun", "ANSWER")
+        return answer
 
 
 def request_of(method: str, **fields: Any) -> Message:

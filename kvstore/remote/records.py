@@ -174,9 +174,11 @@ def get_records(space: Namespace, hashes: Hashes, parent: bytes = b"", wait_s: f
                 piece = piece_of(message)
                 if not piece.data:
                     continue
+                if piece.number != done - begun:
+                    raise WrongBytes(f"block {piece.number}: it is not the next one", "PIECES")
                 if (record := assembly.add(piece)) is not None:
-                    patience, done = Patience(), begun + piece.number + 1
-                    yield Emit((begun + piece.number, record))
+                    patience, done = Patience(), done + 1
+                    yield Emit((done - 1, record))
         except NodeError as error:
             yield patience.after(error)
             continue
@@ -212,6 +214,8 @@ def _put(space: Namespace, start: cache_pb2.PutRequest.Start, records: Sequence[
     yield Open("CacheService/Put", None, SLOW_S)
     yield Write(cache_pb2.PutRequest(start=start).SerializeToString())
     wanted = _answer((yield Read())).wanted
+    if max(wanted.indexes, default=0) >= len(records):
+        raise NodeError("wanted is a record that was not offered", "ANSWER")
     for index in wanted.indexes:
         for request in _pieces(space, index, records[index]):
             yield Write(request)

@@ -33,7 +33,9 @@ from tiers.reading import Unreadable, as_toml, read_text
 NEAREST_NAME_CUTOFF = 0.6  # difflib similarity from which a mistyped key gets a suggestion
 
 ENV_PREFIX = "KVSTORE_"
-ENV_FILE = "KVSTORE_CONFIG"  # names the file, is no setting
+# The file, and what commands take for --node: no settings.
+ENV_FILE = "KVSTORE_CONFIG"
+ENV_OTHERS = (ENV_FILE, *(f"KVSTORE_NODE_{name}" for name in ("CA", "CERT", "KEY", "TOKEN_FILE")))
 # Kubernetes sets these in every pod beside a Service called "kvstore" or "kvstore-…"; they are not ours.
 ENV_KUBERNETES = re.compile(
     r"KVSTORE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -181,7 +183,7 @@ def _from_environment(environment: Mapping[str, str], problems: list[str]) -> di
     for name in sorted(environment):
         if name in by_variable:
             given[by_variable[name]] = Given(environment[name], "env", name)
-        elif name.startswith(ENV_PREFIX) and name != ENV_FILE and not ENV_KUBERNETES.fullmatch(name):
+        elif name.startswith(ENV_PREFIX) and name not in ENV_OTHERS and not ENV_KUBERNETES.fullmatch(name):
             problems.append(f"environment: unknown variable {name}: {nearest(name, list(by_variable))}")
     return given
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.errors import StartError
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
@@ -37,6 +38,48 @@ def add_config_arguments(parser: argparse.ArgumentParser, *outputs: str) -> None
     )
     if outputs:
         add_output_argument(parser, *outputs)
+
+
+# Of --node: the option, what kvstore.remote.Node calls it, and what it is.
+NODE_FILES = {
+    "node_ca": ("ca", "who signs its certificate, in PEM (default: the authorities of this system)"),
+    "node_cert": ("certificate", "our certificate, in PEM"),
+    "node_key": ("key", "the key of it"),
+    "node_token_file": ("token_file", "a bearer token; read again when it changes"),
+}
+
+
+def add_node_arguments(parser: argparse.ArgumentParser, *here: str) -> None:
+    """--node and what goes with it. here: what is about this machine besides the configuration, and does not go with it."""
+    group = parser.add_argument_group("another node, over gRPC (docs/grpc.md)")
+    group.add_argument("--node", metavar="HOST:PORT", help="of this node, in place of the daemon here")
+    for name, (_, text) in NODE_FILES.items():
+        option = "--" + name.replace("_", "-")
+        group.add_argument(option, metavar="FILE", help=f"{text} (also $KVSTORE_{name.upper()})")
+    here = (*here, "config", "data_dir", "socket", "set", "regions", "to", "endpoint")
+    parser.set_defaults(not_of_a_node=[action for action in parser._actions if action.dest in here])
+
+
+def is_of_node(args: argparse.Namespace) -> bool:
+    """Whether --node is given. Raises CliError where something goes with it that does not, or without it."""
+    given = [name for name in ("node", *NODE_FILES) if getattr(args, name, None)]
+    if given and given[0] != "node":
+        raise CliError(
+            f"{args.called}: --{given[0].replace('_', '-')} needs --node HOST:PORT", exit_code=USAGE
+        )
+    for action in args.not_of_a_node if given else ():
+        if getattr(args, action.dest) != action.default:
+            what = action.option_strings[0] if action.option_strings else action.metavar
+            raise CliError(f"{args.called}: {what} does not go with --node", exit_code=USAGE)
+    return bool(given)
+
+
+def node_files(args: argparse.Namespace) -> dict[str, Any]:
+    """Certificates and token, by what kvstore.remote.Node calls them."""
+    return {
+        word: getattr(args, name) or os.environ.get(f"KVSTORE_{name.upper()}")
+        for name, (word, _) in NODE_FILES.items()
+    }
 
 
 def add_output_argument(parser: argparse.ArgumentParser, *choices: str) -> None:

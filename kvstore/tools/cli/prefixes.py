@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.constants import STATUS_TIMEOUT_S, TENANT_CHARS_MAX
 from kvstore.tools.cli import FAILED, NOT_FOUND, UNREACHABLE, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, socket_path
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, socket_path
 from kvstore.tools.cli.output import print_json
 from kvstore.units import printable
 
 if TYPE_CHECKING:
     from kvstore.client import Client
+    from kvstore.tools.cli.nodes import Far
 
 T = TypeVar("T")
 
@@ -30,7 +31,11 @@ _EXIT_CODES = {"not_found": NOT_FOUND, "bad_request": USAGE}
 def ask(
     args: argparse.Namespace, command: str, question: Callable[[Any], Any], timeout_s: float | None = None
 ) -> Any:
-    """The daemon's answer to one question. Raises CliError with the exit code that fits the refusal."""
+    """The daemon's answer to one question, or, with --node, that of another node. Raises CliError with the exit code that fits the refusal."""
+    if is_of_node(args):
+        from kvstore.tools.cli.nodes import asked_of_node
+
+        return asked_of_node(args, command, question)
     from kvstore.client import Client
 
     path: Path = socket_path(args)
@@ -90,6 +95,7 @@ def add_arguments_for(parser: argparse.ArgumentParser, prefix: str = "", tenant:
             "--tenant", type=tenant_name, metavar="NAME", help="every namespace of this tenant"
         )
     add_config_arguments(parser, "text", "json")
+    add_node_arguments(parser)
 
 
 def tenant_name(text: str) -> str:
@@ -110,7 +116,7 @@ def require_beginning(command: str, text: str) -> None:
         )
 
 
-def find_prefix(client: Client, command: str, text: str, namespace: str = "") -> bytes:
+def find_prefix(client: Client | Far, command: str, text: str, namespace: str = "") -> bytes:
     """The block hash that PREFIX names, whole or by a unique beginning. Raises CliError, Unavailable, Refused."""
     found = client.find_prefixes(text.lower(), namespace)
     if len(found) == 1:

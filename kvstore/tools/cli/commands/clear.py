@@ -23,7 +23,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import print_json
 from kvstore.tools.cli.prefixes import ask, find_prefix, namespace_of, require_beginning, short, tenant_name
 from kvstore.units import format_bytes, plural
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--dry-run", action="store_true", help="drop nothing, say what would be dropped")
     add_config_arguments(parser, "text", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

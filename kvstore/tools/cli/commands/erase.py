@@ -19,14 +19,14 @@ import argparse
 import asyncio
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
 from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.buckets import code_of, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
-from kvstore.tools.cli.options import add_config_arguments
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
+from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import whole_or_found
 
 if TYPE_CHECKING:
@@ -59,9 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser, "region", "days")
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_of_node(args):
+        return _of_node(args)
     tombstone = _tombstone(args)
     deployment = load_deployment(args)
     for name in args.region:
@@ -72,14 +75,27 @@ def run(args: argparse.Namespace) -> int:
     regions = args.region or list(deployment.regions)
     states = asyncio.run(_bury(deployment, regions, tombstone))
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
-    if args.output == "json":
-        told = {"tombstone": tombstone.id, "prefix": tombstone.block_hash.hex()}
-        print_json({**told, "watched_until_s": tombstone.watched_until_s, "regions": rows})
-    else:
-        if tombstone.block_hash:
-            print(f"prefix {tombstone.block_hash.hex()}\n")
-        print_table(f"tombstone {tombstone.id}", ["region", "state"], [list(row.values()) for row in rows])
+    told = {"tombstone": tombstone.id, "prefix": tombstone.block_hash.hex()}
+    present(args, {**told, "watched_until_s": tombstone.watched_until_s, "regions": rows}, _show)
     return max(code for _, code in states)
+
+
+def _show(document: dict[str, Any]) -> None:
+    if document["prefix"]:
+        print(f"prefix {document['prefix']}\n")
+    rows = [list(row.values()) for row in document["regions"]]
+    print_table(f"tombstone {document['tombstone']}", ["region", "state"], rows)
+
+
+def _of_node(args: argparse.Namespace) -> int:
+    """In the regions that another node knows."""
+    from kvstore.tools.cli.nodes import run_there
+
+    if len(args.namespace) > 1:
+        raise CliError("erase: with --node: one --namespace", exit_code=USAGE)
+    namespace = args.namespace[0] if args.namespace else ""
+    prefix, tenant = args.prefix, args.tenant or None
+    return run_there(args, "erase", lambda node: node.erase_regions(prefix, namespace, tenant), _show)
 
 
 def _tombstone(args: argparse.Namespace) -> Tombstone:

@@ -30,9 +30,9 @@ from kvstore.protocol.outcomes import MEANINGS
 from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
 from kvstore.tools.cli.commands.explain_asking import answered, chosen, explain_prefix
 from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
 from kvstore.tools.cli.output import Figure, present, print_table
-from kvstore.tools.cli.prefixes import ask, require_beginning
+from kvstore.tools.cli.prefixes import ask, find_prefix, require_beginning
 from kvstore.units import count, printable
 from tiers.reading import Unreadable, as_text, read_text
 
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", metavar="NAME", help='the tenant ("" for none)')
     parser.add_argument("--salt", default="", help="cache_salt of the request")
     parser.add_argument("--hash-seed", metavar="SEED", help="PYTHONHASHSEED of the engine, where it is set")
+    add_node_arguments(parser, "engines")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
             exit_code=USAGE,
         )
     show = _print
-    if args.engines:
+    if is_of_node(args):
+        document = _of_node(args)
+    elif args.engines:
         document = ask(args, "explain", lambda client: compare(client, args))
         show = print_comparison
     elif args.prefix:
@@ -89,6 +92,27 @@ def run(args: argparse.Namespace) -> int:
         tokens = _tokens(args)
         document = ask(args, "explain", lambda client: explain(client, tokens, args))
     return present(args, document, show)
+
+
+def _of_node(args: argparse.Namespace) -> dict[str, Any]:
+    from kvstore.tools.cli.nodes import Far, node_of
+
+    if args.prefix:
+        require_beginning("explain", args.prefix)
+    tokens = None if args.prefix else _tokens(args)
+    with node_of(args, "explain") as node:
+        from kvstore.remote import Selector
+
+        space = Selector(args.namespace.lower(), args.model, args.tenant)
+        prompt: dict[str, Any] = {
+            "tokens": tokens,
+            "cache_salt": args.salt,
+            "hash_seed": args.hash_seed or "",
+        }
+        if args.prefix:
+            prompt = {"hash": find_prefix(Far(node), "explain", args.prefix, space.digest)}
+        document: dict[str, Any] = node.explain(space, **prompt)
+        return document
 
 
 def explain(client: Client, tokens: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import STATUS_TIMEOUT_S, require
 from kvstore.tools.cli import FAILED, OK, UNREACHABLE, CliError
-from kvstore.tools.cli.options import add_config_arguments, load_config, start_failure
+from kvstore.tools.cli.options import (
+    add_config_arguments,
+    add_node_arguments,
+    is_of_node,
+    load_config,
+    start_failure,
+)
 from kvstore.tools.cli.output import present, progress_bars
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import plural
@@ -36,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--verify", action="store_true", help="read every record (means --offline)")
     parser.add_argument("--repair", action="store_true", help="drop what is damaged (means --offline)")
+    add_node_arguments(parser, "offline", "verify", "repair")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _offline(args) if args.offline or args.verify or args.repair else _online(args)
+    is_online = is_of_node(args) or not (args.offline or args.verify or args.repair)
+    return _online(args) if is_online else _offline(args)
 
 
 def _online(args: argparse.Namespace) -> int:
@@ -47,7 +55,8 @@ def _online(args: argparse.Namespace) -> int:
         problems = ask(args, "fsck", lambda client: client.check(), CHECK_TIMEOUT_S)
     except CliError as error:
         if error.exit_code == UNREACHABLE:
-            raise CliError(f"{error}; is it stopped? then use --offline", exit_code=UNREACHABLE) from error
+            hint = "" if args.node else "; is it stopped? then use --offline"
+            raise CliError(f"{error}{hint}", exit_code=UNREACHABLE) from error
         raise
     for problem in problems if args.output == "text" else ():
         print(problem)

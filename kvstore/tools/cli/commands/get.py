@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import ask
 
@@ -24,6 +24,7 @@ WHEN = {True: "at once", False: "restart"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a section of them")
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ In a node's DRAM:
 
   kvstore model load, unload NAME      bring it there, give its memory back to KV
 
-`kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
+`kvstore model VERB --node HOST:PORT` has another node do it. `kvstore model VERB --help` tells the options of each. The bucket is that of the node's own region, of --region NAME of the
 file of regions, or any store: --to URL. docs/models.md says what is done, and what happens where it fails.
 """
 
@@ -34,6 +34,7 @@ from types import ModuleType
 from typing import Any
 
 from kvstore.tools.cli import Parser
+from kvstore.tools.cli.options import add_node_arguments, is_of_node
 
 # Each is in the module kvstore.tools.cli.model_<verb>, or in one of TOGETHER, which is imported when it is used and has two functions:
 #     add_verb_arguments(parser)      run_verb(args), which returns the exit code
@@ -58,6 +59,15 @@ VERBS = {
 }
 TOGETHER = {"path": "disk", "pin": "disk", "unpin": "disk", "evict": "disk", "load": "dram", "unload": "dram"}
 
+# Those that another node does as well, and what goes not with that (kvstore/tools/cli/commands/model_node.py).
+OF_NODES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("ls", "show", "verify", "preload", "pin", "unpin", "evict", "load", "unload"), ()),
+    "publish": ("by", "again", "with_cache", "tp", "pp", "path"),
+    "preload": ("verify", "child"),
+    "rm": ("all", "days"),
+    "gc": ("grace",),
+}
+
 
 class VerbParser(Parser):
     """Of one verb, whose module is imported when its words are read."""
@@ -68,9 +78,13 @@ class VerbParser(Parser):
         """Have all of its arguments. Idempotent."""
         if not self._is_filled:
             self._is_filled = True
-            module = module_of_verb(self.prog.rpartition(" ")[2])
+            verb = self.prog.rpartition(" ")[2]
+            module = module_of_verb(verb)
             self.description = module.__doc__
             module.add_verb_arguments(self)
+            if verb in OF_NODES:
+                self.set_defaults(called=f"model {verb}")
+                add_node_arguments(self, "region", *OF_NODES[verb])
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; but what it does not know is refused here, where its options are known."""
@@ -89,6 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.verb in OF_NODES and is_of_node(args):
+        from kvstore.tools.cli.commands.model_node import run_of_node
+
+        return run_of_node(args)
     return int(module_of_verb(args.verb).run_verb(args))
 
 

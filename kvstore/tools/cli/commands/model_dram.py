@@ -65,10 +65,10 @@ def _load(args: argparse.Namespace) -> int:
         "by_source": by_source,
         "seconds": round(time.monotonic() - begun_s, 3),
     }
-    return present(args, document, _show)
+    return present(args, document, show)
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     by_source = document["by_source"]
     how = in_words(by_source, 0, document["seconds"]) if by_source else "there already"
     print(f"{document['model']}@{document['revision']} is in DRAM: {how}")

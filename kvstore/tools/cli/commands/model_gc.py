@@ -38,7 +38,7 @@ def run_verb(args: argparse.Namespace) -> int:
         document = asked_of_bucket(
             args, lambda objects: _collected(objects, grace_s, args.dry_run, later(bars))
         )
-    return present(args, document, _show)
+    return present(args, document, show)
 
 
 async def _collected(objects: Objects, grace_s: float, dry_run: bool, progress: Progress) -> dict[str, Any]:
@@ -48,7 +48,7 @@ async def _collected(objects: Objects, grace_s: float, dry_run: bool, progress: 
     return {"bucket": objects.where, "dry_run": dry_run, "grace_s": grace_s, **done._asdict()}
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     verb = "would delete" if document["dry_run"] else "deleted"
     print(
         f"{document['bucket']}: {plural(document['manifests'], 'manifest')} and what is being published name"

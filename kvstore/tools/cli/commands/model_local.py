@@ -52,7 +52,7 @@ def show_local(args: argparse.Namespace) -> int:
     if args.to or args.region or args.name:
         raise CliError("model ls: --local is of all models on this node", exit_code=USAGE)
     home = home_of(args)
-    return present(args, asked_of_home(lambda: _document(home)), _show)
+    return present(args, asked_of_home(lambda: _document(home)), show)
 
 
 def _document(home: Home) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _document(home: Home) -> dict[str, Any]:
     }
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     rows = [
         [
             row["model"],

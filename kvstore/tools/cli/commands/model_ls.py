@@ -37,7 +37,7 @@ def run_verb(args: argparse.Namespace) -> int:
 
         return show_local(args)
     document = asked_of_bucket(args, lambda objects: _listed(objects, args.name))
-    present(args, document, _show)
+    present(args, document, show)
     return FAILED if any(row["problem"] for row in document["revisions"]) else OK
 
 
@@ -79,7 +79,7 @@ async def _row(objects: Objects, one: Published) -> dict[str, Any]:
     return {**row, **facts, "problem": problem}
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     rows = [
         [
             row["model"],

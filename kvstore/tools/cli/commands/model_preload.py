@@ -18,7 +18,7 @@ import argparse
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import OK
 from kvstore.tools.cli.commands.model_bucket import add_bucket_arguments, asked_of_bucket
@@ -83,12 +83,13 @@ def _say(args: argparse.Namespace, done: Preloaded, progress: Progress) -> None:
         "kept_bytes": progress.kept_bytes,
         "seconds": round(progress.seconds, 3),
     }
-    how = (
-        in_words(progress.by_source, progress.kept_bytes, progress.seconds) if done.is_new else "here already"
-    )
-    present(
-        args, document, lambda _: print(f"{done.path}\n{done.manifest.model}@{done.manifest.revision}: {how}")
-    )
+    present(args, document, show)
+
+
+def show(document: dict[str, Any]) -> None:
+    came = (document["by_source"], document["kept_bytes"], document["seconds"])
+    how = in_words(*came) if came[0] or came[1] else "here already"
+    print(f"{document['path']}\n{document['model']}@{document['revision']}: {how}")
 
 
 def _line(said: Said) -> str:

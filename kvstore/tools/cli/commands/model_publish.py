@@ -52,7 +52,7 @@ def run_verb(args: argparse.Namespace) -> int:
     key = signing_key(args) if args.with_cache else b""
     with progress_bars(of_bytes=True) as bars:
         document = asked_of_bucket(args, lambda objects: _published(objects, args, key, later(bars)))
-    return present(args, document, _show)
+    return present(args, document, show)
 
 
 async def _published(
@@ -102,7 +102,7 @@ async def _published(
     }
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     name = f"{document['model']}@{document['revision']}"
     done = "was published before" if document["was_there"] else "is published"
     print(

@@ -42,7 +42,7 @@ def run_verb(args: argparse.Namespace) -> int:
         raise CliError(
             f"model rm: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
         )
-    return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), _show)
+    return present(args, asked_of_bucket(args, lambda objects: _removed(objects, args)), show)
 
 
 async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def _removed(objects: Objects, args: argparse.Namespace) -> dict[str, Any]
     return {"bucket": objects.where, "removed": [f"{each.model}@{each.revision}" for each in chosen]}
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     for name in document["removed"]:
         print(f"removed {name} from {document['bucket']}")
     print("kvstore model gc gives back the room of what no other revision has")

@@ -24,7 +24,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    return present(args, asked_of_bucket(args, lambda objects: _shown(objects, args.name)), _show)
+    return present(args, asked_of_bucket(args, lambda objects: _shown(objects, args.name)), show)
 
 
 async def _shown(objects: Objects, name: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def _shown(objects: Objects, name: str) -> dict[str, Any]:
     }
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     print(f"{document['model']}@{document['revision']} in {document['bucket']}")
     print(
         f"published {format_time(document['published_s'])} by {document['published_by']}, from {document['source']}"

@@ -39,7 +39,7 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 def run_verb(args: argparse.Namespace) -> int:
     with progress_bars() as bars:
         document = asked_of_bucket(args, lambda objects: _verified(objects, args, later(bars)))
-    present(args, document, _show)
+    present(args, document, show)
     return OK if document["ok"] else FAILED
 
 
@@ -63,7 +63,7 @@ async def _verified(objects: Objects, args: argparse.Namespace, progress: Progre
     }
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: dict[str, Any]) -> None:
     print(
         f"{document['bucket']}: {plural(document['revisions'], 'manifest')}, {plural(document['chunks'], 'chunk')}"
         f" ({format_bytes(document['bytes'])}), {format_bytes(document['read_bytes'])} of them read"

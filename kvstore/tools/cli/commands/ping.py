@@ -12,7 +12,7 @@ import argparse
 import time
 from typing import Any
 
-from kvstore.tools.cli.options import add_config_arguments, socket_path
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, socket_path
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import format_duration
@@ -22,14 +22,15 @@ CALLS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "text", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    path = socket_path(args)
     answer = ask(args, "ping", _measured)
-    who = f"kvstore {answer['version']} at {path}: pid {answer['pid']}, instance {answer['instance']}"
+    place = {"node": args.node} if args.node else {"socket": str(socket_path(args))}
+    who = f"kvstore {answer['version']} at {next(iter(place.values()))}: pid {answer['pid']}, instance {answer['instance']}"
     up = f"up {format_duration(answer['uptime_s'])}, answers in {1e3 * answer['round_trip_s']:.3g} ms"
-    return present(args, {"socket": str(path), **answer}, lambda _: print(f"{who}, {up}"))
+    return present(args, {**place, **answer}, lambda _: print(f"{who}, {up}"))
 
 
 def _measured(client: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
-from kvstore.tools.cli.options import add_config_arguments, load_config
-from kvstore.tools.cli.output import print_json, print_table
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, load_config
+from kvstore.tools.cli.output import present, print_json, print_table
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment, Place
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     region_verify.add_verify_arguments(parser)
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser, "create", "sample", "bytes_per_s", "repair", "against")
 
 
 def add_regions_argument(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.create and args.action != "init":
         raise CliError(f"region {args.action}: --create is for init", exit_code=USAGE)
+    if is_of_node(args):
+        return _of_node(args)
     if args.action == "verify":
         return region_verify.verify(args, load_deployment(args))
     if option := region_verify.is_given(args):
@@ -68,6 +71,25 @@ def run(args: argparse.Namespace) -> int:
     if not args.region:
         raise CliError(f"region {args.action}: a NAME is required", exit_code=USAGE)
     return _reseal(args) if args.action == "reseal" else _init(args)
+
+
+def _of_node(args: argparse.Namespace) -> int:
+    """Of the regions that another node knows."""
+    from kvstore.tools.cli.commands import region_mirrors, region_verify
+    from kvstore.tools.cli.nodes import node_of, run_there
+
+    command = f"region {args.action}"
+    if args.action == "verify" and args.region:
+        return run_there(
+            args, command, lambda node: node.verify_region(args.region, args.deep), region_verify.show
+        )
+    if args.action != "status" or args.deep:
+        raise CliError(f"{command}: --node goes with status, and with verify NAME", exit_code=USAGE)
+    with node_of(args, command) as node:
+        document = node.get_regions()
+    document["mirrors"] = [pair for pair in document["mirrors"] if args.region in ("", pair["region"])]
+    present(args, document, region_mirrors.show)
+    return OK if all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
 
 
 def load_deployment(args: argparse.Namespace) -> Deployment:

@@ -32,20 +32,24 @@ def show_mirrors(
 ) -> int:
     """Print the mirrors into these regions; the exit code. is_live: ask the sources how far their feeds are now."""
     pairs = asyncio.run(_pairs(deployment, regions, is_live, clock))
+    document = {"deployment": deployment.deployment, "mirrors": [pair.facts for pair in pairs]}
     if output == "json":
-        print_json({"deployment": deployment.deployment, "mirrors": [pair.facts for pair in pairs]})
+        print_json(document)
     else:
-        columns = _LAG if is_live else _STATUS
-        rows = [[show(pair.facts) for show in columns.values()] for pair in pairs]
-        drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "models left", "lost")
-        print_table(f"mirrors of {deployment.deployment}", list(columns), rows, drop)
-        for pair in pairs:
-            for failure in pair.facts.get("failures", ()):
-                print(
-                    f"  {pair.facts['source']} to {pair.facts['region']}: {failure['reason']}"
-                    f" ({failure['attempts']} attempts)"
-                )
+        show(document, is_live)
     return max((pair.code for pair in pairs), default=OK)
+
+
+def show(document: dict[str, Any], is_live: bool = False) -> None:
+    columns, mirrors = _LAG if is_live else _STATUS, document["mirrors"]
+    rows = [[of(facts) for of in columns.values()] for facts in mirrors]
+    drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "models left", "lost")
+    print_table(f"mirrors of {document['deployment']}", list(columns), rows, drop)
+    for facts in mirrors:
+        for failure in facts.get("failures", ()):
+            print(
+                f"  {facts['source']} to {facts['region']}: {failure['reason']} ({failure['attempts']} attempts)"
+            )
 
 
 async def _pairs(

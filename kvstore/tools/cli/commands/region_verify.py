@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked
 from kvstore.tools.cli.options import size
-from kvstore.tools.cli.output import Progress, later, print_json, progress_bars
+from kvstore.tools.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, plural, printable
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ def verify(args: argparse.Namespace, deployment: Deployment) -> int:
     with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
         facts = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
     facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": not found.open}
-    if args.output == "json":
-        print_json({**facts, "findings": [finding._asdict() for finding in found.told]})
-    else:
-        _print(facts, found)
+    present(args, {**facts, "findings": [finding._asdict() for finding in found.told]}, show)
     return FAILED if found.open else OK
 
 
@@ -196,7 +193,7 @@ async def _followed(
     return outside
 
 
-def _print(facts: dict[str, Any], found: _Found) -> None:
+def show(facts: dict[str, Any]) -> None:
     print(
         f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
         f" {count(facts['announced_packs'])} announced"
@@ -221,15 +218,17 @@ def _print(facts: dict[str, Any], found: _Found) -> None:
             f" of {facts['against']} not here that should be"
         )
     lines: Counter[str] = Counter()
-    for finding in found.told:
-        lines[finding.kind] += 1
-        if lines[finding.kind] <= LINES_TOLD:
-            done = f" ({finding.repaired})" if finding.repaired else ""
-            print(printable(f"  {finding.kind}: {finding.pack}: {finding.reason}{done}"))
-    for kind, number in found.counts.items():
+    for finding in facts["findings"]:
+        kind = finding["kind"]
+        lines[kind] += 1
+        if lines[kind] <= LINES_TOLD:
+            done = f" ({finding['repaired']})" if finding["repaired"] else ""
+            print(printable(f"  {kind}: {finding['pack']}: {finding['reason']}{done}"))
+    for kind, number in facts["counts"].items():
         if number > LINES_TOLD:
             print(f"  {kind}: {count(number)} in all")
     if not facts["whole"]:
         print("there is more than one look can remember: verify again")
-    words = plural(found.open, "problem") if found.open else "sound"
-    print(f"{words}, {count(found.repaired)} repaired" if found.repaired else words)
+    left = sum(facts["counts"].values()) - facts["repaired"]
+    words = plural(left, "problem") if left else "sound"
+    print(f"{words}, {count(facts['repaired'])} repaired" if facts["repaired"] else words)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, names
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, names
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent, short_count
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by", action="append", default=[], metavar="LIST", help=f"these groupings only, of {','.join(BY)}"
     )
     add_html_argument(parser)
+    add_node_arguments(parser)
 
 
 def add_html_argument(parser: argparse.ArgumentParser) -> None:
@@ -58,18 +59,33 @@ def run(args: argparse.Namespace) -> int:
     require_page(args.html, "report")
     since_s = _since(args.since)
     by_minute = report.MINUTE in chosen
+    if is_of_node(args):
+        return _present(args, _of_node(args, since_s), chosen)
     answer, minutes = ask(
         args,
         "report",
         lambda client: (client.report(since_s), client.live(since_s)["minutes"] if by_minute else None),
     )
-    document = report.document(answer, since_s, minutes=minutes)
+    return _present(args, report.document(answer, since_s, minutes=minutes), chosen)
+
+
+def _of_node(args: argparse.Namespace, since_s: float) -> Document:
+    from kvstore.tools.cli.nodes import node_of
+
+    with node_of(args, "report") as node:
+        document: Document = node.report(max(0.0, time.time() - since_s))
+    return document
+
+
+def _present(args: argparse.Namespace, document: Document, chosen: list[str]) -> int:
+    from kvstore.ledger import report
+
     if args.html is not None:
         from kvstore.tools.pages import report_page
 
         write_page(args.html, report_page(document), "report")
     wanted = chosen or (report.GROUPINGS if args.output == "json" else SHOWN)
-    document["by"] = {name: document["by"][name] for name in BY if name in wanted}
+    document["by"] = {name: document["by"][name] for name in BY if name in wanted and name in document["by"]}
     return present(args, document, lambda shown: _print(shown, is_whole=not chosen))
 
 

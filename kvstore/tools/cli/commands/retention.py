@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import exact_duration, format_bytes
@@ -20,6 +20,7 @@ Row = Mapping[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from kvstore.protocol.frames import SETTING_CHARS_MAX
 from kvstore.tools.cli import USAGE, CliError
 from kvstore.tools.cli.commands.get import as_written
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import printable
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", metavar="KEY", help="as kvstore get lists them")
     parser.add_argument("value", metavar="VALUE", help="as in --set")
     add_config_arguments(parser, "text", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import MEMORIES
 from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.options import add_config_arguments
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural
@@ -27,6 +27,7 @@ FIELDS_SHOWN = ("model", "tenant", "group")  # of a namespace, where there are a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,8 +19,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import STATUS_TIMEOUT_S
-from kvstore.tools.cli import FAILED, OK, CliError
-from kvstore.tools.cli.options import add_config_arguments, duration, socket_path
+from kvstore.tools.cli import FAILED, OK, USAGE, CliError
+from kvstore.tools.cli.options import (
+    add_config_arguments,
+    add_node_arguments,
+    duration,
+    is_of_node,
+    socket_path,
+)
 from kvstore.tools.cli.output import is_terminal, print_json
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.cli.streams import can_draw, drawing
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from kvstore.protocol import answers
 
 WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX = 0.1, 3600.0
+NODE_INTERVAL_S_MIN, NODE_INTERVAL_S_MAX = 1.0, 60.0
 
 COLUMNS_PLAIN = 100  # where there is no terminal to fit
 ROWS_PLAIN = 1000
@@ -42,11 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", default="1s", metavar="TIME", help="between two looks (default 1s)")
     parser.add_argument("--once", action="store_true", help="two looks, one interval apart, and no more")
     add_config_arguments(parser, "screen", "json")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     interval_s = duration("top: --interval", args.interval, WATCH_INTERVAL_S_MIN, WATCH_INTERVAL_S_MAX)
-    if args.once or args.output == "json" or not is_terminal() or not can_draw():
+    once = args.once or args.output == "json" or not is_terminal() or not can_draw()
+    if is_of_node(args):
+        return _of_node(args, interval_s, once)
+    if once:
         return _once(args, interval_s)
     from rich.console import Console
 
@@ -68,10 +79,29 @@ def _look(client: Client, before: answers.Live | None = None) -> answers.Live:
     return client.live(max(0.0, before["now_s"] - MINUTES_BACK_S) if before is not None else NO_MINUTES)
 
 
-def _once(args: argparse.Namespace, interval_s: float) -> int:
+def _of_node(args: argparse.Namespace, interval_s: float, once: bool) -> int:
+    """Its documents as they come; the first one there is, where one is enough."""
     from rich.console import Console
 
     from kvstore.tools.cli.commands.top_screen import screen
+    from kvstore.tools.cli.full_screen import full_screen
+    from kvstore.tools.cli.nodes import node_of
+
+    if not NODE_INTERVAL_S_MIN <= interval_s <= NODE_INTERVAL_S_MAX:
+        raise CliError("top: --interval: with --node allowed are 1s to 1min", exit_code=USAGE)
+    with node_of(args, "top") as node, contextlib.closing(node.watch_figures(interval_s)) as documents:
+        if once:
+            return _print_once(args, next(documents))
+        console = Console(file=drawing(sys.stdout))
+        with contextlib.suppress(KeyboardInterrupt), full_screen(console) as terminal:
+            for document in documents:
+                terminal.draw(screen(console, document, ""))
+                if any(key in ENDS for key in terminal.wait(0)):
+                    break
+    return OK
+
+
+def _once(args: argparse.Namespace, interval_s: float) -> int:
     from kvstore.tools.web.figures import figures, is_same_life
 
     first = ask(args, "top", _look)
@@ -79,7 +109,14 @@ def _once(args: argparse.Namespace, interval_s: float) -> int:
     second = ask(args, "top", lambda client: _look(client, first))
     if not is_same_life(first, second):
         raise CliError("top: the daemon was restarted between the two looks", exit_code=FAILED)
-    document = figures(first, second)
+    return _print_once(args, figures(first, second))
+
+
+def _print_once(args: argparse.Namespace, document: dict[str, Any]) -> int:
+    from rich.console import Console
+
+    from kvstore.tools.cli.commands.top_screen import screen
+
     if args.output == "json":
         print_json(document)
         return OK

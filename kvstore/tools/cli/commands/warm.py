@@ -36,13 +36,19 @@ from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
 from kvstore.tools.cli import FAILED, INTERRUPTED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment, region_place
-from kvstore.tools.cli.options import add_config_arguments, duration, load_config, size
+from kvstore.tools.cli.options import (
+    add_config_arguments,
+    add_node_arguments,
+    duration,
+    is_of_node,
+    load_config,
+    size,
+)
 from kvstore.tools.cli.output import Figure, present, print_json, print_table, progress_bars
 from kvstore.units import NOTHING, count, format_bytes, format_duration, money, percent
 
 if TYPE_CHECKING:
     from kvstore.tools.cli.commands.warm_plan import Plan
-    from kvstore.tools.cli.commands.warm_watch import Watched
     from replication.formats.orders import Order
     from tiers.bucket.objects import Objects
 
@@ -93,9 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--cancel", action="store_true", help="take the order back")
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
+    add_node_arguments(parser, "prefix", "namespace", "model", "tenant", "budget", "life", "wait", "cancel")
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_of_node(args):
+        return _of_node(args)
     args.to = args.to or ("nvme" if args.weights else "dram")
     if args.prefix:
         from kvstore.tools.cli.commands.warm_prefix import run_prefixes
@@ -128,6 +137,22 @@ def run(args: argparse.Namespace) -> int:
     return _watch(args, place.open(), order, plan, (wait_s, age_s), facts)
 
 
+def _of_node(args: argparse.Namespace) -> int:
+    """Ordered by another node, of its regions."""
+    from kvstore.tools.cli.commands.warm_plan import Plan
+    from kvstore.tools.cli.nodes import node_of, run_there
+
+    if args.region is None or len(args.weights) > 1 or (args.weights and args.dry_run):
+        raise CliError("warm: with --node: REGION, and --dry-run or one --weights", exit_code=USAGE)
+    weights = args.weights[0] if args.weights else ""
+    if not args.dry_run:
+        begin = lambda node: node.warm_region(args.region, weights)  # noqa: E731 one line is enough
+        return run_there(args, "warm", begin, lambda facts: _show_watched(args.region, facts))
+    with node_of(args, "warm") as node:
+        document = node.plan_warming(args.region)
+    return present(args, document, lambda facts: _show_plan(args, Plan(**facts["plan"])))
+
+
 def _watch(
     args: argparse.Namespace,
     objects: Objects,
@@ -148,7 +173,7 @@ def _watch(
             file=sys.stderr,
         )
         return INTERRUPTED
-    present(args, {**facts, **watched.facts()}, lambda _: _show_watched(args.region, watched))
+    present(args, {**facts, **watched.facts()}, lambda all_facts: _show_watched(args.region, all_facts))
     return OK if watched.state == "done" else FAILED
 
 
@@ -311,7 +336,7 @@ def _rate(rate: float | None) -> str:
     return "unknown" if rate is None else percent(rate)
 
 
-def _show_watched(region: str, watched: Watched) -> None:
+def _show_watched(region: str, facts: dict[str, Any]) -> None:
     rows = [
         [
             one["who"],
@@ -321,11 +346,11 @@ def _show_watched(region: str, watched: Watched) -> None:
             Figure(f"{format_bytes(one['bytes_per_s'])}/s" if one["bytes_per_s"] else NOTHING),
             one["problem"],
         ]
-        for one in (*watched.facts()["mirrors"], *watched.facts()["daemons"])
+        for one in (*facts["mirrors"], *facts["daemons"])
     ]
     if rows:
         print_table(f"warming {region}", ["who", "state", "done", "of", "rate", ""], rows, drop=("rate",))
-    if watched.state == "not taken":
+    if facts["state"] == "not taken":
         print(
             "no daemon of the region has taken the order; it stays in force, and is taken by those that start"
         )
