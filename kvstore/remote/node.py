@@ -85,7 +85,11 @@ class Calls:
     load_model, unload_model = Call("ModelService/LoadModel"), Call("ModelService/UnloadModel")
     pin_model, unpin_model = Call("ModelService/PinModel"), Call("ModelService/UnpinModel")
 
-    get_regions, plan_warming = Call("RegionService/GetRegions"), Call("RegionService/PlanWarming", SLOW_S)
+    list_regions, get_regions = Call("RegionService/ListRegions"), Call("RegionService/GetRegions")
+    plan_warming, cancel_warming = (
+        Call("RegionService/PlanWarming", SLOW_S),
+        Call("RegionService/CancelWarming"),
+    )
     warm_region, verify_region = Call("RegionService/WarmRegion"), Call("RegionService/VerifyRegion")
     erase_regions = Call("RegionService/EraseRegions")
 

@@ -118,8 +118,7 @@ def _value(message: Any, field: FieldDescriptor) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     if field.enum_type is not None:
-        word = field.enum_type.values_by_number[value].name.rpartition("_")[2].lower()
-        return "" if word == "unspecified" else word
+        return _word(field.enum_type.values_by_number[value].name)
     if isinstance(value, Message):
         return plain(value)
     if isinstance(value, Mapping):
@@ -127,6 +126,12 @@ def _value(message: Any, field: FieldDescriptor) -> Any:
     if field.is_repeated:
         return tuple(map(plain, value) if field.message_type is not None else value)
     return value
+
+
+def _word(name: str) -> str:
+    """TIER_DRAM: "dram"; TIER_UNSPECIFIED: ""."""
+    word = name.rpartition("_")[2].lower()
+    return "" if word == "unspecified" else word
 
 
 def filled(request: Any, values: Mapping[str, Any]) -> Any:
@@ -139,19 +144,23 @@ def filled(request: Any, values: Mapping[str, Any]) -> Any:
         try:
             if value is not None:
                 _fill(request, name, value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, KeyError) as error:
             raise BadRequest(f"{request.DESCRIPTOR.name}: {name}: {error}", "FIELD") from error
     return request
 
 
 def _fill(request: Any, name: str, value: Any) -> None:
-    place = getattr(request, name)
-    if isinstance(place, Duration):
+    place, words = getattr(request, name), request.DESCRIPTOR.fields_by_name[name].enum_type
+    if words is not None and isinstance(value, str):
+        setattr(request, name, {_word(one.name): one.number for one in words.values}[value])
+    elif isinstance(place, Duration):
         place.FromNanoseconds(int(value * 1e9))
     elif isinstance(place, NamespaceSelector):
         place.CopyFrom(selector(value))
     elif isinstance(place, Message):
-        filled(place, value if isinstance(value, Mapping) else msgspec.structs.asdict(value)).SetInParent()
+        filled(
+            place, dict(value) if isinstance(value, Mapping) else msgspec.structs.asdict(value)
+        ).SetInParent()
     elif isinstance(place, MutableMapping):
         place.update(value)
     elif isinstance(place, bytes):

@@ -89,7 +89,11 @@ ASKED: list[tuple[str, str, Any, Any, str]] = [
     ("model ls --local", "ModelService/ListModels", models_pb2.ListModelsResponse, {"revisions": []}, "local: True"),
     ("model show m", "ModelService/GetModel", models_pb2.GetModelResponse, MODEL, "model: m"),
     ("region status", "RegionService/GetRegions", regions_pb2.GetRegionsResponse, {"deployment": "d", "mirrors": [PAIR]}, ""),
+    ("region lag eu", "RegionService/GetRegions", regions_pb2.GetRegionsResponse, {"deployment": "d", "mirrors": [PAIR]}, "region: eu live: True"),
+    ("region ls", "RegionService/ListRegions", regions_pb2.ListRegionsResponse, {"deployment": "d", "regions": [{"region": "eu", "url": "u", "state": "ready"}]}, ""),
+    ("report --by minute", "ReportService/GetReport", reports_pb2.GetReportResponse, {"by": {}}, "by_minute: True"),
     ("warm eu --dry-run", "RegionService/PlanWarming", regions_pb2.PlanWarmingResponse, PLAN, "region: eu"),
+    ("warm eu --cancel --to nvme", "RegionService/CancelWarming", regions_pb2.CancelWarmingResponse, {"order": {"id": "o"}}, "to: TIER_NVME"),
 ]  # fmt: skip
 
 
@@ -123,8 +127,8 @@ WORKS: list[tuple[str, str, Any, Any, str, str]] = [
      {"model": "m", "revision": "r", "path": "/p", "bytes": 1, "by_source": {}, "kept_bytes": 0, "seconds": 0.1}, "model: m", "m@r: here already"),
     ("model load m", "ModelService/LoadModel", models_pb2.LoadModelResponse,
      {"model": "m", "revision": "r", "bytes": 1, "by_source": {"disk": 1024}, "seconds": 0.1}, "model: m", "m@r is in DRAM: 1 KiB"),
-    ("region verify eu", "RegionService/VerifyRegion", regions_pb2.VerifyRegionResponse, VERIFIED, "region: eu", "sound"),
-    ("warm eu", "RegionService/WarmRegion", regions_pb2.WarmRegionResponse, {"state": "not taken", "mirrors": [], "daemons": []}, "region: eu", "no daemon of the region"),
+    ("region verify eu --deep --sample 1%", "RegionService/VerifyRegion", regions_pb2.VerifyRegionResponse, VERIFIED, "region: eu deep: True share: 0.01", "sound"),
+    ("warm eu --model a* --budget 1MiB --for 1h --wait 0", "RegionService/WarmRegion", regions_pb2.WarmRegionResponse, {**PLAN, "state": "not taken"}, "models: a* budget_bytes: 1048576 in_force { seconds: 3600", "no daemon of the region"),
     ("erase --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
      {"tombstone": "t", "prefix": "", "watched_until_s": 1, "regions": [{"region": "eu", "state": "buried"}]}, "tenant: acme", "eu      buried"),
 ]  # fmt: skip
@@ -205,12 +209,16 @@ def test_wrong_words_are_refused(capsys: Captured, monkeypatch: pytest.MonkeyPat
     for words, said in (
         (["status", *node, "--socket", "/s"], "--socket does not go with --node"),
         (["fsck", *node, "--repair"], "--repair does not go with --node"),
-        (["model", "gc", *node, "--grace", "2h"], "model gc: --grace does not go with --node"),
+        (
+            ["model", "publish", "/m", "--name", "m", *node, "--by", "me"],
+            "model publish: --by does not go with --node",
+        ),
         (["model", "ls", *node, "--region", "eu"], "--region does not go with --node"),
-        (["erase", *node, "--tenant", "a", "--days", "3"], "--days does not go with --node"),
-        (["warm", "eu", *node, "--budget", "1GiB"], "--budget does not go with --node"),
+        (["erase", *node, "--tenant", "a", "--regions", "f"], "--regions does not go with --node"),
+        (["warm", *node, "--prefix", "abcd"], "--prefix does not go with --node"),
+        (["warm", "eu", *node, "--budget", "lots"], "--budget lots"),
         (["explain", *node, "--engines"], "--engines does not go with --node"),
-        (["region", "ls", *node], "--node goes with status, and with verify NAME"),
+        (["region", "init", "eu", *node], "region init: --node does not go with it"),
         (["status", "--node-ca", "ca"], "--node-ca needs --node HOST:PORT"),
         (["status", "--node", "here"], "here: allowed is HOST:PORT"),
         (["status", *node, "--node-ca", "/none"], "/none: No such file"),

@@ -56,7 +56,7 @@ def add_node_arguments(parser: argparse.ArgumentParser, *here: str) -> None:
     for name, (_, text) in NODE_FILES.items():
         option = "--" + name.replace("_", "-")
         group.add_argument(option, metavar="FILE", help=f"{text} (also $KVSTORE_{name.upper()})")
-    here = (*here, "config", "data_dir", "socket", "set", "regions", "to", "endpoint")
+    here = (*here, "config", "data_dir", "socket", "set", "regions")
     parser.set_defaults(not_of_a_node=[action for action in parser._actions if action.dest in here])
 
 

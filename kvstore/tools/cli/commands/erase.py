@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser, "region", "days")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,11 +92,8 @@ def _of_node(args: argparse.Namespace) -> int:
     """In the regions that another node knows."""
     from kvstore.tools.cli.nodes import run_there
 
-    if len(args.namespace) > 1:
-        raise CliError("erase: with --node: one --namespace", exit_code=USAGE)
-    namespace = args.namespace[0] if args.namespace else ""
-    prefix, tenant = args.prefix, args.tenant or None
-    return run_there(args, "erase", lambda node: node.erase_regions(prefix, namespace, tenant), _show)
+    what = (args.prefix, args.namespace, args.tenant, args.region, math.ceil(args.days))
+    return run_there(args, "erase", lambda node: node.erase_regions(*what), _show)
 
 
 def _tombstone(args: argparse.Namespace) -> Tombstone:

@@ -61,11 +61,9 @@ TOGETHER = {"path": "disk", "pin": "disk", "unpin": "disk", "evict": "disk", "lo
 
 # Those that another node does as well, and what goes not with that (kvstore/tools/cli/commands/model_node.py).
 OF_NODES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ls", "show", "verify", "preload", "pin", "unpin", "evict", "load", "unload"), ()),
-    "publish": ("by", "again", "with_cache", "tp", "pp", "path"),
-    "preload": ("verify", "child"),
-    "rm": ("all", "days"),
-    "gc": ("grace",),
+    **dict.fromkeys(("ls", "show", "verify", "rm", "gc", "pin", "unpin", "evict", "load", "unload"), ()),
+    "publish": ("by", "with_cache", "tp", "pp", "path"),
+    "preload": ("child",),
 }
 
 
@@ -84,7 +82,7 @@ class VerbParser(Parser):
             module.add_verb_arguments(self)
             if verb in OF_NODES:
                 self.set_defaults(called=f"model {verb}")
-                add_node_arguments(self, "region", *OF_NODES[verb])
+                add_node_arguments(self, "region", "to", "endpoint", *OF_NODES[verb])
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; but what it does not know is refused here, where its options are known."""

@@ -33,12 +33,16 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    grace_s = duration("model gc: --grace", args.grace, 0, GRACE_S_MAX)
+    wanted_s = grace_s(args)
     with progress_bars() as bars:
         document = asked_of_bucket(
-            args, lambda objects: _collected(objects, grace_s, args.dry_run, later(bars))
+            args, lambda objects: _collected(objects, wanted_s, args.dry_run, later(bars))
         )
     return present(args, document, show)
+
+
+def grace_s(args: argparse.Namespace) -> float:
+    return duration("model gc: --grace", args.grace, 0, GRACE_S_MAX)
 
 
 async def _collected(objects: Objects, grace_s: float, dry_run: bool, progress: Progress) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
+from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.nodes import node_of, run_there
 from kvstore.tools.cli.output import present
 
@@ -43,23 +44,22 @@ def _read(args: argparse.Namespace, command: str) -> int:
     if args.local and args.name:
         raise CliError(f"{command}: --local is of all models on a node", exit_code=USAGE)
     with node_of(args, command) as node:
-        document = node.list_models(local=args.local)
+        document = node.list_models(args.local, args.name)
     if args.local:
         return present(args, document, model_local.show)
-    document["revisions"] = [row for row in document["revisions"] if args.name in ("", row["model"])]
-    if args.name and not document["revisions"]:
-        raise CliError(f"{command}: no model {args.name} in {document['bucket']}", exit_code=NOT_FOUND)
     present(args, document, model_ls.show)
     return FAILED if any(row["problem"] for row in document["revisions"]) else OK
 
 
 def _beginning(args: argparse.Namespace) -> Callable[[Node], Operation]:
+    from kvstore.tools.cli.commands import model_gc
+
     begin: dict[str, Callable[[Node], Operation]] = {
-        "publish": lambda node: node.publish_model(str(args.directory), args.name, args.revision),
-        "rm": lambda node: node.remove_model(args.name),
-        "gc": lambda node: node.collect_models(args.dry_run),
+        "publish": lambda node: node.publish_model(str(args.directory), args.name, args.revision, args.again),
+        "rm": lambda node: node.remove_model(args.name, args.all, math.ceil(args.days)),
+        "gc": lambda node: node.collect_models(args.dry_run, model_gc.grace_s(args)),
         "verify": lambda node: node.verify_model(args.name, args.deep),
-        "preload": lambda node: node.preload_model(args.name),
+        "preload": lambda node: node.preload_model(args.name, args.verify),
         "load": lambda node: node.load_model(args.name),
     }
     return begin[args.verb]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, opened
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     region_verify.add_verify_arguments(parser)
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser, "create", "sample", "bytes_per_s", "repair", "against")
+    add_node_arguments(parser, "create", "repair")
 
 
 def add_regions_argument(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.create and args.action != "init":
         raise CliError(f"region {args.action}: --create is for init", exit_code=USAGE)
+    if args.action != "verify" and (option := region_verify.is_given(args)):
+        raise CliError(f"region {args.action}: {option} is for verify", exit_code=USAGE)
     if is_of_node(args):
         return _of_node(args)
     if args.action == "verify":
         return region_verify.verify(args, load_deployment(args))
-    if option := region_verify.is_given(args):
-        raise CliError(f"region {args.action}: {option} is for verify", exit_code=USAGE)
     if args.action == "ls":
         return _ls(args)
     if args.action in ("status", "lag"):
@@ -78,17 +78,20 @@ def _of_node(args: argparse.Namespace) -> int:
     from kvstore.tools.cli.commands import region_mirrors, region_verify
     from kvstore.tools.cli.nodes import node_of, run_there
 
-    command = f"region {args.action}"
-    if args.action == "verify" and args.region:
+    command, is_live = f"region {args.action}", args.action == "lag"
+    if args.action == "verify":
+        wanted = region_verify.fields(args)
         return run_there(
-            args, command, lambda node: node.verify_region(args.region, args.deep), region_verify.show
+            args, command, lambda node: node.verify_region(args.region, **wanted), region_verify.show
         )
-    if args.action != "status" or args.deep:
-        raise CliError(f"{command}: --node goes with status, and with verify NAME", exit_code=USAGE)
+    if args.action == "init":
+        raise CliError(f"{command}: --node does not go with it", exit_code=USAGE)
     with node_of(args, command) as node:
-        document = node.get_regions()
-    document["mirrors"] = [pair for pair in document["mirrors"] if args.region in ("", pair["region"])]
-    present(args, document, region_mirrors.show)
+        document = node.list_regions() if args.action == "ls" else node.get_regions(args.region, is_live)
+    if args.action == "ls":
+        present(args, document, _show)
+        return OK if {row["state"] for row in document["regions"]} == {"ready"} else FAILED
+    present(args, document, lambda mirrors: region_mirrors.show(mirrors, is_live))
     return OK if all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
 
 
@@ -196,10 +199,10 @@ def _ls(args: argparse.Namespace) -> int:
 
     found = dict(zip(deployment.regions, asked(states), strict=True))
     rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]
-    if args.output == "json":
-        print_json({"deployment": deployment.deployment, "regions": rows})
-    else:
-        print_table(
-            f"regions of {deployment.deployment}", list(rows[0]), [list(row.values()) for row in rows]
-        )
+    present(args, {"deployment": deployment.deployment, "regions": rows}, _show)
     return OK if set(found.values()) == {"ready"} else FAILED
+
+
+def _show(document: dict[str, Any]) -> None:
+    rows = document["regions"]
+    print_table(f"regions of {document['deployment']}", list(rows[0]), [list(row.values()) for row in rows])

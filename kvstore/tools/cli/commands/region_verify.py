@@ -76,10 +76,23 @@ def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
     for option, value in (("--sample", args.sample), ("--bytes-per-s", args.bytes_per_s)):
         if value and not args.deep:
             raise CliError(f"region verify: {option} needs --deep", exit_code=USAGE)
-    text = args.bytes_per_s
-    speed = size("region verify: --bytes-per-s", text, 1, SPEED_BYTES_MAX) if text else 0
-    deep = Deep(_share(args.sample), speed) if args.deep else None
+    deep = Deep(_share(args.sample), _speed(args.bytes_per_s)) if args.deep else None
     return Asked(args.region, deep, args.repair, args.against)
+
+
+def fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The same for another node, which knows its regions itself. Raises CliError."""
+    share = _share(args.sample) if args.sample else 0.0
+    return {
+        "deep": args.deep,
+        "share": share,
+        "bytes_per_s": _speed(args.bytes_per_s),
+        "against": args.against,
+    }
+
+
+def _speed(text: str) -> int:
+    return size("region verify: --bytes-per-s", text, 1, SPEED_BYTES_MAX) if text else 0
 
 
 def _share(text: str) -> float:

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     since_s = _since(args.since)
     by_minute = report.MINUTE in chosen
     if is_of_node(args):
-        return _present(args, _of_node(args, since_s), chosen)
+        return _present(args, _of_node(args, since_s, by_minute), chosen)
     answer, minutes = ask(
         args,
         "report",
@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     return _present(args, report.document(answer, since_s, minutes=minutes), chosen)
 
 
-def _of_node(args: argparse.Namespace, since_s: float) -> Document:
+def _of_node(args: argparse.Namespace, since_s: float, by_minute: bool) -> Document:
     from kvstore.tools.cli.nodes import node_of
 
     with node_of(args, "report") as node:
-        document: Document = node.report(max(0.0, time.time() - since_s))
+        document: Document = node.report(max(0.0, time.time() - since_s), by_minute)
     return document
 
 

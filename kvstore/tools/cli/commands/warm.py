@@ -29,7 +29,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S, NVME_CAPACITY_BYTES_MAX
@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--cancel", action="store_true", help="take the order back")
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser, "prefix", "namespace", "model", "tenant", "budget", "life", "wait", "cancel")
+    add_node_arguments(parser, "prefix", "namespace")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output == "json":
             print_json({**facts, "state": state, "daemons": [], "mirrors": []})
         elif not args.dry_run:
-            print(f"order {order.id} is in force; the same words again show how far it is")
+            _show_ordered(order.id)
         return OK
     age_s = max(0.0, clock() - order.made_s) if order.made_s != made_s else 0.0
     return _watch(args, place.open(), order, plan, (wait_s, age_s), facts)
@@ -142,15 +142,39 @@ def _of_node(args: argparse.Namespace) -> int:
     from kvstore.tools.cli.commands.warm_plan import Plan
     from kvstore.tools.cli.nodes import node_of, run_there
 
-    if args.region is None or len(args.weights) > 1 or (args.weights and args.dry_run):
-        raise CliError("warm: with --node: REGION, and --dry-run or one --weights", exit_code=USAGE)
-    weights = args.weights[0] if args.weights else ""
-    if not args.dry_run:
-        begin = lambda node: node.warm_region(args.region, weights)  # noqa: E731 one line is enough
-        return run_there(args, "warm", begin, lambda facts: _show_watched(args.region, facts))
+    if args.region is None:
+        raise CliError("warm: with --node: a REGION", exit_code=USAGE)
+    wait_s = None if args.wait is None else duration("warm: --wait", args.wait, 0.0, WAIT_S_MAX)
+    warming = {
+        "region": args.region,
+        "models": args.model,
+        "tenants": args.tenant,
+        "weights": args.weights,
+        "budget_bytes": size("warm: --budget", args.budget, 1, NVME_CAPACITY_BYTES_MAX) if args.budget else 0,
+        "to": args.to,
+        "in_force": None if args.life is None else duration("warm: --for", args.life, LIFE_S_MIN, LIFE_S_MAX),
+    }
+    if not args.dry_run and not args.cancel:
+        return run_there(args, "warm", lambda node: node.warm_region(warming, wait_s), _show_all(args))
     with node_of(args, "warm") as node:
-        document = node.plan_warming(args.region)
+        document = (node.plan_warming if args.dry_run else node.cancel_warming)(warming)
+    if args.cancel:
+        return present(args, document, _show_cancelled)
     return present(args, document, lambda facts: _show_plan(args, Plan(**facts["plan"])))
+
+
+def _show_all(args: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
+    """Of an order that another node gave."""
+    from kvstore.tools.cli.commands.warm_plan import Plan
+
+    def show(facts: dict[str, Any]) -> None:
+        _show_plan(args, Plan(**facts["plan"]))
+        if facts["state"] == "ordered":
+            _show_ordered(facts["order"]["id"])
+        else:
+            _show_watched(args.region, facts)
+
+    return show
 
 
 def _watch(
@@ -267,7 +291,7 @@ def _cancel(args: argparse.Namespace, order: Order) -> int:
 
     asked(cancel)
     document = {"region": args.region, "order": _order_facts(order), "state": "cancelled"}
-    return present(args, document, lambda _: print(f"order {order.id} is cancelled; what is loaded stays"))
+    return present(args, document, _show_cancelled)
 
 
 def _words(order: Order) -> str:
@@ -334,6 +358,14 @@ def _of(plan: Plan) -> str:
 
 def _rate(rate: float | None) -> str:
     return "unknown" if rate is None else percent(rate)
+
+
+def _show_cancelled(document: dict[str, Any]) -> None:
+    print(f"order {document['order']['id']} is cancelled; what is loaded stays")
+
+
+def _show_ordered(identity: str) -> None:
+    print(f"order {identity} is in force; the same words again show how far it is")
 
 
 def _show_watched(region: str, facts: dict[str, Any]) -> None:
