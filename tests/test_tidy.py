@@ -63,7 +63,7 @@ LINES_MAX = {
     "kvstore/protocol": 1240,
     "kvstore/residency": 1620,
     "kvstore/retention": 1360,
-    "kvstore/remote": 1330,
+    "kvstore/remote": 1400,
     "kvstore/security": 900,
     "kvstore/tools": 120,
     "kvstore/tools/bench": 1230,
