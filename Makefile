@@ -102,7 +102,7 @@ bench: venv
 	@$(VENV)/python -m benchmarks
 
 soak: venv
-	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py
+	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/hostile tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py
 	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \

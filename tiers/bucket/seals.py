@@ -8,7 +8,7 @@
 
 Who writes seals with the first key of the file; whoever reads takes any of them. AES-SIV is deterministic, and needs no nonce:
 the same content under the same name is the same object, as without a key. A key of a pack follows from all that its header says,
-the checksums of its records included, and the nonce of a record is its place: no nonce is used for two contents.
+and from a checksum of what is stored; the nonce of a record is its place in it: no nonce is used for two contents.
 
 Measured on one core (Xeon with AES-NI and SHA-NI, 2 MiB at a time), in GB/s: GMAC 24, blake3 7.9, Poly1305 6.5, HMAC-SHA256 1.9,
 BLAKE2b 1.1; AES-SIV 0.9.
@@ -64,9 +64,6 @@ class Seals:
         assert secrets
         self._keys = [_Key(secret) for secret in secrets]
 
-    def __repr__(self) -> str:
-        return f"Seals({', '.join(key.id.hex() for key in self._keys)})"
-
     @property
     def key_id(self) -> bytes:
         """Of the key that seals."""
@@ -88,8 +85,8 @@ class Seals:
             raise Unsealed("its seal is not one of this object: forged, damaged, or moved") from error
 
     def tagger(self, about: bytes, key_id: bytes = b"") -> Tagger:
-        """Tags the records of one pack. about: all that its header says but the tags. key_id: b"": that of the key that seals.
-        Raises Unsealed."""
+        """Tags the records of one pack. about: all that it is, but the tags. key_id: b"": that of the key that seals. Raises
+        Unsealed."""
         key = self._key(key_id) if key_id else self._keys[0]
         return Tagger(key.id, hmac.digest(key.records, about, "sha256"))
 

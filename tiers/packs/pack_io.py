@@ -31,8 +31,8 @@ from tiers.base import Get
 from tiers.bucket.objects import Bytes, Objects
 from tiers.bucket.seals import Seals, Unsealed
 from tiers.checksum import digest
-from tiers.constants import KIB, MIB
-from tiers.copying import copy_and_digest, digest_all
+from tiers.constants import KIB, MIB, TAG_BYTES
+from tiers.copying import copy_and_digest, digest_all, share
 from tiers.errors import (
     ObjectDamaged,
     ObjectError,
@@ -246,12 +246,14 @@ def _assemble_in_place(
 
 
 def _tagged(header: PackHeader, stored: Sequence[Bytes], seals: Seals | None) -> PackHeader:
-    """With the tags of its records, where there is a key."""
+    """With the tags of its records, where there is a key. A codec may make several contents of one record, so what is stored has a
+    checksum of its own."""
     if seals is None:
         return header
-    tagger, turns = seals.tagger(encoded(header, with_tags=False)), _Turns()
-    tags = [turns.after(tagger.tag(index, part), len(part)) for index, part in enumerate(stored)]
-    return msgspec.structs.replace(header, tags=tagger.key_id + b"".join(tags))
+    salt = digest(b"".join(map(digest, stored))) if header.codec else bytes(TAG_BYTES)
+    tagger = seals.tagger(encoded(header, with_tags=False) + salt)
+    tags = share(lambda at: tagger.tag(at, stored[at]), len(stored), sum(map(len, stored)))
+    return msgspec.structs.replace(header, tags=b"".join([tagger.key_id, salt, *tags]))
 
 
 def _truth(header: PackHeader, seals: Seals | None) -> IsTrue | None:
@@ -262,7 +264,7 @@ def _truth(header: PackHeader, seals: Seals | None) -> IsTrue | None:
     if not header.tags:
         return None
     try:
-        tagger = seals.tagger(encoded(header, with_tags=False), header.key_id)
+        tagger = seals.tagger(encoded(header, with_tags=False) + header.tag_at(-1), header.key_id)
     except Unsealed:
         return None
     return lambda index, stored: tagger.is_true(index, stored, header.tag_at(index))
@@ -322,8 +324,7 @@ def _judged(
     is_in_place: bool = False,
 ) -> list[Get]:
     """Answers of records as they came; what is not true is not even decoded. is_in_place: the parts are the views."""
-    turns = _Turns()
-    true = [turns.after(is_true(one[0], part), len(part)) for one, part in zip(wanted, parts, strict=True)]
+    true = share(lambda at: is_true(wanted[at][0], parts[at]), len(parts), sum(map(len, parts)))
     some = [one for one, is_one in zip(wanted, true, strict=True) if is_one]
     theirs = [part for part, is_one in zip(parts, true, strict=True) if is_one]
 

@@ -55,8 +55,8 @@ class PackHeader(msgspec.Struct, frozen=True, array_like=True):
     """Of n records, each of which follows the one before; the first one follows `parent` (b"": begins a prompt).
 
     hashes: n block hashes, one after the other; checksums: n × 16 bytes, of the records as an engine knows
-    them; sizes: stored bytes of each, empty without a codec. tags: the key they were made with, and n × 16 bytes, of the records
-    as they are stored; empty without a key.
+    them; sizes: stored bytes of each, empty without a codec. tags: the id of a key, 16 bytes that follow from what a codec made of
+    the records, and n × 16 bytes, a tag of each; empty without a key.
     """
 
     spec: NamespaceSpec
@@ -84,7 +84,7 @@ class PackHeader(msgspec.Struct, frozen=True, array_like=True):
         return self.tags[:KEY_ID_BYTES]
 
     def tag_at(self, index: int) -> bytes:
-        start = KEY_ID_BYTES + index * TAG_BYTES
+        start = KEY_ID_BYTES + (1 + index) * TAG_BYTES
         return self.tags[start : start + TAG_BYTES]
 
     def each_hash(self) -> Iterator[bytes]:
@@ -221,7 +221,7 @@ def wrong_of_header(header: PackHeader) -> str:
         return "checksums that are cut off"
     if len(header.hashes) != count * spec.hash_bytes:
         return "another number of hashes than of checksums"
-    if len(header.tags) not in (0, KEY_ID_BYTES + count * TAG_BYTES):
+    if len(header.tags) not in (0, KEY_ID_BYTES + (1 + count) * TAG_BYTES):
         return "tags that are cut off"
     if len(header.parent) not in (0, spec.hash_bytes):
         return "a parent of another length than its hashes"

@@ -8,7 +8,9 @@ import logging
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from replication.erasure.erased import Erased
@@ -41,8 +43,10 @@ from tiers.base import Get
 from tiers.bucket.sealed_objects import SealedObjects
 from tiers.bucket.seals import Seals
 from tiers.checksum import digest
-from tiers.errors import ObjectKeyUnknown
+from tiers.errors import ObjectKeyUnknown, PackDamaged
+from tiers.namespace_spec import NamespaceSpec
 from tiers.packs import pack_io
+from tiers.packs.codecs import SPLIT_ZSTD
 from tiers.packs.packs import PACKS, PackHeader
 
 catalogues_in_memory = in_memory  # a fixture of every test here, too
@@ -173,6 +177,44 @@ def test_a_record_whose_checksum_was_forged(monkeypatch: pytest.MonkeyPatch) -> 
         assert (await fetched(None), await fetched(KEY)) == (Get.HIT, Get.CORRUPT)
 
     run(main())
+
+
+class InPlace(MemoryObjects):
+    """Receives in the caller's memory, as S3 does."""
+
+    async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
+        for view in views:
+            view[:] = self.stored[name][start : start + len(view)]
+            start += len(view)
+        return True
+
+
+def test_records_that_are_received_where_they_belong() -> None:
+    """Of a large run that is not copied, each record that was changed is found, and no other; so it is where whole packs are
+    verified, and where they are compressed."""
+
+    async def main() -> None:
+        raw, size, count = InPlace(), 64 << 10, 32
+        way = SealedObjects(raw, Seals([KEY]), "acme/na")
+        records = [digest(bytes([number])) * (size // 16) for number in range(count)]
+        spec = NamespaceSpec(b"n" * 16, size, 16, 16, {})
+        hashes, checksums = (b"".join(map(digest, made)) for made in (map(digest, records), records))
+        for codec in ("", SPLIT_ZSTD):
+            pack = await pack_io.put_pack(way, PackHeader(spec, b"", hashes, checksums), records, codec)
+            wanted = [(number, memoryview(bytearray(size))) for number in range(count)]
+            assert await pack_io.fetch_records(way, pack, wanted) == [Get.HIT] * count
+            await pack_io.verified_pack(way, pack)
+            content = bytearray(raw.stored[pack.name])
+            content[pack.ranges()[7][0] + 5] ^= 1
+            raw.stored[pack.name] = bytes(content)
+            found = await pack_io.fetch_records(way, pack, wanted)
+            assert [number for number, one in enumerate(found) if one is not Get.HIT] == [7]
+            with pytest.raises(PackDamaged, match="record 7"):
+                await pack_io.verified_pack(way, pack)
+            unsealed = msgspec.structs.replace(pack, header=msgspec.structs.replace(pack.header, tags=b""))
+            assert set(await pack_io.fetch_records(way, unsealed, wanted)) == {Get.MISS}
+
+    asyncio.run(main())
 
 
 def test_names_are_not_in_the_bucket() -> None:
