@@ -50,7 +50,7 @@ from tiers.packs.codecs import SPLIT_ZSTD
 from tiers.packs.packs import PACKS, PackHeader
 
 catalogues_in_memory = in_memory  # a fixture of every test here, too
-SEEDS = int(os.environ.get("SEEDS", "1"))  # of each attack; `make soak` asks for more
+SEEDS = int(os.environ.get("ROUNDS", "1"))  # of each attack; `make soak` asks for more
 READS_MAX = 400  # of one bad object, in ten minutes, by three processes that look every few seconds
 
 
