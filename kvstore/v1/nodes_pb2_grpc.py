@@ -151,7 +151,8 @@ class NodeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchOperation(self, request, context):
-        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view.
+        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Where the connection
+        ends before, watch again. Needs: view.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

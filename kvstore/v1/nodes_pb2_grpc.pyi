@@ -58,7 +58,9 @@ class NodeServiceStub:
     GetOperation: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]
     """Needs: view."""
     WatchOperation: _grpc.UnaryStreamMultiCallable[_nodes_pb2.WatchOperationRequest, _nodes_pb2.WatchOperationResponse]
-    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
+    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Where the connection
+    ends before, watch again. Needs: view.
+    """
     CancelOperation: _grpc.UnaryUnaryMultiCallable[_nodes_pb2.CancelOperationRequest, _nodes_pb2.CancelOperationResponse]
     """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed."""
 
@@ -92,7 +94,9 @@ class NodeServiceAsyncStub(NodeServiceStub):
     GetOperation: _aio.UnaryUnaryMultiCallable[_nodes_pb2.GetOperationRequest, _nodes_pb2.GetOperationResponse]  # type: ignore[assignment]
     """Needs: view."""
     WatchOperation: _aio.UnaryStreamMultiCallable[_nodes_pb2.WatchOperationRequest, _nodes_pb2.WatchOperationResponse]  # type: ignore[assignment]
-    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
+    """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Where the connection
+    ends before, watch again. Needs: view.
+    """
     CancelOperation: _aio.UnaryUnaryMultiCallable[_nodes_pb2.CancelOperationRequest, _nodes_pb2.CancelOperationResponse]  # type: ignore[assignment]
     """Stop it: ask it to end, and end it ten seconds later. Answered at once. Needs what beginning it needed."""
 
@@ -171,7 +175,9 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _nodes_pb2.WatchOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_nodes_pb2.WatchOperationResponse], _abc.AsyncIterator[_nodes_pb2.WatchOperationResponse]]:
-        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Needs: view."""
+        """Its state now and whenever it changes, until it has ended; of what changes fast, not every state. Where the connection
+        ends before, watch again. Needs: view.
+        """
 
     @_abc_1.abstractmethod
     def CancelOperation(
