@@ -87,7 +87,7 @@ DOOR_PIECE_US = 1000.0  # about as long as a piece of sliced work takes
 
 # Connections beyond the maximum, of tools that attach no arena: a full daemon can be asked.
 DOOR_TOOLS_MAX = 8
-DOOR_RECEIVE_BYTES = 64 * KIB  # one read; one buffer for all connections
+DOOR_RECEIVE_BYTES = 80 * KIB  # one read, as of a lookup of 2,048 blocks; one buffer for all connections
 
 require(DOOR_LEASE_SHARE_MAX <= DOOR_PROCESS_LEASE_SHARE_MAX < 1, "a process leaves room for others")
 require(DOOR_CONNECTIONS_MAX <= RULE_COMMANDS_MAX, "each connection may wait for a command")

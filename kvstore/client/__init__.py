@@ -127,7 +127,7 @@ class Client(Calls):
                         coming = reserve(following)
                     pairs = [(slot.view, buffers[start + slot.index]) for slot in lease.slots]
                     copy_begun = time.monotonic()
-                    digests = copying.copy_and_digest(pairs, lease.touch, namespace.columns)
+                    digests = copying.copy_and_digest(pairs, lease._touch, namespace.columns)
                     give_up_at += time.monotonic() - copy_begun
                     sums = {slot.index: digest for slot, digest in zip(lease.slots, digests, strict=True)}
                     committed.append(lease.commit_soon(sums))
@@ -168,7 +168,7 @@ class Client(Calls):
             with self.acquire(namespace, hashes[copied : copied + step], wait_left_s, parent=above) as lease:
                 run = lease.leading()
                 copy_begun = time.monotonic()
-                copying.copy([(into[copied + i], slot.view) for i, slot in enumerate(run)], lease.touch)
+                copying.copy([(into[copied + i], slot.view) for i, slot in enumerate(run)], lease._touch)
                 copy_s += time.monotonic() - copy_begun
                 true = min(len(run), lease.valid_count())
             copied += true

@@ -34,6 +34,8 @@ from tiers.copying import Pinned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.protocol.frames import Extents
 
 TOUCH_BYTES = 2 << 20  # mapped in one go when first copied from or to
@@ -95,9 +97,14 @@ class ArenaView:
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Bytes at an absolute offset of the file, writable if the arena is. Raises Refused outside of it."""
-        if not 0 <= offset <= offset + size_bytes <= self.size_bytes:
-            raise wrong(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
-        return self._bytes[offset : offset + size_bytes]
+        return self.views([offset], size_bytes)[0]
+
+    def views(self, offsets: Sequence[int], size_bytes: int) -> list[memoryview]:
+        """As many bytes at each of these offsets. Raises Refused."""
+        first, last = min(offsets, default=0), max(offsets, default=0)
+        if not 0 <= first <= last <= last + size_bytes <= self.size_bytes:
+            raise wrong(f"arena: {size_bytes} bytes at {first} to {last} are outside of {self.size_bytes}")
+        return [self._bytes[offset : offset + size_bytes] for offset in offsets]
 
     def touch(self, offset: int, size_bytes: int) -> None:
         """Map the pages of a range, if this process never did: one by one during the copy is 3x slower.
@@ -106,6 +113,10 @@ class ArenaView:
         """
         if not 0 <= offset < offset + size_bytes <= self.size_bytes:
             raise wrong(f"arena: {size_bytes} bytes at {offset} are outside of {self.size_bytes}")
+        self._touch(offset, size_bytes)
+
+    def _touch(self, offset: int, size_bytes: int) -> None:
+        """Of a slot that the daemon named: it is checked already."""
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
         for piece in range(offset // TOUCH_BYTES, (offset + size_bytes - 1) // TOUCH_BYTES + 1):
             if not self._touched[piece]:

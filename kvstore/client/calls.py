@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from kvstore.client.arena_view import ArenaView
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
 from kvstore.client.namespace import Namespace
-from kvstore.client.refusing import refusing, require, require_hashes, require_number, require_sendable, wrong
+from kvstore.client.refusing import WRONG, refused, refusing, require, require_hashes, require_number, wrong
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
 from kvstore.protocol.places import default_socket
 
@@ -51,6 +51,7 @@ class Leading(int):
 class Calls:
     """One process's connection to the daemon: what a client does, copies aside."""
 
+    @refused
     def __init__(
         self,
         socket_path: str | os.PathLike[str] | None = None,
@@ -68,7 +69,7 @@ class Calls:
         clock: seconds, measures the backoff. Raises Refused.
         """
         require_number("timeout_s", timeout_s, TIMEOUT_S_MAX)
-        require(callable(clock), "clock: a function is required")
+        require(isinstance(clock(), (int, float)), "clock: a function that returns seconds is required")
         label.encode()
         self._path = os.fspath(socket_path or default_socket())
         self._timeout_s = timeout_s
@@ -137,7 +138,7 @@ class Calls:
         def call(w: Any, ids: list[int]) -> frames.Request:
             return w.Unregister(ids[0], end)  # type: ignore[no-any-return]  # w: the module of frames
 
-        _require_call((namespace,), call)
+        _require_call((namespace,), call)  # it may not be sent
         deadline = self._deadline()
         with self._locked(deadline):
             connection = self._connect(deadline)
@@ -168,7 +169,8 @@ class Calls:
         with a ticket. At most 65536 hashes.
         """
         _require_spaces(namespaces)
-        require(len(hashes) <= HASHES_MAX, f"lookup: {len(hashes)} hashes: at most {HASHES_MAX} are allowed")
+        if len(hashes) > HASHES_MAX:
+            raise wrong(f"lookup: {len(hashes)} hashes: at most {HASHES_MAX} are allowed")
         if not namespaces or (not hashes and not tokens):
             return Leading(0)
         joined = namespaces[0].joined(hashes)
@@ -264,7 +266,8 @@ class Calls:
         others open it may be none, at once. 1 to 512 hashes.
         """
         self._require_arena()
-        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent, sums), self._deadline(wait_s)
+        make = _acquiring(namespace, hashes, wait_s, ticket, parent, sums)
+        deadline = self._begin((namespace,), make, wait_s)
         with self._locked(deadline):
             connection, lease = self._acquired(namespace, make, deadline)
             return ReadLease(lease, self._opened(connection, lease.grant, 0, namespace.record_bytes))
@@ -275,7 +278,8 @@ class Calls:
         """As `reserve`, for other processes that fill the slots; for a client without the arena."""
         if self._attach:
             raise Refused("bad_request", "slots for others to fill are leased by a client with attach=False")
-        make, deadline = _reserving(namespace, hashes, parent, ticket), self._deadline()
+        make = _reserving(namespace, hashes, parent, ticket)
+        deadline = self._begin((namespace,), make)
         with self._locked(deadline):
             connection = self._connect(deadline)
             r = self._ask(connection, (namespace,), make, deadline)
@@ -290,7 +294,8 @@ class Calls:
         parent: bytes = b"",
     ) -> SlotLease:
         """As `acquire`, for other processes that read the slots; needs no arena."""
-        make, deadline = _acquiring(namespace, hashes, wait_s, ticket, parent), self._deadline(wait_s)
+        make = _acquiring(namespace, hashes, wait_s, ticket, parent)
+        deadline = self._begin((namespace,), make, wait_s)
         with self._locked(deadline):
             return self._acquired(namespace, make, deadline)[1]
 
@@ -325,8 +330,7 @@ class Calls:
         def call(w: Any, _: object) -> frames.Request:
             return w.Fill(packed, max(lives, default=0))  # type: ignore[no-any-return]
 
-        _require_call((), call)
-        deadline = self._deadline()
+        deadline = self._begin((), call)
         with self._locked(deadline):
             connection = self._connect(deadline)
             if lives - {connection.life}:
@@ -465,7 +469,8 @@ class Calls:
         """`reserve` that waits for no answer: what this returns does, until a deadline (None: that of this call),
         and is to be called."""
         self._require_arena(writable=True)
-        make, deadline = _reserving(namespace, hashes, parent, ticket), self._deadline()
+        make = _reserving(namespace, hashes, parent, ticket)
+        deadline = self._begin((namespace,), make)
 
         def lease(r: Any) -> WriteLease:
             slots = SlotLease(self, connection, r.lease, r.granted, r.extents, r.full)
@@ -489,13 +494,14 @@ class Calls:
         def call(w: Any, _: object) -> frames.Request:
             return w.Commit(lease, indexes, joined)  # type: ignore[no-any-return]
 
-        _require_call((), call)
         try:
-            deadline = self._deadline()
+            deadline = self._begin((), call)
             with self._locked(deadline):
                 if connection.lost:
                     raise Unavailable("the connection that this lease belongs to was lost")
                 return self._ask_soon(connection, (), call, _count, deadline)
+        except Refused:
+            raise
         except BaseException:
             connection.owe(lease)
             raise
@@ -505,11 +511,20 @@ class Calls:
 
         While another thread's call is on the wire, that thread sends it.
         """
-        _require_call((), lambda w, _: w.Release(lease))
+        require(type(lease) is int and 0 <= lease < 1 << 64, "lease: the number of one is required")
         connection.owe(lease)
         self._give_back()
 
     # -- inside --
+
+    def _begin(self, spaces: Sequence[Namespace], make: Make, wait_s: float = 0.0) -> float:
+        """The deadline of a call that starts now. Raises Unavailable while backing off, and Refused before that where the
+        call makes no sense; with a connection, that is found as it is sent."""
+        if self._connection is None:
+            _require_call(spaces, make)
+        else:
+            _require_spaces(spaces)
+        return self._deadline(wait_s)
 
     def _deadline(self, extra_s: float = 0.0) -> float:
         """When a call that starts now must be over. Raises Unavailable while backing off: no system call."""
@@ -536,8 +551,7 @@ class Calls:
             self._give_back()
 
     def _call(self, namespaces: Sequence[Namespace], make: Make) -> Any:
-        _require_call(namespaces, make)
-        deadline = self._deadline()
+        deadline = self._begin(namespaces, make)
         with self._locked(deadline):
             return self._ask(self._connect(deadline), namespaces, make, deadline)
 
@@ -617,7 +631,7 @@ class Calls:
             connection.give_back(deadline)
             ids = [self._namespace_id(connection, space, deadline) for space in spaces]
             return connection.send(make(frames, ids), deadline)
-        except Refused:
+        except (Refused, *WRONG):  # it makes no sense, and was not sent
             raise
         except BaseException as error:
             self._lose(connection, error)
@@ -706,6 +720,7 @@ def _require_spaces(spaces: Sequence[Namespace]) -> None:
 def _require_call(spaces: Sequence[Namespace], make: Make) -> None:
     """Raises Refused where the daemon would not understand this request of these namespaces, whatever their numbers."""
     _require_spaces(spaces)
+    from kvstore.client.sendable import require_sendable
     from kvstore.protocol import frames
 
     require_sendable(make(frames, [0] * len(spaces)))
@@ -733,16 +748,18 @@ def _reserving(space: Namespace, hashes: Sequence[bytes], parent: bytes, ticket:
     def make(w: Any, ids: list[int]) -> frames.Request:
         return w.Reserve(ids[0], joined, parent, ticket)  # type: ignore[no-any-return]
 
-    _require_call((space,), make)
     return make
 
 
 def require_run(space: Namespace, hashes: Sequence[bytes], parent: bytes) -> None:
     """Raises Refused unless these blocks can follow each other, and the one before them."""
-    require(parent == b"" or len(parent) == space.hash_bytes, f"parent: 0 or {space.hash_bytes} bytes")
-    require(
-        len({parent, *map(bytes, hashes)}) > len(hashes), "a block hash is repeated: a prompt has it once"
-    )
+    _require_parent(space, parent)
+    require(len({parent, *hashes}) > len(hashes), "a block hash is repeated: a prompt has it once")
+
+
+def _require_parent(space: Namespace, parent: bytes) -> None:
+    if parent != b"" and len(parent) != space.hash_bytes:
+        raise wrong(f"parent: 0 or {space.hash_bytes} bytes")
 
 
 def _acquiring(
@@ -752,12 +769,11 @@ def _acquiring(
     require_hashes(hashes, LEASE_HASHES_MAX)
     require_number("wait_s", wait_s, WAIT_S_MAX)
     joined, wait_ms = _joined(space, hashes, LEASE_HASHES_MAX), int(wait_s * 1000)
-    require(parent == b"" or len(parent) == space.hash_bytes, f"parent: 0 or {space.hash_bytes} bytes")
+    _require_parent(space, parent)
 
     def make(w: Any, ids: list[int]) -> frames.Request:
         return w.Acquire(ids[0], joined, wait_ms, ticket, parent, sums)  # type: ignore[no-any-return]
 
-    _require_call((space,), make)
     return make
 
 

@@ -26,6 +26,7 @@ from collections import deque
 import msgspec
 
 from kvstore.client.arena_view import ArenaView, OwnerLock, mapped
+from kvstore.client.sendable import encode_sendable
 from kvstore.errors import Refused, Unavailable
 from kvstore.protocol import frames
 
@@ -123,12 +124,13 @@ class Connection:
             self.send(frames.Release(self._owed.popleft()), deadline, is_unwanted=True)
 
     def send(self, request: frames.Request, deadline: float, is_unwanted: bool = False) -> Asked:
-        """Send a request, and wait for no answer of its own. Raises Unavailable (and is closed)."""
+        """Send a request, and wait for no answer of its own. Raises Refused where it cannot be sent, Unavailable (and is
+        closed)."""
+        encode_sendable(request, self._out)
         asked = Asked(type(request).__name__.lower(), is_unwanted)
         try:
             if len(self._asked) >= UNANSWERED_MAX:
                 self._read_answers(self._asked[-1], deadline)
-            frames.encode_frame_into(request, self._out)  # it can be: kvstore.client.refusing
             self._set_timeout(deadline)
             self._asked.append(asked)
             self._socket.sendall(self._out)

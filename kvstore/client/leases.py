@@ -169,7 +169,7 @@ class GrantedSlots:
         self._lock = lock
         self._extents = extents
         self._start_bytes, self._size_bytes = start_bytes, size_bytes
-        views = [arena.view(offset + start_bytes, size_bytes) for offset in extents.offsets()]
+        views = arena.views([offset + start_bytes for offset in extents.offsets()], size_bytes)
         self.views = views if lock is not None else [view.toreadonly() for view in views]
 
     def touch(self, count: int) -> None:
@@ -255,8 +255,12 @@ class WriteLease:
 
     def touch(self, position: int) -> None:
         """Map the pages of slots[position] before copying to it; see ArenaView.touch."""
+        self._touch(position)
+
+    def _touch(self, position: int) -> None:
+        """For `put`, which names those that there are."""
         slot = self.slots[position]
-        self._opened.arena.touch(slot.offset, len(slot.view))
+        self._opened.arena._touch(slot.offset, len(slot.view))
 
     def __enter__(self) -> WriteLease:
         return self
@@ -301,9 +305,13 @@ class ReadLease:
 
     def touch(self, position: int) -> None:
         """Map the pages of slots[position] before copying out of it; see ArenaView.touch."""
+        self._touch(position)
+
+    def _touch(self, position: int) -> None:
+        """For `get`, which names those that there are."""
         slot = self.slots[position]
         if slot is not None:
-            self._opened.arena.touch(slot.offset, len(slot.view))
+            self._opened.arena._touch(slot.offset, len(slot.view))
 
     def leading(self) -> list[Slot]:
         """The slots before the first miss."""

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from kvstore.client.calls import Calls
-from kvstore.client.refusing import refusing, require
+from kvstore.client.refusing import refused, refusing, require
 from kvstore.errors import Refused, Unavailable
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -188,6 +188,7 @@ class ModelFilling:
     they cannot be written.
     """
 
+    @refused
     def __init__(self, calls: _ModelCalls, label: str, content: bytes, count: int) -> None:
         """Raises Unavailable, Refused."""
         self._calls, self._label, self._content, self.count = calls, label, content, count

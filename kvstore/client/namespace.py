@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.client.refusing import refusing, require_sendable, wrong
+from kvstore.client.refusing import refused, refusing, wrong
 from tiers.checksum import column_sizes, pack_columns
 
 TYPE_CHECKING = False  # not from typing: importing that costs more than all of this
@@ -20,6 +20,7 @@ class Namespace:
 
     __slots__ = ("__weakref__", "block_tokens", "columns", "digest", "fields", "hash_bytes", "record_bytes")
 
+    @refused
     def __init__(
         self,
         digest: bytes,
@@ -34,6 +35,7 @@ class Namespace:
         most 1024 characters each and 16 KiB together). columns: bytes of each column of a record, in order; see tiers/checksum.py for what
         is allowed, how they are kept, and for the checksum of such a record. Raises Refused.
         """
+        from kvstore.client.sendable import require_sendable
         from kvstore.protocol import frames
 
         self.columns = pack_columns(columns, record_bytes)
@@ -50,10 +52,12 @@ class Namespace:
         """One behind the other, as they travel. Raises Refused for a hash of another length."""
         import msgspec
 
-        joined, size = b"".join(hashes), self.hash_bytes
-        # Each is preceded by its length here: looking at these takes half the time of asking each for it.
-        lengths = msgspec.msgpack.encode([*hashes])[-len(hashes) * (size + 2) :][1 :: size + 2]
-        if len(joined) != len(hashes) * size or lengths != bytes([size]) * len(hashes):
+        joined, size, count = b"".join(hashes), self.hash_bytes, len(hashes)
+        # Each has its length before it here: looking at these takes a third of the time of asking each for it.
+        encoded = bytearray(5 + count * (size + 2))
+        msgspec.msgpack.Encoder().encode_into(hashes if type(hashes) is list else [*hashes], encoded)
+        lengths = encoded[1 - count * (size + 2) :: size + 2]
+        if len(joined) != count * size or lengths != bytes([size]) * count:
             raise wrong(f"every hash must have {size} bytes")
         return joined
 

@@ -23,7 +23,8 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from types import GeneratorType
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
@@ -253,7 +254,7 @@ class Caller:
         if getattr(request, "ticket", 0):  # two programs may count their requests from 1
             request.ticket ^= holder.salt  # type: ignore[union-attr]
         try:
-            holder.principal.require(kind.access, name.lower())
+            holder.principal.require(kind.access, name)
             outcome = kind.handler(self, request)
         except Exception as error:  # noqa: BLE001 - `refusal` logs what is not a refusal
             self._answer(self.refusal(error))
@@ -261,7 +262,7 @@ class Caller:
         if isinstance(outcome, Later):
             self._later = outcome
             outcome.then(self._told)
-        elif isinstance(outcome, Generator):
+        elif isinstance(outcome, GeneratorType):
             self._steps = outcome
             self.step()
         elif outcome is not None:

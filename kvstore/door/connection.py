@@ -206,10 +206,11 @@ class DoorConnection(asyncio.BufferedProtocol):
 
     def _serve(self) -> None:
         size, self._next_bytes, self._is_collecting = self._next_bytes, 0, False
-        kind = kind_of(self._inbox.tag())
+        tag, payload = self._inbox.tag(), self._inbox.take(size)
         try:
-            request = frames.request_decoder.decode(self._inbox.take(size))
+            request = frames.request_decoder.decode(payload)
         except msgspec.ValidationError as error:
+            kind = kind_of(tag)
             why = frames.in_words(error, kind) if kind is not None else str(error)
             self._send(self._caller.refusal(BadRequest(why)))
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

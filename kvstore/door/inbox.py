@@ -24,9 +24,10 @@ class Inbox:
 
     def received(self, data: memoryview) -> None:
         """These bytes came; they are copied."""
-        skipped = min(self._skipping, len(data))
-        self._skipping -= skipped
-        data = data[skipped:]
+        if self._skipping:
+            skipped = min(self._skipping, len(data))
+            self._skipping -= skipped
+            data = data[skipped:]
         del self._data[: self._start]
         self._start = 0
         self._data += data

@@ -209,6 +209,10 @@ class Accounts:
         for part, (first, end) in enumerate(pairwise(_bounds(found, count))):
             start = max(first, skip)
             why = outcomes.NEVER_SEEN
+            if (known := self._known(part, found)) is not None:
+                if start < end:
+                    yield known, end - start
+                continue
             if part == _MISSED and first < start < end:  # what is held behind a gap is missed because of it
                 why = self._misses(namespaces, _every(hashes, size, first, first + 1, 1), why)[0]
             looks = self._judge(namespaces, part, _every(hashes, size, start, end, every), found, why)
@@ -217,16 +221,20 @@ class Accounts:
                 start += blocks
                 yield outcome, blocks
 
+    def _known(self, part: int, found: Found) -> int | None:
+        """The outcome of all blocks of a part of a prompt, see `_bounds`; None where each has its own."""
+        if part == _MISSED or (part == _OWNED and not self._dram_only):
+            return None
+        hits = (outcomes.HIT_DRAM, outcomes.HIT_SHARED, outcomes.READ_THROUGH)
+        return (*hits, found.why, outcomes.EXPIRED)[part]
+
     def _judge(
         self, namespaces: list[Namespace], part: int, hashes: list[bytes], found: Found, why: int
     ) -> list[int]:
-        """The outcomes of these blocks, all of one part of a prompt, see `_bounds`."""
-        if part == _MISSED:
-            return self._misses(namespaces, hashes, why)
-        if part == _OWNED and not self._dram_only:
-            return self._owned(namespaces, hashes)
-        hits = (outcomes.HIT_DRAM, outcomes.HIT_SHARED, outcomes.READ_THROUGH)
-        return [(*hits, found.why, outcomes.EXPIRED)[part]] * len(hashes)
+        """The outcomes of these blocks, all of one part."""
+        if (known := self._known(part, found)) is not None:
+            return [known] * len(hashes)
+        return self._misses(namespaces, hashes, why) if part == _MISSED else self._owned(namespaces, hashes)
 
     def _owned(self, namespaces: list[Namespace], hashes: list[bytes]) -> list[int]:
         """The outcomes of blocks that all namespaces hold: but of hashes that form no chain one may be missing

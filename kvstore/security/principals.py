@@ -45,7 +45,7 @@ class Principal(NamedTuple):
     def require(self, access: Access, what: str) -> None:
         """Raises NotAllowed. what: the request, in a word."""
         if access not in self.may:
-            raise NotAllowed(f"{what}: needs the right to {access}, which {self} has not")
+            raise NotAllowed(f"{what.lower()}: needs the right to {access}, which {self} has not")
 
 
 def local(uid: int, process: int) -> Principal:

@@ -115,6 +115,7 @@ class Stage:
             "checksums": {0: bytes(16)},
             "position": 0,
             "offset": 0,
+            "offsets": [0],
             "count": 1,
             "extents": grant.extents,
             "w": frames,
