@@ -25,6 +25,8 @@ from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.steps import Steps
 
 AUDIT_TRIES_MAX = 3  # times that sums are counted while something changes, before they are left alone
+# Of a device's slots; a prime, because slots are numbered from slab to slab in steps of a power of two.
+SLOT_PARTS = 4093
 
 
 def check_steps(engine: Parts) -> Steps[list[str]]:
@@ -68,7 +70,10 @@ class _Books:
         self._pins: Counter[Block] = Counter()
         self._held: Counter[tuple[Namespace, int]] = Counter()  # records in the index, by tier
         self._coming: Counter[tuple[Namespace, int]] = Counter()  # that have a slot, not in the index yet
-        self._on_device: list[dict[int, Block]] = [{} for _ in engine.nvme.members]  # by slot
+        # By slot, in many small dicts: one that grows, or goes, holds up everybody for as long as it has entries.
+        self._on_device: list[list[dict[int, Block]]] = [
+            [{} for _ in range(SLOT_PARTS)] for _ in engine.nvme.members
+        ]
 
     def count(self) -> Steps[None]:
         engine = self._engine
@@ -80,6 +85,10 @@ class _Books:
             yield from self._count_blocks(namespace)
         self._compare_dram()
         self._compare_nvme()
+        for parts in self._on_device:
+            while parts:
+                parts.pop()
+                yield
         self.wrong_sums += engine.models.check()
         slices = [
             engine.blocks.quotas.check_slices(engine.namespaces, self._held, self._coming),
@@ -142,7 +151,7 @@ class _Books:
         if where & IN_NVME:
             self._held[block.namespace, IN_NVME] += 1
             device, slot = block.place
-            if self._on_device[device].setdefault(slot, block) is not block:
+            if self._on_device[device][slot % SLOT_PARTS].setdefault(slot, block) is not block:
                 self.wrong_sums.append(f"nvme: slot {slot} of device {device} has two blocks")
         if block.pins != self._pins[block]:
             self.wrong_sums.append(f"leases: block {name}: {block.pins} pins, {self._pins[block]} holders")
@@ -159,7 +168,7 @@ class _Books:
             if not member.ready or any(m is member for m in engine.writer.writing.values()):
                 continue
             used = sum(each.used for each in member.device.stats().classes)
-            held = len(self._on_device[member.number])
+            held = sum(map(len, self._on_device[member.number]))
             if used != held + member.dropped + member.device.aside:
                 self.wrong_sums.append(
                     f"nvme: {member.name}: {used} slots in use, {held} blocks, {member.dropped} dropped"
