@@ -23,8 +23,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from types import GeneratorType
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
@@ -262,7 +261,7 @@ class Caller:
         if isinstance(outcome, Later):
             self._later = outcome
             outcome.then(self._told)
-        elif isinstance(outcome, GeneratorType):
+        elif isinstance(outcome, Generator):
             self._steps = outcome
             self.step()
         elif outcome is not None:

@@ -218,7 +218,7 @@ class Audit:
                 is_there = not reason.startswith("announced")
                 if is_there and not await deleted(self._hands, entry.pack.name):
                     continue
-                self._catalogue.forget(entry.pack.id)
+                self._catalogue.lose(entry.pack.id)
                 gone.append(entry)
                 report.damaged += is_there
                 report.missing += not is_there
@@ -246,7 +246,7 @@ class Audit:
         """Those whose parent has not become known meanwhile. Returns them."""
         gone = [entry for entry in holes if self._hangs_on_nothing(entry)]
         for entry in gone:
-            if self._catalogue.forget(entry.pack.id):
+            if self._catalogue.lose(entry.pack.id):
                 report.hanging += 1
                 told(
                     Finding(
@@ -269,7 +269,7 @@ class Audit:
                     header = entry.pack.header
                     above = header.spec.digest + header.parent
                     if header.parent and above in keys and self._catalogue.find([above]) == [None]:
-                        self._catalogue.forget(entry.pack.id)
+                        self._catalogue.lose(entry.pack.id)
                         keys.update(keys_of(header))
                         is_found = True
                 await asyncio.sleep(0)

@@ -8,6 +8,7 @@
            p <number>                  ─▶ entry (msgpack)     w <writer>                  ─▶ position
            n <namespace>               ─▶ spec (msgpack)      c <namespace>               ─▶ packs, blocks, bytes
            t <kept until> <number>     ─▶ -                m <manifest's name>         ─▶ model (msgpack)
+           g <number>                  ─▶ entry of a pack that is gone (msgpack)
 
 Models are few, and kept in memory as well. Row "v" says that segments were read by who knows models: a catalogue without it, which
 an older version left, is made anew.
@@ -15,7 +16,8 @@ an older version left, is made anew.
 A pack gets the next number when it is first heard of. Its blocks are found by words: 64 bits of a hash of their key.
 What shares a word (two packs with one block, or by chance two blocks) are neighbours in the rows, and the entry says
 which of them is meant; so nothing is read before it is written, the pack that was first is the first one found,
-and when it is forgotten the next one is.
+and when it is forgotten the next one is. One that is *lost*, whose life was not over and which nobody erased, is found
+no more either; what it was is kept, because it says what follows on what.
 
 What must always hold:
 
@@ -51,11 +53,14 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACK_RECORDS_MAX, Pack, wrong_of_spec
 from tiers.parsing import ParserErrors, parser_failure
 
+LOST_PACKS_MAX: Final = 100_000  # that are remembered; 100 MB of rows
+LOST_KEPT_S: Final = 24 * 3600.0  # behind the end of their lives, so that no clock is too late
 LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
 
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
 _MODEL, _FORMAT, _FORMAT_NOW = b"m", b"v", b"2"
+_GONE = b"g"
 _NUMBER_BYTES = 6  # of a pack
 _INDEX_BYTES = 2
 _SPEC_BYTES = 4
@@ -147,6 +152,7 @@ class Catalogue:
             raise CatalogueDamaged("it was made by a version that knows no models")
         models = (_decoded(value, AnnouncedModel) for _, value in _all(self._rows, _MODEL))
         self._models = {model.name: model for model in models}
+        self._lost_count = len(self._rows.keys(_GONE, _behind(_GONE), LOST_PACKS_MAX))
         last = self._rows.last(_PACK, _behind(_PACK))
         self._next_number = int.from_bytes(last[1:], "big") + 1 if last else 1
         self._loaded_partitions = 0 if last else PARTITIONS
@@ -268,19 +274,30 @@ class Catalogue:
         ]
 
     def forget(self, pack_id: bytes) -> bool:
-        """A pack is gone from the store. False if it was not known."""
+        """A pack is gone from the store: its life was over, or it was erased. False if it was not known."""
+        return self._forget(pack_id, is_lost=False)
+
+    def lose(self, pack_id: bytes) -> bool:
+        """A pack is gone from the store, or to be read no more, and nobody wanted that: see `lost`. False if it was not
+        known."""
+        return self._forget(pack_id, is_lost=True)
+
+    def _forget(self, pack_id: bytes, is_lost: bool) -> bool:
         [number_bytes] = self._rows.get([_ID + pack_id])
         if number_bytes is None:
             return False
         announced, spec = self._entry(number_bytes)
+        is_kept = is_lost and self._lost_count < LOST_PACKS_MAX
+        kept = [(_GONE + number_bytes, msgspec.msgpack.encode(entry_of(announced, spec)))] if is_kept else []
         keys = _keys_of(announced, number_bytes)
         count = {spec: _plus(self._counts[spec], announced, -1)}
         rows = [_ID + pack_id, _PACK + number_bytes, *_until_key(announced, number_bytes), *keys]
-        self._rows.write(self._count_rows(count), rows)
+        self._rows.write(chain(self._count_rows(count), kept), rows)
+        self._lost_count += is_kept
         self._counts[spec] = count[spec]
         for key in keys:
-            kept = key[: len(_KEY) + KEPT_BYTES]
-            if not self._rows.keys(kept, _behind(kept), 1):
+            beginning = key[: len(_KEY) + KEPT_BYTES]
+            if not self._rows.keys(beginning, _behind(beginning), 1):
                 self._filter.discard(_word(key))
         return True
 
@@ -425,6 +442,18 @@ class Catalogue:
         start, end = _PACK + first.to_bytes(_NUMBER_BYTES, "big"), _behind(_PACK)
         while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
             yield [self._announced(value)[0] for _, value in found]
+            start = found[-1][0] + b"\0"
+
+    def lost(self, now_s: float) -> Iterator[list[Announced]]:
+        """Packs that were lost. Those whose life is over are forgotten: nothing that hung on one of them was kept for longer.
+        As `chunks`."""
+        start, end, over_s = _GONE, _behind(_GONE), now_s - LOST_KEPT_S
+        while found := self._rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
+            packs = [self._announced(value)[0] for _, value in found]
+            over = [key for (key, _), one in zip(found, packs, strict=True) if 0 < one.kept_until_s < over_s]
+            self._rows.write((), over)
+            self._lost_count -= len(over)
+            yield packs
             start = found[-1][0] + b"\0"
 
     def chunks_without(self, seen: Seen, behind: int) -> Iterator[list[Announced]]:

@@ -6,7 +6,8 @@
 A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
 blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
 region that was away, when nothing is left that says on what it hangs. The same for the first blocks of a pack that goes for a
-later one: they are not erased, and what hangs on them stays, until a prefix before them is erased.
+later one: they are not erased, and what hangs on them stays, until a prefix before them is erased. A pack that was lost
+(rotten, or gone from the bucket) says on what it hung for as long as the catalogue remembers it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Erasure:
         self.known = known or Erased(clock)
         self._objects = objects
         self._catalogue = catalogue
+        self._clock = clock
         self._behind: dict[
             str, set[bytes]
         ] = {}  # by tombstone of a prefix: its block, and those found behind it
@@ -170,6 +172,8 @@ class Erasure:
         while self.tombstones and self._next < catalogue.next_number:
             first, self._next = self._next, catalogue.next_number
             try:
+                if not first:
+                    await self._look_at_lost()
                 for chunk in catalogue.chunks(first):
                     found = list(filter(self.covers, chunk))
                     await self._keep_behind()
@@ -179,6 +183,13 @@ class Erasure:
                 self._next = min(self._next, first)
                 raise
         await self._keep_behind()
+
+    async def _look_at_lost(self) -> None:
+        """What hangs on packs that are gone goes as if they were here."""
+        for chunk in self._catalogue.lost(self._clock()):
+            for announced in chunk:
+                self.covers(announced)
+            await asyncio.sleep(0)
 
     async def _keep_behind(self) -> None:
         """Before anything is removed that says what hangs on it: others, and later lives, need it still."""

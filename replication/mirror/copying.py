@@ -226,7 +226,7 @@ class Copying:
         return announced is None or await has_object(self._ways.bucket, announced.pack.name) is False
 
     def _lose(self, job: Job) -> None:
-        self._catalogue.forget(job.pack_id)  # no sweep finds it again
+        self._catalogue.lose(job.pack_id)  # no sweep finds it again
         self.lost += 1
         self.lost_packs.append(job.pack_id.hex())
         log.warning("%s: pack %s: announced, and lost", self._ways.bucket.where, job.pack_id.hex())

@@ -280,7 +280,7 @@ class RegionReader(ABC):
         if pack.id in self._doubted:
             log.warning("%s: %s: gone or damaged; forgotten", self.where, pack.name)
             del self._doubted[pack.id]
-            self.catalogue.forget(pack.id)
+            self.catalogue.lose(pack.id)
             return
         self._doubted[pack.id] = None
         if len(self._doubted) > DOUBTED_PACKS_MAX:

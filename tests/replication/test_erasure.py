@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
-from replication.catalogue.catalogue import Catalogue
+from replication.catalogue.catalogue import LOST_KEPT_S, Catalogue
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
 from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, bury, read_tombstones
@@ -221,6 +222,55 @@ def test_what_hangs_on_a_block_that_lived_goes_with_what_is_before_it(is_late: b
         node.work()
     assert not node.known() and not node.stored()
     assert node.erasure.forbids(SPECS[0], hash_of(("a", "b")))
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_what_hangs_on_a_pack_that_was_lost_goes_with_what_is_before_it(is_other: bool) -> None:
+    """Two packs of a prefix rot; what hangs on them is erased with the prefix, in a later life of the daemon, too, and by a
+    daemon that never knew them. What hangs on others stays."""
+    node = Node()
+    node.add(SPECS[0], (), ("a",))
+    lost = [node.add(SPECS[0], ("a", "b"), ("c",)), node.add(SPECS[0], ("a",), ("b",))]
+    node.add(SPECS[0], ("a", "b", "c"), ("d",))
+    sibling = node.add(SPECS[0], ("x", "b"), ("c",))
+    for announced in lost:
+        run(node.objects.delete([announced.pack.name]))
+        assert node.catalogue.lose(announced.pack.id) and not node.catalogue.lose(announced.pack.id)
+    node.catalogue = Catalogue(node.catalogue._rows)
+    node.erasure = Erasure(node.objects, node.catalogue, lambda: node.now_s)
+    node.work()
+    assert len(node.known()) == 3
+    erase(node, "a")
+    node.work()
+    assert node.known() == {sibling.pack.id} == node.stored()
+    if is_other:
+        before, node = node, Node()
+        node.objects = node.erasure._objects = before.objects
+        node.add(SPECS[0], ("a", "b", "c"), ("e",))
+        node.work()
+        assert not node.known()
+
+
+def test_lost_packs_are_remembered_until_their_life_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more of them than there is room for; those that were forgotten, or erased, are not among them."""
+    monkeypatch.setattr("replication.catalogue.catalogue.LOST_PACKS_MAX", 2)
+    node, elsewhere = Node(), Node()
+    packs = [elsewhere.add(SPECS[0], (), (name,)) for name in "abcde"]
+    ends = [
+        replace(one, kept_until_s=until_s) for one, until_s in zip(packs, (0, 10, 20, 30, 40), strict=True)
+    ]
+    node.catalogue.add_packs(ends)
+    node.catalogue.forget(packs[0].pack.id)
+    for one in packs[1:4]:
+        node.catalogue.lose(one.pack.id)
+
+    def lost(now_s: float) -> list[bytes]:
+        return [one.pack.id for chunk in node.catalogue.lost(now_s) for one in chunk]
+
+    assert lost(15.0) == [packs[1].pack.id, packs[2].pack.id]
+    lost(15.0 + LOST_KEPT_S)
+    node.catalogue.lose(packs[4].pack.id)
+    assert lost(0.0) == [packs[2].pack.id, packs[4].pack.id]
 
 
 def erase(node: Node, *path: str) -> None:
