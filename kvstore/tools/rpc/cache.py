@@ -298,7 +298,7 @@ def _run(space: Space, hashes: bytes, parent: bytes, most: int) -> Run:
 
 def _checked(request: frames.Request) -> frames.Request:
     """What the daemon would not understand is refused here. Raises BadRequest."""
-    from kvstore.client.refusing import require_sendable
+    from kvstore.client.sendable import require_sendable
 
     try:
         require_sendable(request)
