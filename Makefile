@@ -15,6 +15,7 @@
 VENV := .venv/bin
 WORKERS ?= 2
 WAITERS ?= 4
+BESIDE ?= 1
 SEEDS ?= 10000
 ROUNDS ?= 500
 REGION_ROUNDS ?= 50
@@ -24,7 +25,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -49,17 +50,19 @@ demo-regions: venv
 demo-coldstart: venv
 	@$(VENV)/python -m examples.coldstart $(if $(SIZE),--size $(SIZE))
 
-# Tests without engines wait for timers more than half of their time, so four run at a time on two cores. Tests that start engines want
-# the cores for themselves: they run after the others, a file on each core.
-test: venv vllm-source lint
-	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
+# Tests without engines wait for timers more than half of their time, so four run at a time on two cores, and those of vLLM's newest
+# scheduler beside them. Tests that start engines want the cores for themselves: they run after the others, a file on each core.
+test: venv vllm-source venv-033 vllm-source-033 lint
+	@$(MAKE) --no-print-directory -j2 -Oline test-waiting test-033
 	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
 	$(VENV)/python -m pytest -q -n $(WORKERS) --dist loadfile -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
-	@$(MAKE) --no-print-directory test-033
+
+test-waiting:
+	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
 test-033: venv-033 vllm-source-033
-	.cache/venv-0.33/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/test_identity.py tests/vllm/test_loader.py tests/vllm/theirs/test_theirs.py
+	.cache/venv-0.33/bin/python -m pytest -q -n $(BESIDE) --dist worksteal -p no:cacheprovider tests/vllm/test_world.py tests/vllm/siblings/test_layout.py tests/vllm/test_queue.py tests/vllm/test_patience.py tests/vllm/test_identity.py tests/vllm/test_loader.py tests/vllm/theirs/test_theirs.py
 
 test-nixl: venv vllm-source
 	$(VENV)/pip install -q --no-deps -r requirements/nixl.lock
