@@ -33,7 +33,6 @@ def call_of(principal: Principal, method: str = "ModelService/PreloadModel") -> 
 
 CALL = call_of(Principal(0, 1, EVERYTHING))
 VIEWER = call_of(Principal(-1, 0, frozenset({"view"}), "a viewer"))
-TENANT = call_of(Principal(-1, 0, EVERYTHING, "a tenant's", "acme"))
 SHOW = ["config", "show", JSON]
 SETTINGS = {
     **dict.fromkeys(operations._FOR_COMMANDS, "/a/file"),
@@ -157,10 +156,6 @@ def test_cancelled(patience: list[str]) -> None:
         assert known.cancel(CALL, begun.id).state == Operation.STATE_CANCELLED
         with pytest.raises(NotFound):
             known.cancel(CALL, "another")
-        for hidden in (known.get, known.cancel):  # from who asks as a tenant
-            with pytest.raises(NotFound, match=begun.id):
-                hidden(TENANT, begun.id)
-        assert known.newest(TENANT) == []
 
     run(work)
 

@@ -30,7 +30,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kvstore.errors import Internal, KvstoreError, Refused, RequestError, Unavailable
+from kvstore.errors import Internal, KvstoreError, NotAllowed, Refused, RequestError, Unavailable
 from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Access, Principal
 
@@ -92,6 +92,22 @@ ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
     "NodeService/WatchOperation": "view",
     "NodeService/CancelOperation": "view",  # and what beginning it needed
 }
+# What there is for who asks as a tenant: each of these answers with what is that tenant's, and nothing else.
+FOR_TENANTS: Final = frozenset(
+    {
+        "ServerReflection/ServerReflectionInfo",
+        "CacheService/Lookup",
+        "CacheService/Get",
+        "CacheService/Put",
+        "CacheService/Prefetch",
+        "CacheService/Explain",
+        "CacheService/ListNamespaces",
+        "ReportService/GetReport",
+        "ReportService/WatchFigures",
+        "NodeService/GetNode",
+        "NodeService/GetPrincipal",
+    }
+)
 _AUDITED: Final = frozenset({"admin", "publisher"})
 _AUDITED_TOO: Final = frozenset({"NodeService/CancelOperation"})
 _CODES: Final = {
@@ -213,6 +229,8 @@ class Calls:
         )
         if access != "known":
             principal.require(access, method)
+        if principal.tenant is not None and method not in FOR_TENANTS:
+            raise NotAllowed(f"{method}: is about all tenants, and {principal} asks as one")
         return principal
 
 

@@ -27,7 +27,7 @@ from os import killpg
 from typing import IO, Any, Final, cast
 
 from kvstore.daemon.beside.children import reason_of, start_child
-from kvstore.errors import BadRequest, Failed, LimitExceeded, NotAllowed, NotFound, Unavailable
+from kvstore.errors import BadRequest, Failed, LimitExceeded, NotFound, Unavailable
 from kvstore.security.principals import Access
 from kvstore.tools.rpc.calls import ACCESS, Call
 from kvstore.units import plural, printable
@@ -191,7 +191,7 @@ class Operations:
     def newest(self, call: Call) -> list[Operation]:
         """All that are known, without documents, those that began last first."""
         found = []
-        for work in reversed(self._works.values() if call.principal.tenant is None else ()):
+        for work in reversed(self._works.values()):
             found.append(Operation())
             found[-1].CopyFrom(work.told)
             found[-1].ClearField("document_json")
@@ -199,7 +199,7 @@ class Operations:
 
     def get(self, call: Call, name: str) -> Work:
         """Raises NotFound."""
-        if name not in self._works or call.principal.tenant is not None:
+        if name not in self._works:
             raise NotFound(f"operation {printable(name[:64])}: not known here")
         return self._works[name]
 
@@ -222,9 +222,6 @@ class Operations:
         await self._tasks.close()
 
     async def _work(self, call: Call, subject: str, words: list[str]) -> Work:
-        """What these commands are about is of all tenants together."""
-        if call.principal.tenant is not None:
-            raise NotAllowed(f"{call.method}: not for who asks as a tenant, as {call.principal} does")
         settings = await self.settings(call.until)
         if not settings["regions_file"] and not _LOCAL & set(words):
             raise Failed("regions_file is not set: this node is in no region")
