@@ -53,8 +53,10 @@ class Asked:
 class Connection:
     """An attached (or, with attach=False, a plain) connection."""
 
-    def __init__(self, path: str, label: str, attach: bool, writable: bool, deadline: float) -> None:
-        """Connect and attach. writable: map the arena so that write leases are possible.
+    def __init__(
+        self, path: str, label: str, attach: bool, writable: bool, deadline: float, door: str = ""
+    ) -> None:
+        """Connect and attach. writable: map the arena so that write leases are possible. door: which one this process is.
 
         Raises Unavailable (nobody answers in time), Refused (the daemon said no).
         """
@@ -75,7 +77,7 @@ class Connection:
         try:
             self._reach(path, deadline)
             self._require_trusted(attach)
-            self._attach(label, attach, writable, deadline)
+            self._attach(label, attach, writable, deadline, door)
         except BaseException as error:
             self.close()
             if isinstance(error, _LOST):
@@ -259,13 +261,14 @@ class Connection:
         if uid not in (0, ours) and (attach or ours != 0):
             raise ConnectionError(f"it runs as uid {uid}; only uid {ours} and root are trusted")
 
-    def _attach(self, label: str, attach: bool, writable: bool, deadline: float) -> None:
+    def _attach(self, label: str, attach: bool, writable: bool, deadline: float, door: str) -> None:
         hello = frames.Hello(
             frames.PROTOCOL_VERSION,
             label[: frames.LABEL_CHARS_MAX],
             attach,
             read_only=not writable,
             own_lock=True,
+            door=door,
         )
         self._set_timeout(deadline)
         try:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
+from kvstore.door.auditing import Auditing
 from kvstore.door.holders import Holder, Holders, Limits
 from kvstore.door.models import (
     attach_model,
@@ -36,6 +37,7 @@ from kvstore.door.models import (
     model_loaded,
     reserve_model,
 )
+from kvstore.door.node import Node
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
@@ -102,33 +104,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """It is not needed any more."""
-
-
-class Settings(Protocol):
-    """The daemon's settings."""
-
-    def told(self, name: str) -> list[dict[str, Any]]:
-        """Of one key, of a section, or ("") of all. Raises BadRequest."""
-
-    def change(self, key: str, text: str) -> dict[str, Any]:
-        """Another value from now on. Raises BadRequest, with nothing changed."""
-
-
-class Node(Protocol):
-    """The daemon around the engine, as far as it is asked about itself. docs/cli.md names the fields."""
-
-    @property
-    def settings(self) -> Settings:
-        """Those in force."""
-
-    def report(self) -> answers.Status:
-        """The answer to Status."""
-
-    def totals(self, since_s: float, skip: int) -> answers.Report:
-        """The answer to Report."""
-
-    def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:
-        """The answer to Live."""
 
 
 class Api:
@@ -199,7 +174,7 @@ class Api:
 
 
 class Caller:
-    """One client. reply: takes each answer; resume: called when `is_free` became true by itself."""
+    """One client. reply: takes each answer; resume: called when `is_free` became true by itself. door: which one it is, if it is one."""
 
     def __init__(
         self,
@@ -209,6 +184,7 @@ class Caller:
         name: str,
         reply: Callable[[frames.Answer], None],
         resume: Callable[[], None],
+        door: str = "",
     ) -> None:
         self.name = name
         self._api = api
@@ -218,6 +194,7 @@ class Caller:
         self._session = session  # None: did not attach, and never had a lease
         self._reply = reply
         self._resume = resume
+        self._audit = Auditing(holder.principal, door)
         self._namespaces: dict[int, Namespace] = {}
         self._spec_bytes: dict[int, int] = {}  # of what this client said of each
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
@@ -252,6 +229,7 @@ class Caller:
         self._times, self._begun_s = api.times[type(request)], api.clock()
         if getattr(request, "ticket", 0):  # two programs may count their requests from 1
             request.ticket ^= holder.salt  # type: ignore[union-attr]
+        self._audit.asked(request, kind.access)
         try:
             holder.principal.require(kind.access, name)
             outcome = kind.handler(self, request)
@@ -270,6 +248,7 @@ class Caller:
     def _answer(self, answer: frames.Answer) -> None:
         """Here it is, and so long it took."""
         self._times.add(self._api.clock() - self._begun_s)
+        self._audit.answered(answer)
         self._reply(answer)
 
     def step(self) -> None:
@@ -342,6 +321,7 @@ class Caller:
         self._has_ended, self._steps, self._later = True, None, None
         self._reply, self._resume = lambda _: None, lambda: None  # no circle: nobody collects old garbage
         self._cancel_timer()
+        self._audit.answered(None)
         if self._recording is not None:
             self._api.recordings.remove(self._recording)
         for namespace in list(self._namespaces.values()):

@@ -44,11 +44,11 @@ class Shared(NamedTuple):
 class DoorConnection(asyncio.BufferedProtocol):
     """Serves one peer that said Hello. `session` is None for one that did not attach."""
 
-    def __init__(self, shared: Shared, holder: Holder, session: Session | None, name: str) -> None:
+    def __init__(self, shared: Shared, holder: Holder, session: Session | None, name: str, door: str) -> None:
         self.finish_us = 0.0  # belongs to `Turns`
         self._shared = shared
         self._holder = holder
-        self._caller = Caller(shared.api, holder, session, name, self._send, self._look)
+        self._caller = Caller(shared.api, holder, session, name, self._send, self._look, door)
         self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
         self._next_bytes = 0  # of the frame that is served next, if it is here as a whole

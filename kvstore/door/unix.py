@@ -313,7 +313,7 @@ class Door:
             session = self.engine.open_session(owner, hello.label)
         try:
             self._send_welcome(peer, byte, hello.read_only, lock_fds)
-            connection = DoorConnection(self.shared, holder, session, name)
+            connection = DoorConnection(self.shared, holder, session, name, hello.door)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer)
         except BaseException:
             if session is not None:

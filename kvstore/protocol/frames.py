@@ -70,13 +70,15 @@ _Text = Annotated[str, Meta(max_length=1024)]
 
 class Hello(msgspec.Struct, array_like=True, tag=1):
     """The first frame. attach: whether the arena is wanted (admin tools do without). read_only: a client that
-    never writes gets a descriptor that it cannot write through. own_lock: it locks a file of its own while it writes."""
+    never writes gets a descriptor that it cannot write through. own_lock: it locks a file of its own while it writes. door: the one
+    that this process is (kvstore grpc): it has an audit of its own."""
 
     protocol: int
     label: Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
     attach: bool = True
     read_only: bool = False
     own_lock: bool = False
+    door: Annotated[str, Meta(max_length=16, pattern="^[a-z]*$")] = ""
 
 
 class Register(msgspec.Struct, array_like=True, tag=2):

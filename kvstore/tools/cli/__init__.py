@@ -179,7 +179,16 @@ def _run(words: list[str]) -> int:
         return OK
     for name, text in _not_utf8(args):
         raise CliError(f"{command}: argument {name}: not valid UTF-8: {text}", exit_code=USAGE)
-    return int(module.run(args))
+    outcome = "failed"
+    try:
+        code = int(module.run(args))
+        outcome = f"exit code {code}" if code else "ok"
+    finally:
+        if command in ("erase", "warm", "region", "model"):
+            from kvstore.tools.cli import auditing
+
+            auditing.note(command, args, words[1:], outcome)
+    return code
 
 
 def parser_of(command: str) -> Parser:

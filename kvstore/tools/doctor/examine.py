@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvstore.tools.doctor import accelerators, disks, memory, places, regions, service, software
+from kvstore.tools.doctor import accelerators, certificates, disks, memory, places, regions, service, software
 from kvstore.tools.doctor.findings import Case, Finding
 
 Check = Callable[[Case], Iterator[Finding]]
@@ -12,7 +12,7 @@ Check = Callable[[Case], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     software.versions, software.settings, software.clock,
     memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
-    places.data_directory, places.socket, places.descriptors, places.web,
+    places.data_directory, places.socket, places.descriptors, places.web, certificates.certificates,
     disks.disks, accelerators.accelerators,
     service.health, service.breakers, service.queues, service.refusals, service.engines,
     regions.region,

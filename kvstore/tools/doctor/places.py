@@ -152,8 +152,8 @@ def descriptors(case: Case) -> Iterator[Finding]:
 
 def web(case: Case) -> Iterator[Finding]:
     """Does the web of this daemon answer at its port, or somebody else?"""
-    if case.config is None or not case.config.web.listen:
-        return
+    if case.config is None or not case.config.web.listen or case.config.web_tls is not None:
+        return  # under certificates it would want to see one of ours
     listen = parse_listen(case.config.web.listen)
     if not listen.port:
         return

@@ -31,15 +31,14 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kvstore.errors import Internal, KvstoreError, NotAllowed, Refused, RequestError, Unavailable
+from kvstore.security import audit
 from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Access, Principal
 
 CALL_S = 30.0  # of a call whose client sets no deadline
 RETRY_S = 0.5  # after which a client may try again what was refused for now
-SUBJECT_CHARS_MAX = 300
 
 log = logging.getLogger("kvstore.grpc")
-audit = logging.getLogger("kvstore.audit")
 
 # What each method needs. "known": nothing but a known caller. "open": not even that.
 ACCESS: Final[Mapping[str, Access | Literal["known", "open"]]] = {
@@ -108,7 +107,6 @@ FOR_TENANTS: Final = frozenset(
         "NodeService/GetPrincipal",
     }
 )
-_AUDITED: Final = frozenset({"admin", "publisher"})
 _AUDITED_TOO: Final = frozenset({"NodeService/CancelOperation"})
 _CODES: Final = {
     "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
@@ -217,7 +215,7 @@ class Calls:
             await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
             self.taken[method, outcome] += 1
-            if access in _AUDITED or method in _AUDITED_TOO:
+            if access in audit.AUDITED or method in _AUDITED_TOO:
                 _audit(who, access, method, request, outcome)
 
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
@@ -261,9 +259,7 @@ def status_of(error: Exception, method: str) -> status_pb2.Status:
 
 
 def _audit(who: str, access: str, method: str, request: Message | None, outcome: str) -> None:
-    subject = told(request)[:SUBJECT_CHARS_MAX] if request is not None else ""
-    facts = {"door": "grpc", "who": who, "access": access, "action": method}
-    audit.info("%s", method, extra={**facts, "subject": subject, "outcome": outcome})
+    audit.note("grpc", who, access, method, told(request) if request is not None else "", outcome)
 
 
 def told(message: Message) -> str:

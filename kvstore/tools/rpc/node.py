@@ -109,6 +109,7 @@ class Node:
             attach=False,
             writable=False,
             deadline=time.monotonic() + CONNECT_S,
+            door="grpc",
         )
 
 

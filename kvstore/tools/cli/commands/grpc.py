@@ -12,6 +12,7 @@ listens, one line goes to stdout:
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from kvstore.daemon import process
     from kvstore.daemon.listening import parse_listen
     from kvstore.errors import StartError
+    from kvstore.security import audit
     from kvstore.security.identity import Gate
     from kvstore.security.tls import Tls
 
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         signals = process.begin()
         logs.configure(level, form)
+        audit.to_stream(sys.stderr)
         settings = Settings(
             parse_listen(text),
             config.socket_path,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,11 @@ def _serve(args: argparse.Namespace, signals: Signals) -> int:
     from kvstore.daemon.regional import require_regions
     from kvstore.daemon.service import Service, threads_needed
     from kvstore.daemon.storage import open_storage
+    from kvstore.security import audit
     from tiers.errors import OpenError
 
     logs.configure(config.log.level, config.log.format)
+    audit.to_stream(sys.stderr)
     os.umask(0o077)  # what SQLite makes in our directories is nobody else's either
     try:
         require_regions(config)  # files that are named, before anything is made

@@ -1,0 +1,63 @@
+"""The audit: a line of JSON for each action of an admin or a publisher, whichever door it came through.
+
+    {"logger": "kvstore.audit", "time": "…Z", "door": "grpc", "who": "spiffe://…", "access": "admin",
+     "action": "Erase", "subject": "tenant=acme", "outcome": "OK"}
+
+    local socket ─▶ the daemon ───────╮
+    gRPC ────────▶ kvstore grpc ──────┼──▶ stderr, beside the log, at whatever level that is
+    kvstore erase, model rm … ────────╯──▶ syslog of the machine where it ran
+
+Each action has one line, from the process that the caller came to: the daemon writes none for a connection of a door, which
+has written its own. A line has names of tenants and models, and no token, key or prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from logging.handlers import SysLogHandler
+from typing import Any, Final, TextIO
+
+from kvstore.security.principals import Access, Principal
+
+AUDITED: Final = frozenset[Access]({"admin", "publisher"})
+SUBJECT_CHARS_MAX = 1024
+SYSLOG: Final = "/dev/log"
+
+log = logging.getLogger("kvstore.audit")
+
+_FACTS: Final = ("door", "who", "access", "action", "subject", "outcome")
+
+
+def note(door: str, who: Principal | str, access: str, action: str, subject: str, outcome: str) -> None:
+    """outcome: in a word, as who asked was answered."""
+    facts = (door, str(who), access, action, subject[:SUBJECT_CHARS_MAX], outcome)
+    log.info("%s", action, extra=dict(zip(_FACTS, facts, strict=True)))
+
+
+def to_stream(stream: TextIO) -> None:
+    """From now on to this one, and not into the log."""
+    _to(logging.StreamHandler(stream))
+
+
+def to_syslog(path: str = SYSLOG) -> None:
+    """From now on to the machine's; where there is none, nowhere."""
+    try:
+        handler: logging.Handler = SysLogHandler(path, SysLogHandler.LOG_AUTHPRIV)
+    except OSError:
+        handler = logging.NullHandler()
+    _to(handler)
+
+
+def _to(handler: logging.Handler) -> None:
+    handler.setFormatter(_Json())
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        facts: dict[str, Any] = {"logger": record.name, "time": time.replace("+00:00", "Z")}
+        return json.dumps(facts | {name: getattr(record, name) for name in _FACTS})
