@@ -84,6 +84,18 @@ class Reflecting:
         what = messages if found.client_streaming else next(messages)
         return make(what, timeout=timeout, metadata=self.metadata, **options)
 
+    def method_future(self, name: str, fields: Mapping[str, Any], timeout: float = TIMEOUT_S) -> Any:
+        """The answer to one message, which is not waited for."""
+        found = self._method(name)
+        make = self.channel.unary_unary(
+            f"/kvstore.v1.{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(found.output_type).FromString,
+        )
+        return make.future(
+            GetMessageClass(found.input_type)(**fields), timeout=timeout, metadata=self.metadata
+        )
+
     def close(self) -> None:
         self.channel.close()
 

@@ -19,24 +19,27 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
 import grpc
 import msgspec
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kvstore.errors import Internal, KvstoreError, NotAllowed, Refused, RequestError, Unavailable
+from kvstore.errors import BadRequest, Internal, KvstoreError, NotAllowed, Refused, RequestError, Unavailable
 from kvstore.security import audit
 from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Access, Principal
 
 CALL_S = 30.0  # of a call whose client sets no deadline
 RETRY_S = 0.5  # after which a client may try again what was refused for now
+
+T = TypeVar("T")
 
 log = logging.getLogger("kvstore.grpc")
 
@@ -148,7 +151,7 @@ class Call:
     async def messages(self) -> AsyncIterator[Any]:
         """What the client sends, until it has no more."""
         while (message := await self.context.read()) is not grpc.aio.EOF:
-            yield message
+            yield _whole(message)
 
 
 class Calls:
@@ -172,14 +175,13 @@ class Calls:
     def _handler(self, method: MethodDescriptor, work: Any, is_raw: bool) -> grpc.RpcMethodHandler[Any, Any]:
         name = f"{method.containing_service.name}/{method.name}"
         access = ACCESS[name]
-        parse = None if is_raw else GetMessageClass(method.input_type).FromString
-        coding: Any = (parse, _serialized)
+        coding: Any = (None if is_raw else partial(_parsed, GetMessageClass(method.input_type)), _serialized)
 
         async def many(_: object, context: Any) -> Any:
             return await self._pass(name, access, context, None, work)
 
-        async def one(request: Message, context: Any) -> Any:
-            return await self._pass(name, access, context, request, lambda call: work(call, request))
+        async def one(request: Message | None, context: Any) -> Any:
+            return await self._pass(name, access, context, request, lambda call: work(call, _whole(request)))
 
         make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -282,6 +284,21 @@ def _token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """The bearer token of a call. Raises NotKnown."""
     shown = [str(value) for name, value in metadata or () if name == "authorization"]
     return bearer(shown[0]) if shown else None
+
+
+def _parsed(kind: type[Message], content: bytes) -> Message | None:
+    """None for what is none: gRPC would answer with a code that says nothing."""
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        return None
+
+
+def _whole(message: T | None) -> T:
+    """Raises BadRequest."""
+    if message is None:
+        raise BadRequest("not a message of this call")
+    return message
 
 
 def _serialized(message: Message | bytes) -> bytes:

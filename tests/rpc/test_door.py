@@ -1,0 +1,224 @@
+"""The door itself: health, reflection, what is limited, and what is answered in place of a result."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvstore.tools.rpc.calls import ACCESS
+from tests.rpc.reflecting import Reflecting, reason
+from tests.rpc.serving import Serving, child_of, resident_bytes, serving, target_of, until
+from tests.rpc.spaces import Space, named
+from tests.running import Place
+
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # `make soak` asks for more
+STREAMS_MAX = 3
+GROWTH_BYTES_MAX = 64 << 20  # of the process, whatever is done to it
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A door with few streams, and a namespace with records of 1 MiB."""
+    with serving(Place(tmp_path_factory.mktemp("narrow")), f"grpc.streams_max={STREAMS_MAX}") as found:
+        yield found
+
+
+@pytest.fixture
+def few(narrow: Serving) -> Iterator[Reflecting]:
+    known = Reflecting(narrow.target)
+    yield known
+    known.close()
+
+
+def large(client: Reflecting) -> tuple[Space, list[bytes]]:
+    """More than the socket and HTTP/2 take ahead of a reader."""
+    space = Space(client, "slow", 1 << 20)
+    hashes = named(10, "slow")
+    for number, block_hash in enumerate(hashes):
+        space.put([block_hash], [space.record(number)], hashes[number - 1] if number else b"")
+    return space, hashes
+
+
+def test_every_method_has_an_access_class(client: Reflecting) -> None:
+    """What is reflected is what the one table has, besides health and reflection themselves."""
+    ours = {name for name in ACCESS if name.split("/")[0] not in ("Health", "ServerReflection")}
+    assert set(client.methods()) == ours
+
+
+def test_health_is_told_of_each_service(client: Reflecting) -> None:
+    """Check, List and Watch, for nobody in particular; a service that is none is not found."""
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    names = ["", *(f"kvstore.v1.{name}Service" for name in ("Cache", "Model", "Node", "Region", "Report"))]
+    for name in names:
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
+    assert set(stub.List(health_pb2.HealthListRequest()).statuses) == set(names)
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Check(health_pb2.HealthCheckRequest(service="other"))
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_not_serving_comes_before_the_end(place: Place) -> None:
+    """Who watches hears of it while the connection is still there."""
+    with serving(place) as node:
+        channel = grpc.insecure_channel(node.target)
+        seen = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
+        node.daemon.process.terminate()
+        assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        channel.close()
+        assert node.daemon.process.wait(30) == 0
+
+
+def test_a_killed_process_comes_back(place: Place) -> None:
+    """kill -9: the daemon starts another one, and engines notice nothing."""
+    with serving(place) as node:
+        os.kill(node.process(), 9)
+        again = Reflecting(target_of(node.daemon, lives=2))
+        assert again("CacheService/ListNamespaces").more is False
+        assert node.daemon.log().count("kvstore grpc ended (signal 9)") == 1
+        again.close()
+
+
+def test_streams_are_counted(few: Reflecting) -> None:
+    """One too many is told to come again; the end of one makes room. Lookups do not count."""
+    space, hashes = large(few)
+    asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
+    held = [few.start("CacheService/Get", [asked]) for _ in range(STREAMS_MAX)]
+    assert [next(stream).held for stream in held] == [10] * STREAMS_MAX
+    with pytest.raises(grpc.RpcError) as refused:
+        next(few.start("CacheService/Get", [asked]))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reason(refused.value) == "LIMIT_EXCEEDED, retry"
+    assert (
+        few("CacheService/Lookup", namespace=space.selector, blocks={"hashes": asked["hashes"]}).held_blocks
+        == 10
+    )
+    for stream in held:
+        stream.cancel()
+    until(lambda: is_let_in(few, asked), "a place is free again")
+
+
+def is_let_in(client: Reflecting, asked: dict[str, Any]) -> bool:
+    stream = client.start("CacheService/Get", [asked])
+    try:
+        return bool(next(stream).held)
+    except grpc.RpcError:
+        return False
+    finally:
+        stream.cancel()
+
+
+def test_slow_readers_hold_no_leases(narrow: Serving, few: Reflecting) -> None:
+    """Who reads the first piece and no other holds a few MiB of the process, and no slot of the arena."""
+    space, hashes = large(few)
+    asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
+    until(lambda: is_let_in(few, asked), "no stream of another test is left")
+    before = resident_bytes(narrow.process())
+    readers = [Reflecting(narrow.target) for _ in range(STREAMS_MAX)]
+    streams = [reader.start("CacheService/Get", [asked]) for reader in readers]
+    for stream in streams:
+        next(stream), next(stream)
+    until(lambda: leases_of(narrow) == 0, "every lease is given back")
+    assert resident_bytes(narrow.process()) - before < GROWTH_BYTES_MAX
+    for stream, reader in zip(streams, readers, strict=True):
+        stream.cancel()
+        reader.close()
+
+
+def leases_of(node: Serving) -> int:
+    from kvstore.client import Client
+
+    with Client(node.place.socket, 10, attach=False) as local:
+        return sum(session["leases"] for session in local.status()["sessions"])
+
+
+def test_a_stream_that_never_ends_is_over_at_its_deadline(narrow: Serving, few: Reflecting) -> None:
+    """It held slots until then, and gives them back; nothing of it is stored."""
+    space, _ = large(few)
+    hashes = named(2, "endless")
+
+    def messages() -> Iterator[dict[str, Any]]:
+        yield space.start(hashes)
+        yield {"index": 0, "data": b"x" * 1024, "checksums": b"s" * 16}
+        while True:
+            time.sleep(0.05)
+            yield {"index": 0, "offset": 1024}
+
+    stream = few.start("CacheService/Put", messages(), timeout=1.0)
+    assert len(next(stream).wanted.indexes) > 0
+    assert leases_of(narrow) == 1
+    with pytest.raises(grpc.RpcError) as ended:
+        next(stream)
+    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    until(lambda: leases_of(narrow) == 0, "the slots are given back")
+    assert space.get(hashes) == (0, [])
+
+
+def test_a_message_that_is_too_large_is_refused(narrow: Serving, few: Reflecting) -> None:
+    """By its length, before it is read; the connection goes on."""
+    with pytest.raises(grpc.RpcError) as refused:
+        few("CacheService/Lookup", blocks={"hashes": bytes(5 << 20)})
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert few("CacheService/ListNamespaces") is not None
+
+
+def test_a_bomb_is_not_inflated(narrow: Serving, few: Reflecting) -> None:
+    """A compressed message, small as it comes and large as it would be, is refused as it comes."""
+    before = resident_bytes(narrow.process())
+    for size in (1000, 256 << 20):
+        bomb = gzip.compress(bytes(size))
+        call = few.channel.unary_unary("/kvstore.v1.CacheService/Lookup")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(bytes(size), compression=grpc.Compression.Gzip, timeout=60)
+        assert refused.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL), (
+            len(bomb),
+            refused.value,
+        )
+    assert resident_bytes(narrow.process()) - before < GROWTH_BYTES_MAX
+
+
+def test_garbage_ends_its_own_connection(narrow: Serving, few: Reflecting) -> None:
+    """Bytes that are no HTTP/2, frames that lie about their length, and messages that are no protobuf: others notice nothing."""
+    host, port = narrow.target.rsplit(":", 1)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    lies = [
+        os.urandom(4096),
+        preface + os.urandom(4096),
+        preface + struct.pack(">I", 0xFFFFFF)[1:] + bytes(6) + os.urandom(1 << 16),
+        b"GET / HTTP/1.1\r\n\r\n",
+        preface[:7],
+    ]
+    for number in range(5 * ROUNDS):
+        with socket.create_connection((host, int(port)), 10) as peer:
+            peer.settimeout(10)
+            try:
+                peer.sendall(lies[number % len(lies)])
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(4096):
+                    pass
+            except OSError:
+                pass
+    for method in ("Lookup", "Pin", "Get", "Put"):
+        kind = few.channel.stream_stream if method == "Put" else few.channel.unary_unary
+        call: Any = kind(f"/kvstore.v1.CacheService/{method}")
+        for _ in range(3 * ROUNDS):
+            sent = b"\x0a\xff\xff\x7f" + os.urandom(100)  # a field that is longer than all there is
+            with pytest.raises(grpc.RpcError) as refused:  # noqa: PT012 a stream says it when it is read
+                if method == "Put":
+                    list(call(iter([sent]), timeout=30))
+                elif method == "Get":
+                    list(few.channel.unary_stream("/kvstore.v1.CacheService/Get")(sent, timeout=30))
+                else:
+                    call(sent, timeout=30)
+            assert refused.value.code() != grpc.StatusCode.UNKNOWN, refused.value
+    assert child_of(narrow.daemon) and "Traceback" not in narrow.daemon.log()
+    assert few("CacheService/ListNamespaces") is not None
