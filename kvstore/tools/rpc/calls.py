@@ -13,6 +13,7 @@ CALL_S. The end of a call, however it comes, cancels the servicer's coroutine.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -146,7 +147,10 @@ class Call:
 
     async def write(self, message: Message | bytes) -> None:
         """One of several answers. Waits until it is taken off our hands."""
-        await self.context.write(message)
+        try:
+            await self.context.write(message)
+        except grpc.aio.InternalError as error:  # the client is gone; its call is about to be cancelled
+            raise asyncio.CancelledError from error
 
     async def messages(self) -> AsyncIterator[Any]:
         """What the client sends, until it has no more."""
