@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(CliError("stdout is closed; where it is not wanted, redirect it to /dev/null"))
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
+    os.umask(os.umask(0o077) | 0o002)  # nothing that we make may be written by everybody
     with harmless_streams():
         return _main(words)
 
