@@ -30,11 +30,11 @@ import xxhash
 from coldstart.blocks import RunsFile, read_all
 from coldstart.disk.reading import Tensor
 from coldstart.errors import ChunkDamaged, FilesWrong, ModelError
+from coldstart.loading.pins import Pins, address_of
 from coldstart.loading.ring import DAMAGED, FAILED, NEVER_OFFSET, READY, Ring
 from coldstart.loading.weight_plan import Piece, Plan, Span, WeightFile, is_cut_at_tensors
 from coldstart.published.cutting import HEADER_BYTES_MAX, Header, TensorPlace, parse_header
 from replication.formats.manifests import Chunk, File, Manifest
-from tiers.copying import Pinned
 from tiers.dram.pages import HUGE_PAGE_BYTES, private_memory
 
 BUFFER_BYTES: Final = 512 << 20  # of the ring, by default: tensors up to a quarter of it are not copied
@@ -81,8 +81,18 @@ class Loading:
     Threads are started by the first question, and end with the last tensor or `close`.
     """
 
-    def __init__(self, plan: Plan, chunks: Chunks, ring: Ring | None = None, threads: int = THREADS) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        chunks: Chunks,
+        ring: Ring | None = None,
+        threads: int = THREADS,
+        pins: Pins | None = None,
+    ) -> None:
+        """pins: of the device that tensors are copied to."""
         self._plan = plan
+        self._pins = pins
+        self._pinned = 0  # the address of the ring, while it is registered
         self._chunks = chunks
         self._ring = ring or Ring(plan.ring_bytes, len(plan.pieces))
         self._threads_count = max(1, -(-threads // self._ring.count))
@@ -99,6 +109,7 @@ class Loading:
         """Names and tensors of torch, in the order of the bytes. first: the span that is begun with. Raises ChunkDamaged,
         FilesWrong, OSError."""
         threads = self._start(first)
+        self._pin()
         own = memoryview(b"")
         is_over = False
         try:
@@ -143,7 +154,10 @@ class Loading:
     def _settle(self) -> None:
         """Say what is free by now."""
         with self._guard:
-            while self._dropped:
+            count = len(self._dropped)  # not what is dropped from now on: that may land later
+            if count and self._pins is not None:
+                self._pins.landed()
+            for _ in range(count):
                 number = self._dropped.popleft()
                 self._held[number] -= 1
                 if not self._held[number]:
@@ -170,9 +184,23 @@ class Loading:
 
     def _leave(self) -> None:
         """The memory of what is held stays its holders', and all of the ring is free; what is not held yet is copied."""
+        self._unpin()
         self._ring.leave_seen()
         with self._guard:
             self._held, self._dropped, self._copies = {}, deque(), True
+
+    def _pin(self) -> None:
+        """Reading has begun by then: it takes some ms."""
+        if self._pins is not None and self._pins.pin(
+            address := address_of(self._ring.seen), self._ring.size_bytes
+        ):
+            self._pinned = address
+
+    def _unpin(self) -> None:
+        if self._pins is not None and self._pinned:
+            self._pins.landed()
+            self._pins.unpin(self._pinned)
+            self._pinned = 0
 
     def _joined(self, own: memoryview, span: Span) -> memoryview:
         """Memory of its own for a tensor that is too large for the ring, and this part of it copied there."""
@@ -227,7 +255,7 @@ class Loading:
 
     def _alone(self, first: int) -> Iterator[tuple[str, Any]]:
         """The rest, with a ring of its own."""
-        alone = Loading(self._plan, self._chunks)
+        alone = Loading(self._plan, self._chunks, pins=self._pins)
         alone._copies = self._copies
         try:
             yield from alone.tensors(first)
@@ -296,6 +324,7 @@ class Loading:
         self._stop = True
         for thread in threads:
             thread.join()
+        self._unpin()
         self._ring.close()
         self._chunks.close()
 
@@ -350,7 +379,7 @@ def as_tensor(place: TensorPlace, view: memoryview, path: Path) -> Any:
     if view.readonly:
         _hush_about_read_only()
     item_bytes = len(view) // (prod(place.shape) or 1)
-    if item_bytes > 1 and _address(view) % item_bytes:
+    if item_bytes > 1 and address_of(view) % item_bytes:
         view = memoryview(bytearray(view))
     return Tensor(place, view, f"{path}: {place.name}").torch()
 
@@ -369,13 +398,6 @@ def _hush_about_read_only() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.frombuffer(b"\0", dtype=torch.uint8)
-
-
-def _address(view: memoryview) -> int:
-    pinned = Pinned(view)
-    address = pinned.address
-    pinned.release()
-    return address
 
 
 def _own(size_bytes: int) -> memoryview:

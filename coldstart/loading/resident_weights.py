@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from coldstart.disk.home import name_of
 from coldstart.errors import FilesWrong
 from coldstart.loading.loading import as_tensor, for_a_writer
+from coldstart.loading.pins import Pins, ahead
 from coldstart.loading.resident import Image
 from coldstart.loading.weight_plan import WeightFile
+from coldstart.published.cutting import TensorPlace
 from replication.errors import Damaged
 from replication.formats.manifests import Manifest
+
+# Of a file, copied by this rank: registering costs as much as copying from registered memory does, a sixth of a copy from any other.
+PINNED_SHARE: Final = 0.3
 
 
 class Mapped(Protocol):
@@ -39,6 +45,7 @@ class ResidentWeights:
         """directory, paths: where they lie, or would lie, on the disk. Raises ModelError where these are other files, or no
         safetensors."""
         self._model = model
+        self._directory = directory
         self.loaded_bytes = 0
         self.name = name_of(manifest.model, manifest.revision)
         names = [os.path.relpath(path, directory) for path in paths]
@@ -52,11 +59,16 @@ class ResidentWeights:
         self.files = [WeightFile(path, (), tensors) for path, tensors in zip(paths, found, strict=True)]
         self._places = [self._image.place(name) for name in names]
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
-        """Names and tensors of torch, in the order of the bytes. Raises FilesWrong."""
-        for file, place in zip(self.files, self._places, strict=True):
-            for tensor in file.tensors:
-                if wanted(tensor.name):
+    def tensors(
+        self, wanted: Callable[[str], bool], pins: Pins | None = None, ranks: int = 1
+    ) -> Iterator[tuple[str, Any]]:
+        """Names and tensors of torch, in the order of the bytes. pins: of the device that they are copied to. ranks: that copy a
+        slice each. Raises FilesWrong."""
+        chosen = [[tensor for tensor in file.tensors if wanted(tensor.name)] for file in self.files]
+        views = [self._pinned(*each, ranks) for each in zip(self.files, chosen, strict=True)]
+        with closing(ahead(pins, views)) as registered:
+            for tensors, file, place, _ in zip(chosen, self.files, self._places, registered, strict=True):
+                for tensor in tensors:
                     start, size_bytes = place + tensor.start, tensor.end - tensor.start
                     self._model.touch(start, size_bytes)
                     view = for_a_writer(self._model.view[start : start + size_bytes])
@@ -64,6 +76,16 @@ class ResidentWeights:
                     self.loaded_bytes += size_bytes
         if not self._model.valid():
             raise FilesWrong(f"{self.name}: its memory was given to others while it was loaded")
+
+    def _pinned(self, file: WeightFile, tensors: Sequence[TensorPlace], ranks: int) -> memoryview:
+        """What is registered of a file: all, unless so little is copied that the copies alone are faster."""
+        whole = self.file(file.path)
+        copied_bytes = sum(tensor.end - tensor.start for tensor in tensors)
+        return whole if copied_bytes >= PINNED_SHARE * ranks * len(whole) else whole[:0]
+
+    def file(self, path: Path) -> memoryview:
+        """All bytes of one of its files."""
+        return self._image.file(os.path.relpath(path, self._directory))
 
     def close(self) -> None:
         """The use ends when nobody holds a tensor any more. Idempotent."""

@@ -66,6 +66,9 @@ class CudaDriver(Driver):
     def synchronize(self, stream_or_event: Any) -> None:
         stream_or_event.synchronize()
 
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
     def register(self, address: int, size_bytes: int, writable: bool) -> int:
         flags = _PORTABLE if writable else _PORTABLE | _READ_ONLY
         register = self._function("HostRegister")

@@ -63,6 +63,10 @@ class Driver(ABC):
         """Wait, without the interpreter lock."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Wait for all that any thread of this process gave to the device."""
+
+    @abstractmethod
     def register(self, address: int, size_bytes: int, writable: bool) -> int:
         """Pin host memory for copies of every device. Returns 0, or the error that is pending now."""
 

@@ -6,7 +6,22 @@ from collections.abc import Callable, Mapping
 
 from connectors.device import BlockMover, Blocks
 from connectors.device.cpu import CpuMover
-from connectors.device.pinning import Pinning
+from connectors.device.driver import DriverError
+from connectors.device.pinning import Pinning, WeightPins
+
+
+def weight_pins(warn: Callable[[str], None]) -> WeightPins | None:
+    """For weights that this process copies to its device; None where it has none, or its runtime is not there."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    from connectors.device.cuda import CudaDriver
+
+    try:
+        return WeightPins(CudaDriver(torch.device("cuda", torch.cuda.current_device())), warn)
+    except DriverError:
+        return None
 
 
 def movers_for(

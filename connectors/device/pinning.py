@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -100,3 +101,38 @@ class Pinning:
     def _know_edges(self) -> None:
         starts = [start for pinned in self._live for start in pinned.starts[1:]]
         self._edges = np.array(sorted(starts), dtype=np.int64)
+
+
+class WeightPins:
+    """Memory that weights are copied out of, registered while they are: `coldstart.loading.pins.Pins`."""
+
+    def __init__(self, driver: Driver, warn: Callable[[str], None]) -> None:
+        self._driver, self._warn = driver, warn
+        self._is_refused = False
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """Of several, the first that is refused is said, and none is tried any more."""
+        if self._is_refused:
+            return False
+        try:
+            self._driver.set_device()
+            code = self._driver.register(address, size_bytes, writable=False)
+            if code:
+                self._driver.take_error()
+        except RuntimeError as error:
+            code = str(error)
+        if code:
+            self._is_refused = True
+            self._warn(f"weights cannot be pinned (error {code}): they are loaded all the same, but slower")
+        return not code
+
+    def unpin(self, address: int) -> None:
+        with suppress(RuntimeError):
+            self._driver.set_device()
+            if self._driver.unregister(address):
+                self._driver.take_error()
+
+    def landed(self) -> None:
+        """Raises the device's error."""
+        self._driver.set_device()
+        self._driver.settle()

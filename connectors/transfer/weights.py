@@ -15,20 +15,23 @@ at the speed of the disk, once: what was read is remembered under the user's cac
 So a file is read again also where the modification time was kept (`tar`, layers of images, `cp -p`) or the clock was set
 back. Not noticed is a change that brings all five numbers back to the nanosecond, and no byte of the sample. Files that
 change while they are read have no digest.
+
+A file may be in memory instead of on the disk, where nobody can change it (`Held`): its digest is the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -51,15 +54,24 @@ class WeightsUnknown(Exception):
     """There is no digest of these weights; the message says why."""
 
 
-def weights_digest(files: list[Path], cache: Path, stop: threading.Event) -> str:
+class Held(NamedTuple):
+    """A file in memory, verified. path: where it would lie. content: names all that it came with, for ever."""
+
+    path: Path
+    view: memoryview
+    content: str
+
+
+def weights_digest(files: Sequence[Path | Held], cache: Path, stop: threading.Event) -> str:
     """32 hex digits over what is in the files, in any order. Blocks for as long as reading takes. Raises OSError when a file
     cannot be read; WeightsUnknown when one changes meanwhile, when two hold a tensor of the same name with different contents
     (which of them counts is the loader's to say), and when `stop` is set."""
     with ThreadPoolExecutor(WEIGHTS_THREADS, thread_name_prefix="kvstore-weights") as pool:
-        of_files = list(pool.map(lambda path: _parts(path, cache, stop), files))
+        of_files = list(pool.map(lambda file: _parts(file, cache, stop), files))
     known: dict[str, Part] = {}
-    for path, parts in zip(files, of_files, strict=True):
+    for file, parts in zip(files, of_files, strict=True):
         for part in parts:
+            path = file.path if isinstance(file, Held) else file
             named = part if part[0] else (f"file {path.name}", *part[1:])
             if known.setdefault(named[0], named) != named:
                 raise WeightsUnknown(f"{named[0]} is in two files, with different contents")
@@ -78,11 +90,13 @@ def default_cache_dir() -> Path:
 # ---- one file --------------------------------------------------------------------------
 
 
-def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
+def _parts(file: Path | Held, cache: Path, stop: threading.Event) -> list[Part]:
     """What is in a file: as it is remembered, or read now."""
-    where = path.resolve()
+    if isinstance(file, Held):
+        return _parts_held(file, cache, stop)
+    where = file.resolve()
     note = cache / "weights" / f"{xxhash.xxh3_128_hexdigest(os.fsencode(where))}.json"
-    known = _recall(note, file_facts(where), where)
+    known = _recall(note, file_facts(where), lambda: _sample(where))
     if known is not None:
         return known
     for _ in range(WEIGHTS_READS_MAX):
@@ -93,7 +107,33 @@ def _parts(path: Path, cache: Path, stop: threading.Event) -> list[Part]:
         if file_facts(where) == before:
             write_note(note, {"facts": before, "sample": sample, "parts": parts})
             return parts
-    raise WeightsUnknown(f"{path} changed while it was read")
+    raise WeightsUnknown(f"{file} changed while it was read")
+
+
+def _parts_held(file: Held, cache: Path, stop: threading.Event) -> list[Part]:
+    facts: Facts = [file.content, file.path.name, len(file.view)]
+    note = cache / "weights" / f"{xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())}.json"
+    known = _recall(note, facts, lambda: "")
+    if known is None:
+        known = list(_parts_in(file.view, stop))
+        write_note(note, {"facts": facts, "sample": "", "parts": known})
+    return known
+
+
+def _parts_in(view: memoryview, stop: threading.Event) -> Iterator[Part]:
+    """As `_read_through`, and nothing is copied."""
+    header_bytes = min(int.from_bytes(view[:8], "little"), WEIGHTS_HEADER_BYTES_MAX)
+    tensors, at = _tensors(io.BytesIO(view[: 8 + header_bytes]), len(view))
+    if tensors is None:
+        tensors, at = [("", str(len(view)), len(view))], 0
+    for name, kind, count in tensors:
+        digest = xxhash.xxh3_128()
+        for start in range(at, at + count, WEIGHTS_CHUNK_BYTES):
+            if stop.is_set():
+                raise WeightsUnknown("stopped while reading weights")
+            digest.update(view[start : min(at + count, start + WEIGHTS_CHUNK_BYTES)])
+        at += count
+        yield name, kind, digest.hexdigest()
 
 
 def file_facts(path: Path) -> Facts:
@@ -177,11 +217,11 @@ def _tensors(file: Any, size: int) -> tuple[list[tuple[str, str, int]] | None, i
 # ---- what is remembered ----------------------------------------------------------------
 
 
-def _recall(note: Path, facts: Facts, path: Path) -> list[Part] | None:
+def _recall(note: Path, facts: Facts, sample: Callable[[], str]) -> list[Part] | None:
     """What a note says of a file that is still the same."""
     said = read_note(note)
     try:
-        if said["facts"] != facts or said["sample"] != _sample(path):
+        if said["facts"] != facts or said["sample"] != sample():
             return None
         return [(str(name), str(kind), str(digest)) for name, kind, digest in said["parts"]]
     except (OSError, ValueError, TypeError, KeyError):

@@ -33,9 +33,11 @@ from coldstart.loading.resident_weights import ResidentWeights
 from coldstart.loading.ring import Ring, SharedRing, make_shared
 from coldstart.loading.start_dir import Revision, open_revision
 from coldstart.loading.weight_plan import Plan, WeightFile
+from connectors.device.movers import weight_pins
 
 _log = logging.getLogger("vllm.kvstore")
 ATTACH_S = 5.0  # a daemon that does not answer within it is away
+STALLED_S = 10.0  # a model on its way into DRAM that comes no nearer for so long is not waited for
 TELL_S = 1.0  # for it to count a load
 OWN_KEYS = {
     "buffer_bytes": (BUFFER_BYTES, 1 << 20, 1 << 40),
@@ -87,7 +89,7 @@ class KVStoreModelLoader(DefaultModelLoader):
                 weights_mapper=self._encoder_only_weights_mapper,
             )
         places = [Path(path) for path in in_order(paths)]
-        resident = None if self._is_torchao() else in_dram(revision, places)
+        resident = None if self._is_torchao() else in_dram(revision, places, daemon_socket())
         files = resident.files if resident else [revision.weight_file(path) for path in places]
         if not self.counter_before_loading_weights:
             self.counter_before_loading_weights: float = time.perf_counter()
@@ -126,7 +128,7 @@ class KVStoreModelLoader(DefaultModelLoader):
         begun_s = time.monotonic()
         try:
             with _refusing(revision.name):
-                yield from resident.tensors(wanted)
+                yield from resident.tensors(wanted, weight_pins(_log.warning), ranks_of_group())
         finally:
             resident.close()
             revision.keep()
@@ -144,7 +146,8 @@ class KVStoreModelLoader(DefaultModelLoader):
     ) -> Iterator[tuple[str, Any]]:
         plan = Plan(files, wanted, self._buffer_bytes)
         ring = shared_ring(plan) if self.local_expert_ids is None else None
-        loading = Loading(plan, revision.chunks(plan, ring is None or ring.index == 0), ring, self._threads)
+        chunks = revision.chunks(plan, ring is None or ring.index == 0)
+        loading = Loading(plan, chunks, ring, self._threads, weight_pins(_log.warning))
         begun_s = time.monotonic()
         try:
             with _refusing(revision.name):
@@ -194,13 +197,15 @@ def in_order(paths: list[str]) -> list[str]:
 # ---- the daemon -----------------------------------------------------------------------------
 
 
-def in_dram(revision: Revision, paths: Sequence[Path]) -> ResidentWeights | None:
-    """The weights in these files, where the node has them in DRAM, all of them; None where not, or its daemon is away."""
+def in_dram(revision: Revision, paths: Sequence[Path], socket: str | None) -> ResidentWeights | None:
+    """The weights in these files, where the node has them in DRAM, all of them; None where not, or its daemon is away. One that
+    somebody brings there is waited for, as long as it comes nearer: reading it beside them would take as much from the same disk
+    or bucket again."""
     from kvstore.client import ClientError, models
 
     model, name = revision.manifest.model, revision.manifest.revision
     try:
-        found = models.attach(model, name, daemon_socket(), timeout_s=ATTACH_S)
+        found = models.attach(model, name, socket, stalled_s=STALLED_S, timeout_s=ATTACH_S)
     except ClientError as reason:
         _log.debug("kvstore: %s: not taken from DRAM: %s", revision.name, reason)
         return None
@@ -266,6 +271,15 @@ def shared_ring(plan: Plan | None) -> Ring | None:
         ring.close()
         ring = None
     return ring
+
+
+def ranks_of_group() -> int:
+    """Of this rank's tensor-parallel group."""
+    from vllm.distributed import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return 1
+    return int(parallel_state.get_tp_group().world_size)
 
 
 def _gathered(group: Any, mine: Any) -> list[Any]:

@@ -153,7 +153,10 @@ class Spaces:
         draft = getattr(drafting, "draft_model_config", None)
         if draft is not None and draft.model != models[0][0].model:
             models.append((draft, drafting.draft_load_config or self._config.load_config))
-        return " ".join(weights_digest(weight_files(*model, stop), self.cache_dir, stop) for model in models)
+        socket = self._settings.kvstore_socket
+        return " ".join(
+            weights_digest(weight_files(*model, stop, socket), self.cache_dir, stop) for model in models
+        )
 
     def _weights_unknown(self, error: Exception) -> None:
         self._no_files = str(error)

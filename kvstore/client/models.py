@@ -270,15 +270,21 @@ def attach(
     socket_path: str | os.PathLike[str] | None = None,
     wait_s: float = 0.0,
     timeout_s: float = TIMEOUT_S,
+    stalled_s: float = 0.0,
 ) -> ResidentModel:
     """Use a model that is in this node's DRAM. wait_s: for one that is being brought there, or verified after a start.
+    stalled_s: longer than that, until it has come no nearer for so long.
 
     Raises Refused (`not_found`, or `not_ready` after the wait), Unavailable.
     """
-    label, give_up_s = f"{name}@{revision}", time.monotonic() + wait_s
+    label, give_up_s, there_bytes = f"{name}@{revision}", time.monotonic() + wait_s, -1
     calls = _ModelCalls(socket_path, timeout_s, f"model {label}"[:200], writable=False)
     try:
         while (answer := calls.attach_model(label, 0)).state != "whole":
+            if stalled_s and answer.state in ("filling", "verifying"):
+                ready_bytes = _ready_bytes(calls, name, revision)
+                if ready_bytes > there_bytes:
+                    there_bytes, give_up_s = ready_bytes, max(give_up_s, time.monotonic() + stalled_s)
             if time.monotonic() > give_up_s:
                 raise Refused("not_ready", f"model {label}: {answer.state}")
             time.sleep(POLL_S)
@@ -286,6 +292,13 @@ def attach(
     except BaseException:
         calls.close()
         raise
+
+
+def _ready_bytes(calls: _ModelCalls, name: str, revision: str) -> int:
+    found = calls.list_models()["models"]
+    return next(
+        (one["ready_bytes"] for one in found if (one["name"], one["revision"]) == (name, revision)), 0
+    )
 
 
 def _attached(calls: _ModelCalls, label: str, answer: Any) -> ResidentModel:

@@ -81,11 +81,15 @@ def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def intent_name(manifest: Manifest, who: str) -> str:
+    return PUBLISHING + xxhash.xxh3_64_hexdigest(f"{who} {manifest.name}".encode())
+
+
 class Intent:
     """What somebody is about to publish, or to copy; made by `publishing`."""
 
     def __init__(self, objects: Objects, manifest: Manifest, who: str) -> None:
-        self.name = PUBLISHING + xxhash.xxh3_64_hexdigest(f"{who} {manifest.name}".encode())
+        self.name = intent_name(manifest, who)
         self._objects = objects
         self._content = encode(manifest)
         self._put_s = 0.0

@@ -28,6 +28,7 @@ from coldstart.loading.loading import Loading, WholeFiles, weight_file
 from coldstart.loading.ring import LEFT_S, SharedRing, make_shared
 from coldstart.loading.weight_plan import Plan
 from replication.formats import manifests
+from tests.coldstart.late_device import LateDevice
 from tests.coldstart.revisions import mark
 
 MIB = 1 << 20
@@ -126,6 +127,21 @@ def test_tensors_that_somebody_keeps_stay_right(tmp_path: Path) -> None:
     expected = as_saved(directory)
     for name, tensor in kept.items():
         assert torch.equal(tensor, expected[name][len(expected[name]) // 2 :]), name
+
+
+def test_copies_that_go_on_behind_their_call(tmp_path: Path) -> None:
+    """From registered memory a device copies when it likes: no byte of the ring is given to others before, and none unregistered."""
+    directory = model(tmp_path / "m", numbers(9, *MANY))
+    device = LateDevice()
+    for name, tensor in loading_of(plan_of(directory), pins=device).tensors():
+        device.copy(name, tensor)
+        del tensor
+    assert device.late_bytes > plan_of(directory).ring_bytes and not device.registered
+    assert_same(device.found, directory)
+    device.refuses = True  # then copies are over when their call is
+    for name, tensor in loading_of(plan_of(directory), pins=device).tensors():
+        device.copy(name, tensor)
+    assert_same(device.found, directory)
 
 
 def test_memory_is_bounded_where_nobody_keeps_tensors(

@@ -18,6 +18,7 @@ from coldstart.loading import loading
 from coldstart.loading.resident import Image, fill, layout_of
 from coldstart.loading.resident_weights import ResidentWeights
 from replication.formats.manifests import Manifest
+from tests.coldstart.late_device import LateDevice
 from tests.coldstart.revisions import mark
 from tests.coldstart.test_resident import Slabs
 
@@ -95,6 +96,35 @@ def test_tensors_are_those_of_the_files(model: tuple[Path, Manifest]) -> None:
         bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, expected[name])]
         assert torch.equal(*bits), name
     assert resident.loaded_bytes == mapped.touched_bytes == sum(tensor.nbytes for tensor in found.values())
+
+
+def test_files_are_registered_while_they_are_copied(model: tuple[Path, Manifest]) -> None:
+    """Each as a whole, and not where little of it is copied: by ranks that take a slice each, or who wants few of its tensors."""
+    expected = dict(resident_of(model).tensors(lambda name: True))
+    sizes = [path.stat().st_size for path in sorted(model[0].glob("*.safetensors"))]
+    for wanted, ranks, pinned_bytes in (
+        (lambda name: True, 1, sum(sizes)),
+        (lambda name: True, 4, 0),
+        (lambda name: name.startswith("layers."), 2, sizes[0]),
+        (lambda name: name == "layers.1.weight_scale_inv", 1, 0),
+    ):
+        device = LateDevice()
+        for name, tensor in resident_of(model).tensors(wanted, device, ranks):
+            device.copy(name, tensor)
+        assert device.pinned_bytes == pinned_bytes and not device.registered
+        assert device.found.keys() == set(filter(wanted, expected))
+        for name, tensor in device.found.items():
+            bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, expected[name])]
+            assert torch.equal(*bits), name
+
+
+def test_a_load_that_ends_early_leaves_nothing_registered(model: tuple[Path, Manifest]) -> None:
+    """The engine that asked for its tensors has failed."""
+    device = LateDevice()
+    tensors = resident_of(model).tensors(lambda name: True, device)
+    device.copy(*next(tensors))
+    tensors.close()
+    assert device.pinned_bytes and not device.registered
 
 
 def test_large_tensors_are_no_copies_and_small_ones_may_be_written(model: tuple[Path, Manifest]) -> None:

@@ -126,6 +126,10 @@ class SimulatedDriver(Driver):
                 if not self._happen():
                     raise AssertionError("waiting for an event that nobody recorded")
 
+    def settle(self) -> None:
+        self._require_device()
+        self.finish()
+
     def register(self, address: int, size_bytes: int, writable: bool) -> int:
         self._require_device()
         if self._refused("register"):

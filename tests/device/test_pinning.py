@@ -15,7 +15,7 @@ import torch
 from connectors.device import blocks_of, pinning
 from connectors.device.accelerator import AcceleratorMover
 from connectors.device.driver import DriverError
-from connectors.device.pinning import Pinning
+from connectors.device.pinning import Pinning, WeightPins
 from connectors.transfer.arena_keeper import ArenaKeeper
 from kvstore.client import Unavailable
 from kvstore.client.arena_view import ArenaView
@@ -190,3 +190,21 @@ def test_a_daemon_that_is_away_is_asked_again(driver: SimulatedDriver) -> None:
     keeper.refresh()
     assert sum(driver.registered.values()) == SIZE
     pins.close()
+
+
+def test_weights_are_pinned_or_one_line_says_why_not(driver: SimulatedDriver, warnings: list[str]) -> None:
+    """By any thread; a refusal leaves no error for the engine's next call, and is not asked for again."""
+    view, pins = arena(SIZE), WeightPins(driver, warnings.append)
+
+    def pin() -> None:
+        assert pins.pin(view.address, SIZE) and driver.is_registered(view.address, SIZE)
+        pins.landed()
+        pins.unpin(view.address)
+        assert not driver.is_registered(view.address, SIZE)
+        driver.refuse["register"] = 1.0
+        assert not pins.pin(view.address, SIZE) and driver.take_error() == 0
+        driver.refuse.clear()
+        assert not pins.pin(view.address, SIZE)
+
+    in_thread(pin)
+    assert len(warnings) == 1 and "slower" in warnings[0]

@@ -19,7 +19,8 @@ from replication.formats.segment import FEED, segment_number
 from replication.formats.segment import decode as decode_segment
 from replication.mirror.model_copying import LOST_AFTER_S, MODEL_BACKOFF_S_MAX, MODEL_DAMAGED_BACKOFF_S_MAX
 from replication.mirror.pull import SWEEP_INTERVAL_S
-from replication.models.collecting import COLLECTING, Lock, encode_lock
+from replication.models.collecting import COLLECTING, Intent, Lock, encode_lock, intent_name
+from replication.models.copy_model import ModelCopy
 from tests.objects import flip
 from tests.replication.models import MadeModel, make_model, publish, put_model
 from tests.replication.test_mirror import SOON_S, Bucket, World, in_memory, pack, simulate
@@ -312,6 +313,23 @@ def test_a_mirror_that_is_killed_goes_on_where_it_was() -> None:
         assert has(world.eu, made)
         assert world.na.way.requests["get"] <= 120 + 4 * 8 + 60
         assert not [name for name in world.eu.objects.stored if name.startswith(PUBLISHING)]
+
+    simulate(main)
+
+
+def test_an_intent_that_outlived_its_manifest_is_removed() -> None:
+    """A mirror was killed when it had put a manifest, and before it could remove its intent: the next attempt does."""
+
+    async def main(world: World) -> None:
+        made = make_model()
+        await publish(world.na.objects, made, clock=world.clock)
+        copy = ModelCopy(world.na.objects, world.eu.objects, made.announced, "a mirror", world.clock)
+        await copy.run()
+        await Intent(world.eu.objects, made.manifest, "a mirror").put()
+        await Intent(world.eu.objects, made.manifest, "another one").put()
+        await copy.run()
+        [left] = [name for name in world.eu.objects.stored if name.startswith(PUBLISHING)]
+        assert left == intent_name(made.manifest, "another one")
 
     simulate(main)
 

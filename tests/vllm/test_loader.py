@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +24,11 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from coldstart.disk.home import read_mark
+from coldstart.disk.sources import Local
 from coldstart.errors import ChunkDamaged, FilesWrong
+from coldstart.loading.resident import CONTENT_BYTES, fill, layout_of
+from connectors.transfer.weights import weights_digest
 from connectors.vllm.identity.model_files import weight_files
 from connectors.vllm_plugin import register
 from kvstore.client import Client, ClientError, models
@@ -304,18 +311,52 @@ def loader_of_rank(expert: int) -> Any:
 def test_a_start_directory_of_a_model_in_dram(
     sharded: Path, dram: Daemon, tmp_path: Path, lines: list[str]
 ) -> None:
-    """Nothing of it is on the disk: it is loaded out of DRAM, and then comes to the disk, which names its KV."""
+    """Nothing of it is on the disk, nor will be: it is loaded out of DRAM, and KV is named by what is there, as by its files."""
     (sharded / ".kvstore-model").unlink()
     bucket = Bucket(sharded, tmp_path)
     done = bucket.start()
     assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "bucket")
     directory = Path(done.stdout.strip())
     into_dram(sharded, dram.socket, bucket.manifest)
     assert_same(weights(loader_of(), directory), weights(loader_of("auto"), sharded))
     assert "it was in this node's DRAM" in lines[0]
     config = SimpleNamespace(model=str(directory), revision=None, quantization=None, hf_overrides={})
-    files = weight_files(config, LoadConfig(load_format="kvstore"))
-    assert [path.read_bytes() for path in files] == [(sharded / path.name).read_bytes() for path in files]
+    held = weight_files(config, LoadConfig(load_format="kvstore"), socket=str(dram.socket))
+    config.model = str(sharded)
+    files, stop = weight_files(config, LoadConfig()), threading.Event()
+    assert weights_digest(held, tmp_path / "a", stop) == weights_digest(files, tmp_path / "b", stop)
+    models_drop_soon(held, dram)
+    assert not list(bucket.models.glob("models--*"))
+
+
+def models_drop_soon(held: list[Any], dram: Daemon) -> None:
+    """What names KV keeps the model in DRAM no longer than it is looked at."""
+    with pytest.raises(ClientError, match="uses it"):
+        models.drop("tiny", "r1", dram.socket)
+    held.clear()
+    gc.collect()
+    models.drop("tiny", "r1", dram.socket)
+
+
+def test_a_model_on_its_way_into_dram_is_waited_for(sharded: Path, dram: Daemon, lines: list[str]) -> None:
+    """As long as it comes nearer; one whose filler is gone, or does nothing, is not: its files are read."""
+    manifest = read_mark(sharded)
+    assert manifest is not None
+    size_bytes, content = layout_of(manifest).size_bytes, manifest.content[:CONTENT_BYTES]
+    with models.fill("tiny", "r1", content, size_bytes, dram.socket) as filling:
+        with pytest.raises(ClientError, match="filling"):
+            models.attach("tiny", "r1", dram.socket, stalled_s=0.2)
+        with ThreadPoolExecutor(1) as thread:
+            loaded = thread.submit(weights, loader_of(), sharded)
+            asyncio.run(fill(filling, manifest, [Local({sharded: manifest})]))
+            assert_same(loaded.result(), weights(loader_of("auto"), sharded))
+    assert "it was in this node's DRAM" in lines[-1]
+    models.drop("tiny", "r1", dram.socket)
+    with models.fill("tiny", "r1", content, size_bytes, dram.socket):
+        pass  # nothing of it came
+    assert weights(loader_of(), sharded)
+    assert "fetched nothing: it was on this disk" in lines[-1]
 
 
 def test_the_daemon_is_killed_while_tensors_are_taken(

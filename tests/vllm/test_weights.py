@@ -25,6 +25,7 @@ from connectors.transfer import weights
 from connectors.transfer.weights import (
     WEIGHTS_SETTLED_S,
     DigestInBackground,
+    Held,
     WeightsUnknown,
     known_as,
     weights_digest,
@@ -54,7 +55,7 @@ def write(directory: Path, *files: Tensors, index: bool = False) -> Path:
     return directory
 
 
-def files_of(directory: Path | str, load_format: str = "auto", **config: Any) -> list[Path]:
+def files_of(directory: Path | str, load_format: str = "auto", **config: Any) -> list[Any]:
     model = SimpleNamespace(model=str(directory), revision=None, quantization=None, hf_overrides={}, **config)
     return weight_files(model, LoadConfig(load_format=load_format))
 
@@ -105,6 +106,21 @@ SAME: dict[str, Callable[[Path], Path]] = {
 def test_the_same_weights_have_the_same_digest(kind: str, tmp_path: Path) -> None:
     """However the same tensors lie in files, and whatever lies beside them that the loader does not read."""
     assert digest(SAME[kind](tmp_path)) == digest(write(tmp_path / "first" / "m", tensors()))
+
+
+def test_files_in_memory_have_the_same_digest(tmp_path: Path) -> None:
+    """Sharded, a pickle among them; remembered by their content, so that they are read once, wherever they lie then."""
+    directory = beside(write(tmp_path / "m", *halves(tensors(), 2)), "adapter.bin")
+    paths = [*files_of(directory), directory / "adapter.bin"]
+    held = [Held(path, memoryview(path.read_bytes()), "tiny@r1 12ab") for path in paths]
+    stop, cache = threading.Event(), tmp_path / "cache"
+    expected = weights_digest(paths, tmp_path / "other", stop)
+    assert weights_digest(held, cache, stop) == expected
+    emptied = [file._replace(view=memoryview(bytes(len(file.view)))) for file in held]
+    assert weights_digest(emptied, cache, stop) == expected
+    assert (
+        weights_digest([file._replace(content="tiny@r2 34cd") for file in emptied], cache, stop) != expected
+    )
 
 
 def one_bit(held: Tensors) -> Tensors:

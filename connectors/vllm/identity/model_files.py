@@ -15,21 +15,23 @@ import hashlib
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import ModelError
 from coldstart.loading.start_dir import open_revision
-from connectors.transfer.weights import WeightsUnknown
+from connectors.transfer.weights import Held, WeightsUnknown
 from connectors.vllm_plugin import LOAD_FORMAT
 
 WHOLE_LOOK_S = 0.5  # between looks whether a revision under way is whole
 
 
-def weight_files(model_config: Any, load_config: Any, stop: threading.Event | None = None) -> list[Path]:
-    """In the order of their names; of a start directory, those of the revision that it stands for, once that is whole.
-    Raises WeightsUnknown, also when `stop` is set meanwhile. Never asks the network."""
+def weight_files(
+    model_config: Any, load_config: Any, stop: threading.Event | None = None, socket: str | None = None
+) -> list[Path | Held]:
+    """In the order of their names; of a start directory, those of the revision that it stands for, once that is whole, or as the
+    node has them in DRAM. socket: of its daemon. Raises WeightsUnknown, also when `stop` is set meanwhile. Never asks the network."""
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -44,18 +46,24 @@ def weight_files(model_config: Any, load_config: Any, stop: threading.Event | No
         raise WeightsUnknown(f"load_format {load_format}: {error}") from error
     if type(loader) not in (DefaultModelLoader, KVStoreModelLoader) or load_format == "npcache":
         raise WeightsUnknown(f"which files load_format {load_format} reads is not known")
+
+    def chosen(directory: Path) -> list[Path]:
+        try:
+            _, found, _, _ = loader._prepare_weights(str(directory), None, model_config.revision, True, None)
+        except Exception as error:
+            raise WeightsUnknown(f"no weight files under {directory}: {error}") from error
+        return [Path(path) for path in found]
+
     directory = directory_of(model_config.model, model_config.revision, load_config.download_dir)
+    held: list[Held] = []
     if load_format == LOAD_FORMAT:
-        directory = _whole(directory, stop or threading.Event())
-    try:
-        _, found, _, _ = loader._prepare_weights(str(directory), None, model_config.revision, True, None)
-    except Exception as error:
-        raise WeightsUnknown(f"no weight files under {directory}: {error}") from error
-    files = [Path(path) for path in found] + _quantisation_files(model_config, directory)
+        directory, held = _come(directory, chosen, stop or threading.Event(), socket)
+    files: list[Path | Held] = [*(held or chosen(directory)), *_quantisation_files(model_config, directory)]
     multimodal = getattr(model_config, "multimodal_config", None)
     if scales := getattr(multimodal, "mm_encoder_fp8_scale_path", None):
         files.append(Path(scales))
-    return sorted(set(files))
+    by_path = {file.path if isinstance(file, Held) else file: file for file in files}
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def directory_of(model: str, revision: str | None, download_dir: str | None = None) -> Path:
@@ -72,16 +80,27 @@ def directory_of(model: str, revision: str | None, download_dir: str | None = No
         raise WeightsUnknown(f"{model} is neither a directory nor in the local model cache") from error
 
 
-def _whole(directory: Path, stop: threading.Event) -> Path:
-    """Where the weights lie, or will lie, that a directory stands for. Raises WeightsUnknown."""
+def _come(
+    directory: Path, chosen: Callable[[Path], list[Path]], stop: threading.Event, socket: str | None
+) -> tuple[Path, list[Held]]:
+    """Where the weights lie that a directory stands for, when they are there; where its disk does not have them and DRAM does, the
+    chosen ones out of there. Raises WeightsUnknown."""
+    from connectors.vllm.loader import in_dram
+
     try:
         revision = open_revision(directory)
     except ModelError as error:
         raise WeightsUnknown(str(error)) from error
     while revision is not None and not revision.is_whole():
+        resident = in_dram(revision, paths := chosen(directory), socket)
+        if resident is not None:
+            content = f"{revision.name} {revision.manifest.content.hex()}"
+            held = [Held(path, resident.file(path), content) for path in paths]
+            resident.close()
+            return directory, held
         if stop.wait(WHOLE_LOOK_S):
             raise WeightsUnknown(f"{revision.name} is not whole yet")
-    return directory if revision is None else revision.place
+    return directory if revision is None else revision.place, []
 
 
 def _quantisation_files(model_config: Any, directory: Path) -> list[Path]:
