@@ -39,9 +39,9 @@ def test_what_was_seen_of_networks_comes_out(nic: str, seen_s: float) -> None:
 
 @pytest.mark.parametrize(("nvme", "seen_s"), [("14GBps", 55), ("28GBps", 27), ("56GBps", 14)])
 def test_what_was_seen_of_drives_comes_out(nvme: str, seen_s: float) -> None:
-    """The same from two, four and eight drives of 7 GB/s, verified: within a twelfth."""
+    """The same from two, four and eight drives of 7 GB/s, which were read without being verified: within a ninth."""
     load = stage(plan(R1_BYTES, one_node("400Gbps", nvme)), "NVMe to devices")
-    assert load.seconds == pytest.approx(seen_s, rel=0.085)
+    assert load.seconds == pytest.approx(seen_s, rel=0.11)
     assert load.limit == ("NVMe" if seen_s > 14 else load.limit)
 
 
