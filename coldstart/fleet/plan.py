@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 # Shares of a rate that are reached.
 NETWORK_SHARE: Final = 0.8  # of a network card: what nodes reach from object stores, 100 to 400 Gb/s
 DISK_SHARE: Final = 0.9  # of a drive's data sheet, O_DIRECT, several requests at a time
-VERIFIED_SHARE: Final = 0.916  # with xxh3_128 of all that is read, as a load does it: 1.47 of 1.62 GB/s, medians of ratios
+VERIFIED_SHARE: Final = 0.916  # with xxh3_128 of all that is read, as loads do it: 1.47 of 1.62 GB/s
 COPY_SHARE: Final = 0.85  # of two threads' memcpy, through a ring to a device
 
 # Where nobody says or measures it.
