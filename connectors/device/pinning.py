@@ -117,14 +117,13 @@ class WeightPins:
         try:
             self._driver.set_device()
             code = self._driver.register(address, size_bytes, writable=False)
-            if code:
-                self._driver.take_error()
+            why = f"error {self._driver.take_error()}" if code else ""
         except RuntimeError as error:
-            code = str(error)
-        if code:
+            why = str(error)
+        if why:
             self._is_refused = True
-            self._warn(f"weights cannot be pinned (error {code}): they are loaded all the same, but slower")
-        return not code
+            self._warn(f"weights cannot be pinned ({why}): they are loaded all the same, but slower")
+        return not why
 
     def unpin(self, address: int) -> None:
         with suppress(RuntimeError):
