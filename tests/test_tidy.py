@@ -41,7 +41,7 @@ LINES_MAX = {
     "coldstart": 340,
     "coldstart/disk": 1390,
     "coldstart/fleet": 1240,
-    "coldstart/loading": 1450,
+    "coldstart/loading": 1520,
     "coldstart/published": 1040,
     "connectors": 90,
     "connectors/device": 710,
