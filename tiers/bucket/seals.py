@@ -71,7 +71,9 @@ class Seals:
 
     def seal(self, bound_to: str, content: Bytes) -> Sealed:
         key = self._keys[0]
-        sealed = key.siv.encrypt(_never_empty(content), [bound_to.encode()])
+        sealed = key.siv.encrypt(
+            b"\0" + bytes(content), [bound_to.encode()]
+        )  # no empty content can be sealed
         return Sealed(key.id, sealed[:TAG_BYTES], sealed[TAG_BYTES:])
 
     def open(self, bound_to: str, sealed: Sealed) -> bytes:
@@ -128,8 +130,3 @@ def _derived(secret: bytes, use: bytes, size_bytes: int) -> bytes:
     return hashlib.blake2b(
         use, digest_size=size_bytes, key=hashlib.sha512(secret).digest(), person=b"kvstore regions"
     ).digest()
-
-
-def _never_empty(content: Bytes) -> bytes:
-    """AES-SIV seals no empty content."""
-    return b"\0" + bytes(content)

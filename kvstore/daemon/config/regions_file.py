@@ -34,7 +34,7 @@ from kvstore.constants import (
     TIB,
 )
 from kvstore.daemon.config.config import AbsolutePath, Number, Section, Switch, between, size_between
-from kvstore.daemon.config.region_keys import KeyFileError, read_seals
+from kvstore.daemon.config.region_keys import read_seals
 from kvstore.errors import StartError
 from kvstore.units import parse_bytes
 from replication.formats.rules import Rule
@@ -207,7 +207,7 @@ def _seal(path: Path, deployment: Deployment) -> None:
         return
     try:
         seals = read_seals(Path(deployment.key_file))
-    except KeyFileError as error:
+    except Unreadable as error:
         raise RegionsFileError(f"{path}: key_file: {error}") from error
     for name, place in deployment.regions.items():
         place.seal(seals, f"{deployment.deployment}/{name}")

@@ -179,6 +179,7 @@ def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
             ("kvstore_region_feed_age_seconds", "feed_age_s"),
             ("kvstore_region_packs", "packs"),
             ("kvstore_region_blocks", "blocks"),
+            ("kvstore_region_untrusted_total", "untrusted_objects"),
         ):
             if region.get(field) is not None:  # not known before it is joined
                 yield _one(name, region[field])

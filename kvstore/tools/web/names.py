@@ -115,6 +115,7 @@ _REGION: Final = (
     Metric("kvstore_region_feed_age_seconds", "gauge", "seconds", (), "since all of the region's feed was read"),
     Metric("kvstore_region_packs", "gauge", "", (), "packs in the catalogue"),
     Metric("kvstore_region_blocks", "gauge", "", (), "blocks in them"),
+    Metric("kvstore_region_untrusted_total", "counter", "", (), "objects that were read and have no seal of the deployment's key"),
 )  # fmt: skip
 
 _EVENTS: Final = (

@@ -4,6 +4,7 @@ erased, no task of a daemon or a mirror ends, and each object that is not believ
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import random
@@ -15,7 +16,9 @@ import pytest
 
 from replication.erasure.erased import Erased
 from replication.errors import MarkerDamaged
+from replication.formats.announced import Announced
 from replication.formats.region import open_region
+from replication.formats.segment import Segment, encode
 from replication.formats.tombstones import Tombstone, bury
 from replication.region.region_node import RegionNode
 from replication.region.resealing import reseal
@@ -47,7 +50,7 @@ from tiers.errors import ObjectKeyUnknown, PackDamaged
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs import pack_io
 from tiers.packs.codecs import SPLIT_ZSTD
-from tiers.packs.packs import PACKS, PackHeader
+from tiers.packs.packs import PACKS, PackHeader, describe
 
 catalogues_in_memory = in_memory  # a fixture of every test here, too
 SEEDS = int(os.environ.get("ROUNDS", "1"))  # of each attack; `make soak` asks for more
@@ -229,6 +232,17 @@ def test_names_are_not_in_the_bucket() -> None:
             await world.stop()
 
     run(main())
+
+
+def test_without_a_key_nothing_is_written_anew() -> None:
+    """Packs and segments have the very bytes that versions wrote which know no key."""
+    spec = NamespaceSpec(b"n" * 16, 64, 16, 16, {"model": "m", "tenant": "t"})
+    plain = PackHeader(spec, b"", b"h" * 32, b"c" * 32)
+    shorter = PackHeader(spec, b"p" * 16, b"h" * 32, b"c" * 32, SPLIT_ZSTD, (40, 50))
+    made = [describe(plain), describe(shorter)]
+    said = [Announced(pack, 5, "eu", 9) for pack, _ in made]
+    content = b"".join(first for _, first in made) + encode(Segment("a" * 16, 7, 1.0, said))
+    assert hashlib.sha256(content).hexdigest().startswith("14ee5c965bd6d6f45f293fc86fdc2a14")
 
 
 def test_a_key_is_replaced() -> None:
