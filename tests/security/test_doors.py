@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from kvstore.daemon.config.config_sources import load
 from kvstore.protocol import frames
 from kvstore.security import audit
+from kvstore.tools.doctor.certificates import certificates
+from kvstore.tools.doctor.findings import Case
 from tests.door.peer import Peer
 from tests.running import Daemon, Place, kvstore
-from tests.security.certificates import Authority, write
+from tests.security.certificates import DAY, Authority, write
 from tests.web.asked import child_of
 
 WEB, GRPC = "--set=web.listen=0.0.0.0:0", "--set=grpc.listen=[::]:0"
@@ -97,6 +100,24 @@ def test_files_that_cannot_be_used_stop_a_start(
     done = kvstore("serve", *place.arguments, WEB, *arguments(files))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert said in done.stderr
+
+
+def test_doctor_looks_at_certificates_and_the_access_file(files: dict[str, Path]) -> None:
+    """Good ones are one line, what a start would refuse is a problem, what clients would refuse a warning."""
+    words = [word.removeprefix("--set=") for word in [WEB, *arguments(files)]]
+
+    def found() -> tuple[str, str]:
+        config = load(None, words, environment={"KVSTORE_CONFIG": ""}).config
+        (finding,) = certificates(Case(Path("/nowhere"), lambda: 0.0, config))
+        return finding.level, finding.found
+
+    assert found()[0] == "ok"
+    expired = Authority().signed(begins=-2 * DAY, ends=-DAY)
+    for name, content in zip(("certificate", "key"), expired, strict=True):
+        files[name].write_bytes(content)
+    assert found()[0] == "warning" and "expired" in found()[1]
+    files["access"].write_text("[[grant]]")
+    assert found()[0] == "problem" and "access.toml: line 1" in found()[1]
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
