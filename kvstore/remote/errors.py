@@ -61,6 +61,7 @@ class Failed(NodeError):
 
 CLASSES: Final[dict[grpc.StatusCode, type[NodeError]]] = {
     grpc.StatusCode.UNAVAILABLE: Unreachable,
+    grpc.StatusCode.CANCELLED: Unreachable,  # by the node, which ends
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlinePassed,
     grpc.StatusCode.UNAUTHENTICATED: NotKnown,
     grpc.StatusCode.PERMISSION_DENIED: NotAllowed,

@@ -56,12 +56,13 @@ def service_config() -> str:
         for method in METHODS.values()
         if method.name not in NOT_REPEATED
     ]
+    # CANCELLED, where it was not us: a call that came in at the moment when the server ended.
     policy = {
         "maxAttempts": ATTEMPTS_MAX,
         "initialBackoff": "0.25s",
         "maxBackoff": "5s",
         "backoffMultiplier": 3,
-        "retryableStatusCodes": ["UNAVAILABLE"],
+        "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
     # 500 failures that no success made good end all repeating.
     throttling = {"maxTokens": 1000, "tokenRatio": 1}

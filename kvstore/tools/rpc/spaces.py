@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Container, Sequence
 
-from kvstore.errors import BadRequest, NotFound
+from kvstore.errors import BadRequest, NotFound, NotReady
 from kvstore.ledger.explain import NoneSuch, Space, Unclear, choose
 from kvstore.protocol import frames
 from kvstore.tools.rpc.calls import Call
@@ -84,7 +84,7 @@ class Spaces:
             digests = ", ".join(space["digest"] for space in found)
             raise BadRequest(f"which KV group of the engine? choose one by its namespace's digest: {digests}")
         if not found[0]["block_tokens"]:
-            raise BadRequest(
+            raise NotReady(
                 f"namespace {found[0]['digest']}: its engine did not attach since the daemon started"
             )
         return found[0]
