@@ -27,7 +27,17 @@ SPACE = Namespace(bytes(range(16)), RECORD_BYTES, 32, 16, {"model": "org/model",
 HASHES = [bytes([number]) * 32 for number in range(6)]
 RECORDS = [os.urandom(RECORD_BYTES) for _ in HASHES]
 DIGEST = SPACE.digest.hex()[:8]
-CHANGING = {"age_s", "idle_s", "now_s", "uptime_s", "round_trip_s", "until_s", "since_s", "lookups", "sessions"}
+CHANGING = {
+    "age_s",
+    "idle_s",
+    "now_s",
+    "uptime_s",
+    "round_trip_s",
+    "until_s",
+    "since_s",
+    "lookups",
+    "sessions",
+}
 
 
 @pytest.fixture(scope="module")
