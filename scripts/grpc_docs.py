@@ -65,7 +65,9 @@ def parsed(text: str) -> Part:
 
 def reference() -> str:
     """The part of the page that is made."""
-    files = [parsed((ROOT / f"proto/kvstore/v1/{name}.proto").read_text(encoding="utf-8")) for name in SERVICES]
+    files = [
+        parsed((ROOT / f"proto/kvstore/v1/{name}.proto").read_text(encoding="utf-8")) for name in SERVICES
+    ]
     messages = {part.name: part for file in files for part in file.parts if part.kind in ("message", "enum")}
     lines: list[str] = []
     shown: set[str] = set()

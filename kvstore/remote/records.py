@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write
+from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write, lookup
 from kvstore.remote.errors import BadRequest, NodeError, WrongBytes
 from kvstore.remote.values import Namespace, joined, selector
 from kvstore.v1 import cache_pb2
@@ -191,21 +191,28 @@ def put_records(space: Namespace, hashes: Hashes, records: Sequence[Buffer], par
     wanted = split(space, hashes)
     if len(wanted) != len(records):
         raise BadRequest(f"{len(wanted)} hashes and {len(records)} records: as many are needed", "RECORDS")
-    blocks, refused = 0, []
-    for at in range(0, len(wanted), PUT_MAX):
-        before, patience = wanted[at - 1] if at else parent, Patience()
+    blocks, at, refused, patience = 0, 0, list[int](), Patience()
+    while at < len(wanted):
         start = cache_pb2.PutRequest.Start(
-            namespace=selector(space), hashes=joined(wanted[at : at + PUT_MAX]), parent=before
+            namespace=selector(space),
+            hashes=joined(wanted[at : at + PUT_MAX]),
+            parent=wanted[at - 1] if at else parent,
         )
-        while True:
-            try:
-                answer, is_full = yield from _put(space, start, records[at : at + PUT_MAX])
-                break
-            except NodeError as error:
-                yield patience.after(error)
+        try:
+            sent, answer, is_full = yield from _put(space, start, records[at : at + PUT_MAX])
+        except NodeError as error:
+            yield patience.after(error)
+            continue
+        patience = Patience()
         blocks += answer.blocks
         refused += [at + index for index in answer.refused]
-        if is_full:
+        if not is_full:
+            at += PUT_MAX
+        elif sent:
+            at += sent[-1] + 1
+        elif held := (yield from lookup(space, wanted[at:])).held_blocks:  # more than one Put takes
+            at += held
+        else:
             return Stored(blocks, tuple(refused), full=True)
     return Stored(blocks, tuple(refused), full=False)
 
@@ -220,7 +227,7 @@ def _put(space: Namespace, start: cache_pb2.PutRequest.Start, records: Sequence[
         for request in _pieces(space, index, records[index]):
             yield Write(request)
     yield Write(None)
-    return _answer((yield Read())).stored, wanted.full
+    return sorted(wanted.indexes), _answer((yield Read())).stored, wanted.full
 
 
 def _answer(message: bytes | None) -> cache_pb2.PutResponse:

@@ -157,7 +157,7 @@ class Run(_message.Message):
     tier: Global___Tier.ValueType
     """Where they are; unspecified: in no tier."""
     outcome: _builtins.str
-    """What would become of them, in the words of docs/reports.md: "hit_dram", "never_stored", …"""
+    """What would become of them, in the words of `kvstore explain` (docs/cli.md): "dram", "never_seen", …"""
     def __init__(
         self,
         *,

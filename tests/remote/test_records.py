@@ -35,14 +35,22 @@ def node(request: pytest.FixtureRequest, store: Store) -> Iterator[Asked]:
 
 
 class Store(Servicer):
-    """Get and Put of a dictionary. breaks: after so many answers a stream breaks, once for each number."""
+    """Get and Put of a dictionary. breaks: after so many answers a stream breaks, once for each number. most: that one Put
+    looks at; room: for so many."""
 
     def __init__(self) -> None:
-        super().__init__(CacheService__Get=self.get, CacheService__Put=self.put)
+        super().__init__(
+            CacheService__Get=self.get, CacheService__Put=self.put, CacheService__Lookup=self.lookup
+        )
         self.held: dict[bytes, bytes] = {}
         self.breaks: list[int] = []
         self.parents: list[bytes] = []
-        self.room = 1 << 30
+        self.room = self.most = 1 << 30
+
+    def lookup(self, request: Any, context: grpc.ServicerContext) -> Any:
+        hashes = request.blocks.hashes
+        held = [hashes[at : at + 8] in self.held for at in range(0, len(hashes), 8)]
+        return cache_pb2.LookupResponse(held_blocks=[*held, False].index(False))
 
     def get(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self.parents.append(request.parent)
@@ -70,11 +78,10 @@ class Store(Servicer):
         if self.breaks and self.breaks.pop(0) == 0:
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         hashes = [start.hashes[at : at + 8] for at in range(0, len(start.hashes), 8)]
-        missing = [index for index, one in enumerate(hashes) if one not in self.held]
-        wanted = missing[: self.room]
-        yield cache_pb2.PutResponse(
-            wanted=cache_pb2.PutResponse.Wanted(indexes=wanted, full=len(wanted) < len(missing))
-        )
+        missing = [index for index, one in enumerate(hashes[: self.most]) if one not in self.held]
+        wanted = missing[: self.room - len(self.held)]
+        is_full = len(wanted) < len(missing) or self.most < len(hashes)
+        yield cache_pb2.PutResponse(wanted=cache_pb2.PutResponse.Wanted(indexes=wanted, full=is_full))
         came: dict[int, bytes] = {}
         checksums: dict[int, bytes] = {}
         for message in requests:
@@ -106,9 +113,12 @@ def test_records_come_back_as_they_were_stored(node: Asked, store: Store) -> Non
     assert node.put_records(SPACE, HASHES[:3], [bytearray(r) for r in RECORDS[:3]]) == Stored(2, (), False)
     assert node.put_records(SPACE, b"".join(HASHES[:3]), RECORDS[:3]).blocks == 0
     assert had(node) == list(enumerate(RECORDS[:3]))
-    store.room = 1
+    store.room = 4
     assert node.put_records(SPACE, HASHES[3:], RECORDS[3:], parent=HASHES[2]) == Stored(1, (), True)
-    assert store.parents[-1] == HASHES[2]
+    assert store.parents[-2:] == [HASHES[2], HASHES[3]]
+    store.room, store.most = 5, 2
+    assert node.put_records(SPACE, HASHES, RECORDS) == Stored(1, (), False)
+    assert had(node) == list(enumerate(RECORDS))
 
 
 def test_a_stream_that_breaks_goes_on_where_it_was(node: Asked, store: Store) -> None:
