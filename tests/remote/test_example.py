@@ -17,7 +17,6 @@ from tests.remote.test_real import COLUMNS, HASHES, RECORDS, SPACE
 from tests.rpc.serving import Serving, serving
 from tests.running import ROOT, Place
 
-
 # An engine whose hashing is known: the page looks its tokens up.
 SEED = hashlib.sha256(ALGORITHMS["sha256"]("0")).hexdigest()[:SEED_FIELD_CHARS]
 ENGINE = {"model": "org/page", "tenant": "", "hash": "sha256", "hash seed": SEED}
