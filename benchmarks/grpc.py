@@ -80,15 +80,20 @@ class Process:
 class Raw:
     """A server that does nothing but gRPC."""
 
+    def __init__(self) -> None:
+        pieces = (
+            memoryview(os.urandom(PIECE_BYTES)) for _ in range(STREAM_RECORDS * RECORD_BYTES // PIECE_BYTES)
+        )
+        self._messages = [written(number, 0, b"", piece) for number, piece in enumerate(pieces)]
+
     async def empty(self, request: bytes, context: Any) -> bytes:
         """As many bytes as the first four say."""
         return bytes(int.from_bytes(request[:4], "little"))
 
     async def get(self, request: bytes, context: Any) -> None:
-        """As many messages as it says, of the sizes of ours."""
-        message = written(0, 0, b"", memoryview(bytes(PIECE_BYTES)))
-        for _ in range(int.from_bytes(request, "little")):
-            await context.write(message)
+        """As many messages as it says, of the sizes of ours, from memory as ours are: none of them is in a cache."""
+        for number in range(int.from_bytes(request, "little")):
+            await context.write(self._messages[number % len(self._messages)])
 
     async def put(self, _: object, context: Any) -> None:
         """Takes what comes."""

@@ -22,7 +22,9 @@ CHILD_LOOK_S = 0.5  # between two looks whether it lives
 # Pause before it is started again; doubles while it ends at once.
 CHILD_RESTART_S_MIN, CHILD_RESTART_S_MAX = (0.5, 60.0)
 CHILD_STEADY_S = 30.0  # one that ran for so long did not end at once
-CHILD_END_S = 0.3  # at a stop, until it is killed: it has nothing to lose
+CHILD_END_S = (
+    1.0  # at a stop, until it is killed: its clients should hear of it first, and it has nothing to lose
+)
 
 log = logging.getLogger("kvstore.daemon.children")
 

@@ -1,10 +1,11 @@
 """Get and Put: records out of the arena and into it, a piece at a time.
 
-    Get    thread: acquire ─▶ sum, copy into messages ─▶ release │ loop: write, write, …     the next window meanwhile
+    Get    thread: acquire ─▶ copy a window into messages, another, … ─▶ release │ loop: write, write, …     the next window meanwhile
     Put    loop: read a message │ thread: copy into the slot, sum ─▶ all there, sums agree ─▶ commit
 
-A window is what one lease of a Get covers: WINDOW_BYTES, a part of a record where that is larger. Two are in memory: one on its
-way to the client, one being copied. Whoever reads slowly holds those, and no lease; whoever writes slowly, or not at all,
+A window is WINDOW_BYTES of records, or a part of one that is larger. Two are in memory: one on its way to the client, one being
+copied. A lease covers some windows, and is given back when its client did not take one within LEASE_HELD_S: whoever reads slowly
+holds two windows and no slot. Whoever writes slowly, or not at all,
 holds slots until PUT_PAUSE_S or its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of
 its own, because an acquire waits for slower tiers; the arena is mapped once for all.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from kvstore.client import Client, Namespace, ReadLease, Slot, WriteLease, copyi
 from kvstore.constants import MIB
 from kvstore.errors import BadRequest, LimitExceeded, Unavailable
 from kvstore.ledger.explain import Space
-from kvstore.protocol.frames import CHECKSUM_BYTES
+from kvstore.protocol.frames import CHECKSUM_BYTES, LEASE_HASHES_MAX
 from kvstore.tools.rpc import pieces
 from kvstore.tools.rpc.calls import Call
 from kvstore.tools.rpc.pieces import Piece, Sums
@@ -36,6 +38,9 @@ from kvstore.v1.cache_pb2 import PutResponse
 
 WINDOW_BYTES = 4 * MIB  # two of them are the most that a stream holds
 PIECE_BYTES = 1 * MIB  # of a record, in one message
+LEASE_BYTES = 32 * MIB  # of one lease of a Get …
+LEASE_SHARE = 64  # … and at most one in so many bytes of the arena, but one window
+LEASE_HELD_S = 0.1  # while its client takes nothing
 AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
 PUT_SHARE = 8  # … and at most one in so many of its bytes
@@ -67,7 +72,7 @@ class Streams:
         self._path, self._max = socket_path, streams_max
         self._idle: list[Client] = []
         self._underway = 0
-        self._threads = ThreadPoolExecutor(streams_max, "kvstore-grpc-stream")
+        self._threads = ThreadPoolExecutor(2 * streams_max, "kvstore-grpc-stream")
         self._handles: dict[tuple[str, int], Namespace] = {}
 
     @contextlib.asynccontextmanager
@@ -149,46 +154,69 @@ class Get:
         self._sizes = column_sizes(run.space)
         self._ahead = 0 if is_slow else len(run.hashes)  # up to here they were asked for
         self._is_over = False
+        self._guard = threading.Lock()  # of the lease: held where it is used
+        self._lease: ReadLease | None = None
+        self._lease_start = 0
 
     async def send(self, call: Call) -> None:
         """All of it, window by window."""
-        coming = self._streams.begin(self._window, 0, 0)
+        loop, begin = asyncio.get_running_loop(), self._streams.begin
+        coming = begin(self._window, 0, 0)
         try:
             while True:
                 window = await coming
                 if not window.is_last:
-                    coming = self._streams.begin(self._window, window.record, window.offset)
+                    coming = begin(self._window, window.record, window.offset)
+                patience = loop.call_later(LEASE_HELD_S, begin, self._let_go)
                 for message in window.messages:
                     await call.write(message)
+                patience.cancel()
                 if window.is_last:
                     return
         finally:
             self._is_over = True
             await over(coming)
+            self._let_go()
 
     # -- in a thread --
 
     def _window(self, index: int, offset: int) -> Window:
         record_bytes = self._handle.record_bytes
-        hashes = self._run.hashes[index : index + max(1, WINDOW_BYTES // record_bytes)]
         end = min(record_bytes, offset + WINDOW_BYTES)
-        with self._acquired(index, hashes) as lease:
-            slots = lease.leading()
-            records = [
-                self._record(lease, position, slot, index + position, offset, end)
-                for position, slot in enumerate(slots)
-            ]
-            intact = min(len(slots), lease.valid_count())
-            is_pending = lease.pending
+        with self._guard:
+            lease = self._lease
+            if lease is None or index >= self._lease_start + len(lease.leading()):
+                self._lease, self._lease_start = None, index
+                if lease is not None:
+                    lease.release()
+                self._lease = lease = self._acquired(index)
+            leading, first = lease.leading(), index - self._lease_start
+            slots = leading[first : first + max(1, WINDOW_BYTES // record_bytes)]
+            records = [self._record(lease, slot, index - first, offset, end) for slot in slots]
+            intact = max(0, min(len(slots), lease.valid_count() - first))
         true = next((n for n, record in enumerate(records[:intact]) if not record), intact)
         messages = [message for record in records[:true] for message in record]
         if true and end < record_bytes:
             return Window(messages, index, end, False)
-        is_cut = true < len(hashes) and not (true and true == len(slots) and is_pending)
-        return Window(messages, index + true, 0, is_cut or index + true == len(self._run.hashes))
+        following = index + true
+        # Behind the leading ones of a lease there may be more, unless one of those is missing.
+        is_missing = following - self._lease_start == len(leading) < len(lease.slots) and not lease.pending
+        is_last = not true or true < len(slots) or is_missing or following == len(self._run.hashes)
+        return Window(messages, following, 0, is_last)
 
-    def _acquired(self, index: int, hashes: Sequence[bytes]) -> ReadLease:
+    def _let_go(self) -> None:
+        """Of the lease; another one is taken when it is needed."""
+        with self._guard:
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                lease.release()
+
+    def _acquired(self, index: int) -> ReadLease:
         """With the first one, if it comes in time."""
+        arena_bytes = reached(lambda: self._client.arena, time.monotonic() + self._wait_s).size_bytes
+        lease_bytes = max(WINDOW_BYTES, min(LEASE_BYTES, arena_bytes // LEASE_SHARE))
+        count = max(1, min(LEASE_HASHES_MAX, lease_bytes // self._handle.record_bytes))
+        hashes = self._run.hashes[index : index + count]
         parent = self._run.hashes[index - 1] if index else self._run.parent
         until = time.monotonic() + self._wait_s
         self._ask_ahead(index, until)
@@ -210,12 +238,11 @@ class Get:
                 parent = self._run.hashes[start - 1] if start else self._run.parent
                 reached(partial(self._client.prefetch, self._handle, wanted, parent), until)
 
-    def _record(
-        self, lease: ReadLease, position: int, slot: Slot, index: int, offset: int, end: int
-    ) -> list[bytes]:
-        """The messages of a record, or of a part of it; none where its bytes are not those that were stored."""
-        lease.touch(position)
-        checksums = lease.checksums[position] if not offset else b""
+    def _record(self, lease: ReadLease, slot: Slot, start: int, offset: int, end: int) -> list[bytes]:
+        """The messages of a record, or of a part of it; none where its bytes are not those that were stored. start: of the lease."""
+        lease.touch(slot.index)
+        index = start + slot.index
+        checksums = lease.checksums[slot.index] if not offset else b""
         if checksums and len(self._sizes) > 1:  # the daemon has that of their digests
             sums = Sums(self._sizes)
             sums.add(slot.view)
