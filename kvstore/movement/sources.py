@@ -77,10 +77,10 @@ class Source(ABC):
         if not (self.slotted or self.urgent or self.ahead) or not self.loads.closed:
             return False
         if self.slotted or self.urgent:
-            has_room = self.jobs < self.jobs_max and self.window.has_room()
+            has_room = self.window.has_room() and self.jobs < self.jobs_max  # it learns that it is full
         else:  # with the batch that would be begun now
             share = PREFETCH_SHARE
-            has_room = self.jobs < share * self.jobs_max and self.window.has_room(share - LOAD_BATCH_SHARE)
+            has_room = self.window.has_room(share - LOAD_BATCH_SHARE) and self.jobs < share * self.jobs_max
         return has_room and not self.loads.is_late
 
     @property
