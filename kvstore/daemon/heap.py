@@ -36,4 +36,5 @@ def freeze() -> None:
     make is found while it is young. A full collection over millions of blocks stops the daemon for 30 ms.
     """
     gc.freeze()
+    gc.enable()
     gc.set_threshold(GC_YOUNG_OBJECTS, GC_MIDDLE_ROUNDS, GC_FULL_ROUNDS)

@@ -15,6 +15,7 @@ work here, or a directory that is not there.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from functools import partial
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    gc.disable()  # until `heap.freeze`: what is imported is not garbage
     from kvstore.daemon import process
     from kvstore.errors import StartError
 
