@@ -26,11 +26,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from replication.audit.model_audit import ModelAudit, ModelHands, ModelReport
+from replication.audit.model_audit import ModelAudit, ModelReport
 from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, identity_of, keys_of
 from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.seen import Seen
@@ -72,10 +72,6 @@ class Report(msgspec.Struct):
     is_whole: bool = True
 
 
-class AuditHands(Hands, ModelHands, Protocol):
-    """Of packs and of models."""
-
-
 class Audit:
     """Of one bucket and a catalogue of it. One at a time."""
 
@@ -85,7 +81,7 @@ class Audit:
         region: Region,
         catalogue: Catalogue,
         erasure: Erasure,
-        hands: AuditHands,
+        hands: Hands,
         clock: Callable[[], float],
         again_s: float = AUDIT_AGAIN_S,
     ) -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, NamedTuple
 
-from replication.audit.orphans import Finding, Kind, Terms
+from replication.audit.orphans import Finding, Hands, Kind, Terms
 from replication.catalogue.catalogue import Catalogue
 from replication.erasure.removed_models import REMOVED, read_removals
 from replication.errors import Damaged
-from replication.formats.announced_models import AnnouncedModel, announced_model
+from replication.formats.announced_models import announced_model
 from replication.formats.manifests import (
     CACHES,
     MANIFEST_BYTES_MAX,
@@ -42,15 +42,6 @@ AUDIT_CHUNKS_MAX: Final = 1 << 18  # of manifests that are compared with what is
 
 log = logging.getLogger("replication.model_audit")
 Told = Callable[[Finding], None]
-
-
-class ModelHands(Protocol):
-    """What changes a region. Each raises ObjectError."""
-
-    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
-        """Say that these are there; the catalogue knows them, too, when it returns."""
-
-    async def delete(self, names: Sequence[str]) -> None: ...
 
 
 class ModelReport(NamedTuple):
@@ -79,7 +70,7 @@ class ModelAudit:
         self,
         objects: Objects,
         catalogue: Catalogue,
-        hands: ModelHands,
+        hands: Hands,
         clock: Callable[[], float],
         check_place: Callable[[], Awaitable[None]],
         again_s: float,

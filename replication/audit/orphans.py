@@ -31,6 +31,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import AUDIT_REQUESTS_MAX, SEGMENT_BLOCKS_MAX, SEGMENT_ENTRIES_MAX
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
+from replication.formats.announced_models import AnnouncedModel
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
 from tiers.packs.codecs import CODECS
@@ -75,6 +76,9 @@ class Hands(Protocol):
 
     async def announce(self, packs: Sequence[Announced]) -> None:
         """Say in this order that these are durable; the catalogue knows them, too, when it returns."""
+
+    async def announce_models(self, models: Sequence[AnnouncedModel]) -> None:
+        """The same of models."""
 
     async def delete(self, names: Sequence[str]) -> None: ...
 

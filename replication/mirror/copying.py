@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ import msgspec
 
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import FAILURES_TOLD, MIB
-from replication.errors import CatalogueDamaged
+from replication.errors import CatalogueDamaged, Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.mirror_state import Lags
 from replication.formats.region import MARKER
@@ -51,7 +52,7 @@ COPY_PAUSE_S_MIN: Final = 0.001  # of waiting for a time to come
 COPY_BACKOFF_S_MIN: Final = 2.0  # after a copy that failed; doubles
 COPY_BACKOFF_S_MAX: Final = 300.0
 DAMAGED_BACKOFF_S_MAX: Final = 3600.0
-LOST_AFTER_S: Final = 3600.0  # that the source does not have a pack it announced
+LOST_AFTER_S: Final = 3600.0  # that the source does not have what it announced
 assert COPY_GETS_MAX < COPIES_MAX and COPY_GET_BYTES_MAX < COPY_BYTES_MAX
 
 log = logging.getLogger("replication.copying")
@@ -66,8 +67,137 @@ class Ways(NamedTuple):
     home_bucket: Objects
 
 
-class Copying:
-    """Of one source. lost: packs that are announced there and gone."""
+class Carrying(ABC):
+    """Carrying out the jobs of one source, of packs or of models. lost: announced there and gone; lost_names: the latest of these,
+    for people."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        jobs: Jobs,
+        ended: Callable[[Job], None],
+        damaged: Callable[[], None],
+        chance: random.Random,
+    ) -> None:
+        """ended: called when a job is done. damaged: called when the catalogue of the source is found to be."""
+        self.jobs = jobs
+        self.lost = 0
+        self.lost_names: deque[str] = deque(maxlen=FAILURES_TOLD)
+        self._ways = ways
+        self._ended = ended
+        self._damaged = damaged
+        self._chance = chance
+        self._woken = asyncio.Event()
+
+    @abstractmethod
+    def _take(self, now_s: float) -> Job | None:
+        """The job to begin now, which is under way from here on; None if none can. now_s: loop's time."""
+
+    @abstractmethod
+    async def _bring(self, job: Job) -> None:
+        """Until home lacks nothing of it. However this ends, it is not under way any more."""
+
+    @abstractmethod
+    def _object(self, job: Job) -> str | None:
+        """What the source must have of it, by name; None where it is announced no more."""
+
+    @abstractmethod
+    def _forget(self, job: Job) -> str:
+        """It is lost: no sweep finds it again. Returns its name for people."""
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that a store or a disk can cause."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._woken.clear()
+                job = self._take(loop.time())
+                if job is not None:
+                    tasks.create_task(self._carry_out(job))
+                    continue
+                await within(self._pause_s(loop.time()), self._woken)
+
+    def wake(self) -> None:
+        """There are new jobs."""
+        self._woken.set()
+
+    def _pause_s(self, now_s: float) -> float | None:
+        """Until time brings the next job; None where it waits for something else."""
+        due_s = self.jobs.due_s()
+        return None if due_s is None or due_s <= now_s else max(due_s - now_s, COPY_PAUSE_S_MIN)
+
+    async def _carry_out(self, job: Job) -> None:
+        try:
+            try:
+                await self._bring(job)
+            except ObjectMissing:
+                if not await self._is_lost(job):
+                    raise
+                self._lose(job)
+        except ModelRemoved as error:
+            log.info("not copied: %s", error)
+            self._done(job)
+        except (PackDamaged, Damaged, ModelDiffers) as error:
+            job.missing_since_s = None
+            self._retry(job, str(error), DAMAGED_BACKOFF_S_MAX)
+        except (ObjectError, IntentLost) as error:
+            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
+        except CatalogueDamaged as error:
+            self._damaged()
+            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
+        except (asyncio.CancelledError, *TO_END):
+            raise
+        except BaseException as error:
+            log.error("a copy failed", exc_info=error)
+            self._retry(job, reason_of(error), DAMAGED_BACKOFF_S_MAX)
+        else:
+            self._done(job)
+        self._woken.set()
+
+    def _done(self, job: Job) -> None:
+        self.jobs.done(job)
+        self._ended(job)
+
+    def _retry(self, job: Job, failure: str, longest_s: float) -> None:
+        if not job.failure:
+            log.info("not copied: %s", failure)
+        pause_s = min(COPY_BACKOFF_S_MIN * 2.0 ** min(job.attempts, 32), longest_s)
+        now_s = asyncio.get_running_loop().time()
+        self.jobs.retry(job, now_s + pause_s * self._chance.uniform(0.5, 1.0), failure)
+
+    async def _is_lost(self, job: Job) -> bool:
+        """Whether what was missing again is missing for good: the place is there, the object is not."""
+        now_s = asyncio.get_running_loop().time()
+        if job.missing_since_s is None:
+            job.missing_since_s = now_s
+        if now_s - job.missing_since_s < LOST_AFTER_S:
+            return False
+        name, bucket = self._object(job), self._ways.bucket
+        if not await _has_object(bucket, MARKER):
+            return False
+        # Asked again, because the place may have come back just now.
+        return name is None or await _has_object(bucket, name) is False
+
+    def _lose(self, job: Job) -> None:
+        name = self._forget(job)
+        self.lost += 1
+        self.lost_names.append(name)
+        log.warning("%s: %s: announced, and lost", self._ways.bucket.where, name)
+
+
+async def _has_object(objects: Objects, name: str) -> bool | None:
+    """Whether a place has an object; None where it does not say."""
+    try:
+        await objects.head(name)
+    except ObjectMissing:
+        return False
+    except ObjectError:
+        return None
+    return True
+
+
+class Copying(Carrying):
+    """Packs of one source."""
 
     def __init__(
         self,
@@ -79,43 +209,16 @@ class Copying:
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        """catalogue: of the source. ended: called when a job is done. damaged: called when the catalogue is found to be.
-        clock: unix seconds."""
+        """catalogue: of the source. clock: unix seconds. The others are those of `Carrying`."""
+        super().__init__(ways, jobs, ended, damaged, chance)
         self.lags = Lags()
         self.copied_packs = 0
         self.copied_bytes = 0
-        self.lost = 0
-        self.lost_packs: deque[str] = deque(maxlen=FAILURES_TOLD)
-        self._ways = ways
         self._catalogue = catalogue
-        self._jobs = jobs
-        self._ended = ended
-        self._damaged = damaged
         self._clock = clock
-        self._chance = chance
         self._copies = self._copying_bytes = 0  # under way
         self._getting: dict[int, int] = {}  # bytes of each job that is not got yet, by its id()
         self._unannounced = 0
-        self._woken = asyncio.Event()
-
-    async def run(self) -> None:
-        """Until it is cancelled. Raises nothing that a store or a disk can cause."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                self._woken.clear()
-                job = self._take(loop.time())
-                if job is not None:
-                    self._copies += 1
-                    self._copying_bytes += job.size_bytes
-                    self._getting[id(job)] = job.size_bytes
-                    tasks.create_task(self._carry_out(job))
-                    continue
-                await within(self._pause_s(loop.time()), self._woken)
-
-    def wake(self) -> None:
-        """There are new jobs."""
-        self._woken.set()
 
     def _take(self, now_s: float) -> Job | None:
         if self._copies == COPIES_MAX or len(self._getting) == COPY_GETS_MAX:
@@ -127,41 +230,14 @@ class Copying:
             room_bytes = min(
                 COPY_BYTES_MAX - self._copying_bytes, COPY_GET_BYTES_MAX - sum(self._getting.values())
             )
-        return self._jobs.take(now_s, room_bytes)
-
-    def _pause_s(self, now_s: float) -> float | None:
-        """Until time brings the next job; None where it waits for something else."""
-        due_s = self._jobs.due_s()
-        return None if due_s is None or due_s <= now_s else max(due_s - now_s, COPY_PAUSE_S_MIN)
-
-    async def _carry_out(self, job: Job) -> None:
-        try:
-            try:
-                await self._bring(job)
-            except ObjectMissing:
-                if not await self._is_lost(job):
-                    raise
-                self._lose(job)
-        except PackDamaged as error:
-            job.missing_since_s = None
-            self._retry(job, str(error), DAMAGED_BACKOFF_S_MAX)
-        except ObjectError as error:
-            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
-        except CatalogueDamaged as error:
-            self._damaged()
-            self._retry(job, str(error), COPY_BACKOFF_S_MAX)
-        except (asyncio.CancelledError, *TO_END):
-            raise
-        except BaseException as error:
-            log.error("a copy failed", exc_info=error)
-            self._retry(job, reason_of(error), DAMAGED_BACKOFF_S_MAX)
-        else:
-            self._jobs.done(job)
-            self._ended(job)
-        self._woken.set()
+        job = self.jobs.take(now_s, room_bytes)
+        if job is not None:
+            self._copies += 1
+            self._copying_bytes += job.size_bytes
+            self._getting[id(job)] = job.size_bytes
+        return job
 
     async def _bring(self, job: Job) -> None:
-        """Until home lacks nothing of this pack."""
         try:
             announced = self._lacking(job)
             if announced is not None and not job.is_put and not self._is_known(job):
@@ -205,42 +281,13 @@ class Copying:
     def _is_known(self, job: Job) -> bool:
         return self._ways.home.known([job.pack_id]) != [None]
 
-    def _retry(self, job: Job, failure: str, longest_s: float) -> None:
-        if not job.failure:
-            log.info("not copied: %s", failure)
-        pause_s = min(COPY_BACKOFF_S_MIN * 2.0 ** min(job.attempts, 32), longest_s)
-        now_s = asyncio.get_running_loop().time()
-        self._jobs.retry(job, now_s + pause_s * self._chance.uniform(0.5, 1.0), failure)
-
-    async def _is_lost(self, job: Job) -> bool:
-        """Whether a pack that was missing again is missing for good: the place is there, the pack is not."""
-        now_s = asyncio.get_running_loop().time()
-        if job.missing_since_s is None:
-            job.missing_since_s = now_s
-        if now_s - job.missing_since_s < LOST_AFTER_S:
-            return False
+    def _object(self, job: Job) -> str | None:
         [announced] = self._catalogue.packs([job.pack_id])
-        if not await has_object(self._ways.bucket, MARKER):
-            return False
-        # Asked again, because the place may have come back just now.
-        return announced is None or await has_object(self._ways.bucket, announced.pack.name) is False
+        return None if announced is None else announced.pack.name
 
-    def _lose(self, job: Job) -> None:
-        self._catalogue.lose(job.pack_id)  # no sweep finds it again
-        self.lost += 1
-        self.lost_packs.append(job.pack_id.hex())
-        log.warning("%s: pack %s: announced, and lost", self._ways.bucket.where, job.pack_id.hex())
-
-
-async def has_object(objects: Objects, name: str) -> bool | None:
-    """Whether a place has an object; None where it does not say."""
-    try:
-        await objects.head(name)
-    except ObjectMissing:
-        return False
-    except ObjectError:
-        return None
-    return True
+    def _forget(self, job: Job) -> str:
+        self._catalogue.lose(job.pack_id)
+        return job.pack_id.hex()
 
 
 def is_lacking(announced: Announced, known: Announced | None, now_s: float) -> bool:

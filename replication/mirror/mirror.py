@@ -118,7 +118,7 @@ class Mirror:
             Failure(job.pack_id.hex(), job.failure, job.attempts, job.since_s)
             for job in jobs.oldest_failing(FAILURES_TOLD - len(failures))
         ]
-        lost = [*earlier.lost_packs, *copying.lost_packs, *models.lost_models]
+        lost = [*earlier.lost_packs, *copying.lost_names, *models.lost_names]
         status = pull.tail.status()
         return MirrorState(
             source=self._source,

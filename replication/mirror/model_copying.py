@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -22,26 +20,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import FAILURES_TOLD
-from replication.errors import Damaged, IntentLost, ModelDiffers, ModelRemoved
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.region import MARKER
 from replication.formats.rules import Rule
-from replication.mirror.copying import COPY_BACKOFF_S_MIN, Ways, has_object
+from replication.mirror.copying import Carrying, Ways
 from replication.mirror.jobs import Job, Jobs
 from replication.mirror.watermark import Hold
 from replication.models.copy_model import ModelCopy
-from replication.tasks import TO_END, reason_of
-from replication.waits import within
-from tiers.errors import ObjectError, ObjectMissing
 
 MODELS_AT_ONCE: Final = 2
-MODEL_BACKOFF_S_MAX: Final = 300.0  # after a store that failed
-MODEL_DAMAGED_BACKOFF_S_MAX: Final = 3600.0
-LOST_AFTER_S: Final = 3600.0
 NAME_CHARS: Final = 64  # of a model, where it is told in a state
-
-log = logging.getLogger("replication.model_copying")
 
 
 class _Model(NamedTuple):
@@ -51,8 +38,8 @@ class _Model(NamedTuple):
     rule: Rule
 
 
-class ModelCopying:
-    """Of one source. lost: announced there and gone."""
+class ModelCopying(Carrying):
+    """Models of one source."""
 
     def __init__(
         self,
@@ -60,25 +47,20 @@ class ModelCopying:
         catalogue: Catalogue,
         paces: dict[Rule, float],
         ended: Callable[[Job], None],
+        damaged: Callable[[], None],
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        """catalogue: of the source. paces: see `Jobs`. ended: called when a job is done. clock: unix seconds."""
-        self.jobs = Jobs({})
+        """catalogue: of the source. paces: see `Jobs`. clock: unix seconds. The others are those of `Carrying`."""
+        super().__init__(ways, Jobs({}), ended, damaged, random.Random(chance.random()))
         self.copied = 0
-        self.lost = 0
-        self.lost_models: deque[str] = deque(maxlen=FAILURES_TOLD)
         self._copied_bytes = 0  # of jobs that have ended
-        self._ways = ways
         self._catalogue = catalogue
         self._paces = paces
-        self._ended = ended
         self._clock = clock
-        self._chance = random.Random(chance.random())
         self._models: dict[bytes, _Model] = {}  # by the ids of jobs
         self._copies: dict[bytes, ModelCopy] = {}  # the latest of each job
         self._under_way = 0
-        self._woken = asyncio.Event()
 
     @property
     def copied_bytes(self) -> int:
@@ -117,51 +99,21 @@ class ModelCopying:
         if hold is not None:
             hold.left += 1
             job.holds.append(hold)
-        self._woken.set()
+        self.wake()
         return job
 
-    async def run(self) -> None:
-        """Until it is cancelled. Raises nothing that a store or a disk can cause."""
-        loop = asyncio.get_running_loop()
-        self._under_way = 0
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                self._woken.clear()
-                if self._under_way < MODELS_AT_ONCE and (job := self.jobs.take(loop.time(), 1 << 62)):
-                    self._under_way += 1
-                    tasks.create_task(self._carry_out(job))
-                    continue
-                due_s = self.jobs.due_s() if self._under_way < MODELS_AT_ONCE else None
-                await within(None if due_s is None else max(due_s - loop.time(), 0.001), self._woken)
+    def _take(self, now_s: float) -> Job | None:
+        job = self.jobs.take(now_s, 1 << 62) if self._under_way < MODELS_AT_ONCE else None
+        self._under_way += job is not None
+        return job
 
-    async def _carry_out(self, job: Job) -> None:
-        announced = self._models[job.pack_id].announced
+    async def _bring(self, job: Job) -> None:
         try:
-            try:
-                await self._bring(job, announced)
-            except ObjectMissing:
-                if not await self._is_lost(job, announced):
-                    raise
-                self._lose(announced)
-        except ModelRemoved as error:
-            log.info("not copied: %s", error)
-            self._done(job)
-        except (Damaged, ModelDiffers) as error:
-            job.missing_since_s = None
-            self._retry(job, str(error), MODEL_DAMAGED_BACKOFF_S_MAX)
-        except (ObjectError, IntentLost) as error:
-            self._retry(job, str(error), MODEL_BACKOFF_S_MAX)
-        except (asyncio.CancelledError, *TO_END):
-            raise
-        except BaseException as error:
-            log.error("a model is not copied", exc_info=error)
-            self._retry(job, reason_of(error), MODEL_DAMAGED_BACKOFF_S_MAX)
-        else:
-            self._done(job)
-        self._under_way -= 1
-        self._woken.set()
+            await self._copy(job, self._models[job.pack_id].announced)
+        finally:
+            self._under_way -= 1
 
-    async def _bring(self, job: Job, announced: AnnouncedModel) -> None:
+    async def _copy(self, job: Job, announced: AnnouncedModel) -> None:
         now = self._catalogue.models.get(announced.name)
         if not self.is_lacking(announced) or (now is not None and now.id != announced.id):
             return
@@ -187,28 +139,11 @@ class ModelCopying:
         copy = self._copies.pop(job.pack_id, None)
         self._copied_bytes += copy.copied_bytes if copy is not None else 0
         del self._models[job.pack_id]
-        self.jobs.done(job)
-        self._ended(job)
+        super()._done(job)
 
-    def _retry(self, job: Job, failure: str, longest_s: float) -> None:
-        if job.failure != failure:
-            log.warning("not copied: %s", failure)
-        pause_s = min(COPY_BACKOFF_S_MIN * 2.0 ** min(job.attempts, 32), longest_s)
-        now_s = asyncio.get_running_loop().time()
-        self.jobs.retry(job, now_s + pause_s * self._chance.uniform(0.5, 1.0), failure)
+    def _object(self, job: Job) -> str | None:
+        return self._models[job.pack_id].announced.name
 
-    async def _is_lost(self, job: Job, announced: AnnouncedModel) -> bool:
-        """As of a pack: the place is there, and the manifest is not, for long."""
-        now_s = asyncio.get_running_loop().time()
-        if job.missing_since_s is None:
-            job.missing_since_s = now_s
-        if now_s - job.missing_since_s < LOST_AFTER_S:
-            return False
-        bucket = self._ways.bucket
-        return bool(await has_object(bucket, MARKER)) and await has_object(bucket, announced.name) is False
-
-    def _lose(self, announced: AnnouncedModel) -> None:
-        self._catalogue.forget_model(announced.name)
-        self.lost += 1
-        self.lost_models.append(f"{announced.model}@{announced.revision}"[:NAME_CHARS])
-        log.warning("%s: %s: announced, and lost", self._ways.bucket.where, announced.name)
+    def _forget(self, job: Job) -> str:
+        self._catalogue.forget_model(self._models[job.pack_id].announced.name)
+        return self.name(job.pack_id)

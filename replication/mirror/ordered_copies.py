@@ -23,14 +23,12 @@ from replication.formats.orders import MIRROR, Order
 from replication.formats.rules import Rule, first_rule
 from replication.mirror.copying import Ways, is_lacking
 from replication.mirror.jobs import Job
-from replication.mirror.ordered_models import OrderedModels
+from replication.mirror.ordered_models import ORDER_PRIORITY, OrderedModels, ended
 from replication.region.order_watch import OrderWatch, Report
 from tiers.namespace_spec import NamespaceSpec
 
-ORDER_PRIORITY: Final = 1001  # of copies that are ordered: above all rules
 ORDER_JOBS_MAX: Final = 64  # of one order, waiting or under way: what is cancelled leaves no more behind
 ORDER_JOBS_PAUSE_S: Final = 0.5  # between two looks whether some have ended
-ORDER_ATTEMPTS_MAX: Final = 3  # then a pack counts as failed; it is tried on by its rule
 
 _LOOK_PACKS = 64  # compared with home in one turn of the loop
 
@@ -80,7 +78,8 @@ class OrderedCopies:
                 jobs = self._make_jobs(self._still_lacking(order, ids))
                 under_way.update((job, job.attempts) for job in jobs)
                 self._came(lacking, ids, jobs, report)
-            self._look(under_way, report)
+            for job in ended(under_way, report):
+                report.done(job.size_bytes, job.size_bytes)
             if left or under_way:
                 await asyncio.sleep(ORDER_JOBS_PAUSE_S)
         if report.failed:
@@ -127,18 +126,6 @@ class OrderedCopies:
         """Those without a job came meanwhile, or are over."""
         for pack_id in set(ids) - {job.pack_id for job in jobs}:
             report.done(lacking[pack_id], 0)
-
-    def _look(self, under_way: dict[Job, int], report: Report) -> None:
-        """Which of these have ended, or failed too often since they were ordered."""
-        for job, attempts in list(under_way.items()):
-            if job.is_done:
-                report.done(job.size_bytes, job.size_bytes)
-            elif job.attempts - attempts >= ORDER_ATTEMPTS_MAX:
-                report.failed += 1
-                report.problem = job.failure
-            else:
-                continue
-            del under_way[job]
 
 
 def ordered_rule(

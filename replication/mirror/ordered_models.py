@@ -23,9 +23,9 @@ from replication.mirror.model_copying import ModelCopying
 from replication.region.order_watch import Report
 from tiers.bucket.objects import Objects
 
-ORDER_PRIORITY: Final = 1001  # as of packs
+ORDER_PRIORITY: Final = 1001  # of copies that are ordered: above all rules
 ORDER_LOOK_S: Final = 1.0
-ORDER_ATTEMPTS_MAX: Final = 3  # then it counts as failed; its job tries on
+ORDER_ATTEMPTS_MAX: Final = 3  # then a pack or a model counts as failed; its job tries on
 
 
 async def newest_revision(objects: Objects, model: str) -> str:
@@ -47,6 +47,22 @@ async def named_models(objects: Objects, catalogue: Catalogue, names: Iterable[s
         model, _, revision = name.partition("@")
         wanted.add((model, revision or await newest_revision(objects, model)))
     return [model for model in catalogue.models.values() if (model.model, model.revision) in wanted]
+
+
+def ended(under_way: dict[Job, int], report: Report) -> list[Job]:
+    """Those of these jobs, with their attempts when they were ordered, that are done. They leave, and so do those that have failed
+    too often since."""
+    done = []
+    for job, attempts in list(under_way.items()):
+        if job.is_done:
+            done.append(job)
+        elif job.attempts - attempts >= ORDER_ATTEMPTS_MAX:
+            report.failed += 1
+            report.problem = job.failure
+        else:
+            continue
+        del under_way[job]
+    return done
 
 
 class OrderedModels:
@@ -80,16 +96,9 @@ class OrderedModels:
         report.packs, report.total_bytes = len(under_way), sum(job.size_bytes for job in under_way)
         done_bytes = 0
         while under_way:
-            for job, attempts in list(under_way.items()):
-                if job.is_done:
-                    report.done_packs += 1
-                    done_bytes += job.size_bytes
-                elif job.attempts - attempts >= ORDER_ATTEMPTS_MAX:
-                    report.failed += 1
-                    report.problem = job.failure
-                else:
-                    continue
-                del under_way[job]
+            for job in ended(under_way, report):
+                report.done_packs += 1
+                done_bytes += job.size_bytes
             here = done_bytes + sum(job.size_bytes - self._copying.left_of(job.pack_id) for job in under_way)
             report.moved(max(0, here - report.done_bytes))
             report.done_bytes = here

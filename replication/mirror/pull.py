@@ -81,7 +81,7 @@ class Pull:
         self.watermark = Watermark(watermark)
         self.tail = Tail(ways.bucket, catalogue, clock, chance, self, is_member=False)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
-        self.models = ModelCopying(ways, catalogue, paces, self._ended, clock, chance)
+        self.models = ModelCopying(ways, catalogue, paces, self._ended, self.tail.mend, clock, chance)
         self._orders = OrderedCopies(
             ways,
             catalogue,

@@ -17,7 +17,7 @@ from replication.formats.mirror_state import MirrorState, judged, read_mirrors
 from replication.formats.rules import Rule
 from replication.formats.segment import FEED, segment_number
 from replication.formats.segment import decode as decode_segment
-from replication.mirror.model_copying import LOST_AFTER_S, MODEL_BACKOFF_S_MAX, MODEL_DAMAGED_BACKOFF_S_MAX
+from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
 from replication.mirror.pull import SWEEP_INTERVAL_S
 from replication.models.collecting import COLLECTING, Intent, Lock, encode_lock, intent_name
 from replication.models.copy_model import ModelCopy
@@ -163,7 +163,7 @@ def test_a_flipped_chunk_is_never_announced_at_home() -> None:
         assert state.failures[0].pack == "bad@r" and name in state.failures[0].reason
         assert judged(state, world.clock()) == "failed" and not state.watermark
         world.na.objects.stored[name] = bad.chunks[name]
-        await asyncio.sleep(2 * MODEL_DAMAGED_BACKOFF_S_MAX)
+        await asyncio.sleep(2 * DAMAGED_BACKOFF_S_MAX)
         assert has(world.eu, bad, good) and len(announced(world.eu)) == 2
 
     simulate(main)
@@ -387,7 +387,7 @@ def test_a_store_that_fails_is_tried_again_and_packs_go_on() -> None:
         await asyncio.sleep(SOON_S)
         assert world.eu.has(kv) and (await state_of(world)).failures[0].reason == "eu: away"
         is_broken = False
-        await asyncio.sleep(2 * MODEL_BACKOFF_S_MAX)
+        await asyncio.sleep(2 * COPY_BACKOFF_S_MAX)
         assert has(world.eu, made)
 
     simulate(main)
