@@ -111,9 +111,6 @@ class _Known(SharedLevel):
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
         return self._catalogue.held(namespace.digest, namespace.hash_bytes, hashes, start)
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return 0.0
-
     def probe(self, done: Callable[[bool], None]) -> None:
         done(True)
 

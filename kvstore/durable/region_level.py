@@ -146,9 +146,6 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         none: Mapping[bytes, Sequence[bytes]] = {}
         self._ask(lambda reader: reader.chains(namespaces, block_hash, most), done, none)
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return 0.0  # what is measured says more
-
     def fetch(self, wanted: Sequence[Wanted], done: Done) -> None:
         failed: list[Fetched] = [(Get.FAILED, None)] * len(wanted)
         self._ask(lambda reader: reader.fetch(wanted), done, failed)

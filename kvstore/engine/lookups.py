@@ -103,17 +103,16 @@ class Lookups:
 
     def load_steps(self, asked: Lookup, found: Found) -> Steps[float]:
         """How long it takes, as far as is known, until DRAM has all that is to be used. Sources load side by side."""
-        loads: dict[Priced, tuple[int, int]] = {}  # records and bytes
+        loads: dict[Priced, int] = {}  # bytes
         if found.usable and (self._devices or self._shared):
             slow = yield from self._slow(asked, found.held - found.shared, found.held)
             for at, (_, source, size_bytes) in enumerate(
                 slow[: bisect_left(slow, found.usable, key=_position)], 1
             ):
-                records, before_bytes = loads.get(source, (0, 0))
-                loads[source] = records + 1, before_bytes + size_bytes
+                loads[source] = loads.get(source, 0) + size_bytes
                 if at % STEP_BLOCKS == 0:
                     yield
-        return max((source.load_s(*load) for source, load in loads.items()), default=0.0)
+        return max((source.load_s(size_bytes) for source, size_bytes in loads.items()), default=0.0)
 
     def note(self, asked: Lookup, found: Found) -> None:
         """A client was told of it: learn its prefill rate, and remember what was refused."""

@@ -36,7 +36,7 @@ PREFILL_RATES_MAX = NAMESPACES_MAX  # namespaces whose rate is remembered
 class Priced(Protocol):
     """Something to load from."""
 
-    def load_s(self, records: int, size_bytes: int) -> float:
+    def load_s(self, size_bytes: int) -> float:
         """Predicted seconds from now until so much is there."""
 
 
@@ -85,11 +85,11 @@ class BreakEven:
         size_bytes = sum(namespace.record_bytes for namespace in namespaces)
         least_tokens = block_tokens - asking.local_tokens % block_tokens  # of a block that is not whole
         sources = list(sources)
-        if all(source.load_s(len(namespaces), size_bytes) <= least_tokens / rate for source in sources):
+        if all(source.load_s(size_bytes) <= least_tokens / rate for source in sources):
             return count
         there = yield from slow()
         ends: Iterable[int]
-        if all(_flow_s(source, len(namespaces), size_bytes) <= block_tokens / rate for source in sources):
+        if all(_flow_s(source, size_bytes) <= block_tokens / rate for source in sources):
             # Once latency is paid, each further block is worth loading: it ends before the first one of a source, or nowhere.
             ends = sorted({*(yield from _firsts(there)), count})
         else:
@@ -107,9 +107,9 @@ def _firsts(slow: Sequence[Slow]) -> Steps[Iterable[int]]:
     return firsts.values()
 
 
-def _flow_s(source: Priced, records: int, size_bytes: int) -> float:
-    """What one more block of so many records takes, behind the first."""
-    return source.load_s(2 * records, 2 * size_bytes) - source.load_s(records, size_bytes)
+def _flow_s(source: Priced, size_bytes: int) -> float:
+    """What one more block takes, behind the first."""
+    return source.load_s(2 * size_bytes) - source.load_s(size_bytes)
 
 
 def _best(
@@ -117,7 +117,7 @@ def _best(
 ) -> Steps[int]:
     """Where the gain is largest, of these ends, which ascend. slow: in prompt order."""
     best, best_gain_s = 0, 0.0
-    loads: dict[Priced, tuple[int, int]] = {}  # records and bytes before the end, by source
+    loads: dict[Priced, int] = {}  # bytes before the end, by source
     at, before, looks = 0, -1, 0
     for end in ends:
         if end == before:
@@ -125,13 +125,12 @@ def _best(
         before = end
         while at < len(slow) and slow[at].position < end:
             _, source, size_bytes = slow[at]
-            records, before_bytes = loads.get(source, (0, 0))
-            loads[source] = records + 1, before_bytes + size_bytes
+            loads[source] = loads.get(source, 0) + size_bytes
             at += 1
             looks += 1
             if looks % STEP_SLOW_BLOCKS == 0:
                 yield
-        load_s = max((source.load_s(*load) for source, load in loads.items()), default=0.0)
+        load_s = max((source.load_s(before_bytes) for source, before_bytes in loads.items()), default=0.0)
         gain_s = max(0, end * block_tokens - local_tokens) / rate - load_s
         if gain_s > best_gain_s or not loads:
             best, best_gain_s = end, gain_s

@@ -62,13 +62,6 @@ class SharedLevel(ABC):
         """
 
     @abstractmethod
-    def load_s(self, records: int, size_bytes: int) -> float:
-        """Predicted seconds until so many records of this size in all are there, what waits now included.
-
-        0 while nothing is known. Changes nothing, never raises.
-        """
-
-    @abstractmethod
     def probe(self, done: Callable[[bool], None]) -> None:
         """Find out whether the level answers, with a request that nobody waits for; `done` is called as by `fetch`."""
 

@@ -92,7 +92,7 @@ class Source(ABC):
 
     # -- how long it takes --
 
-    def load_s(self, records: int, size_bytes: int) -> float:
+    def load_s(self, size_bytes: int) -> float:
         """Predicted seconds from now until so much is there: what waits, latency and bytes."""
         return self.speed.load_s(size_bytes, self._behind_bytes(size_bytes))
 
@@ -228,9 +228,6 @@ class SharedSource(Source):
     def began(self, block: Block) -> None:
         self._refused = None  # this load measures
         self._begun += 1
-
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return max(super().load_s(records, size_bytes), self.level.load_s(records, size_bytes))
 
     def look(self) -> None:
         """Several times a stall: trip where a request hangs; probe or measure when it is time."""

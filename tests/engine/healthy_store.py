@@ -52,9 +52,6 @@ class Store(SharedLevel):
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int:
         return len(hashes) // namespace.hash_bytes
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return 0.0
-
     def probe(self, done: Callable[[bool], None]) -> None:
         self._requests.append(Request(0.0, self.now_s + self._latency_s, lambda: done(True)))
 

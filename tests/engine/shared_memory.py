@@ -85,10 +85,6 @@ class SharedMemoryLevel(SharedLevel):
                 found[digest_bytes] = chain[::-1]
         self._later(self._latency_s, lambda: done(found))
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        rounds = -(-records // (self.limits.jobs_max * self.limits.batch_records))
-        return rounds * self._latency_s + size_bytes / self._bytes_per_s
-
     def probe(self, done: Callable[[bool], None]) -> None:
         if self._chance.random() >= self.faults.lost:
             self._later(self._latency_s, lambda: done(self._chance.random() >= self.faults.failed))

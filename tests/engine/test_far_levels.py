@@ -40,9 +40,6 @@ class Measured(SharedMemoryLevel):
         self._chance = Steady(1)
         fill(self, blocks)
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return 0.0
-
     def takes(self, latency_s: float) -> None:
         self._latency_s = latency_s
 

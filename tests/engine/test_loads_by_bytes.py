@@ -122,7 +122,7 @@ def test_those_who_ask_take_turns() -> None:
     short = node.ask(0, 8)
     node.run(30.0, lambda: short in node.came)
     assert node.came[short][0] < 9.0 and len(node.came) == 1
-    predicted_s = node.source.load_s(8, 8 * 2 * MIB)
+    predicted_s = node.source.load_s(8 * 2 * MIB)
     assert predicted_s < 5.0 < node.source.speed.load_s(8 * 2 * MIB), "what takes turns is predicted to"
 
 

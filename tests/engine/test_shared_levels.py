@@ -218,12 +218,6 @@ def test_a_probe_is_answered_once(level: tuple[SharedLevel, Timers | Replies]) -
     assert answers == [True]
 
 
-def test_more_takes_no_less_time(level: tuple[SharedLevel, Timers | Replies]) -> None:
-    """Predicted load times grow with what is to be loaded, and are never negative."""
-    times = [level[0].load_s(count, count * SIZE) for count in (1, 2, 100, 10_000)]
-    assert times == sorted(times) and times[0] >= 0.0
-
-
 # -- an engine over one --
 
 

@@ -146,7 +146,7 @@ class Decided(BreakEven):
         self.speed = speed
         self.walked = 0
 
-    def load_s(self, records: int, size_bytes: int) -> float:
+    def load_s(self, size_bytes: int) -> float:
         return self.speed.load_s(size_bytes)
 
     def slow(self, spaces: list[Namespace], names: bytes, count: int, skip: int) -> Steps[list[Slow]]:
@@ -243,8 +243,8 @@ class Flowing:
     def __init__(self, latency_s: float, record_s: float) -> None:
         self.latency_s, self.record_s = latency_s, record_s
 
-    def load_s(self, records: int, size_bytes: int) -> float:
-        return self.latency_s + records * self.record_s
+    def load_s(self, size_bytes: int) -> float:
+        return self.latency_s + size_bytes / MIB * self.record_s
 
 
 @settings(max_examples=300, deadline=None)
@@ -266,7 +266,7 @@ def test_a_slow_source_takes_nothing_from_a_fast_one(
 
     def gain_s(count: int) -> float:
         loads = [
-            sources[which].load_s(ranks * places[:count].count(which), 0)
+            sources[which].load_s(ranks * places[:count].count(which) * MIB)
             for which in set(places[:count]) - {"d"}
         ]
         return count * 0.01 - max(loads, default=0.0)
