@@ -50,9 +50,6 @@ class Cleared(NamedTuple):
     forgotten_namespaces: int
     rows_left: int
 
-    def as_dict(self) -> dict[str, object]:
-        return self._asdict()
-
 
 class Task:
     """One clear: how far it is."""

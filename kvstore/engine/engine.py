@@ -566,8 +566,8 @@ class Engine(Parts):
 
         def told(cleared: Cleared) -> None:
             if not dry:
-                log.info("cleared by hand", extra=cleared.as_dict())
-            done({"namespaces": digests, **cleared.as_dict()})
+                log.info("cleared by hand", extra=cleared._asdict())
+            done({"namespaces": digests, **cleared._asdict()})
 
         self.clearing.clear(spaces, block_hash, dry, told)
 

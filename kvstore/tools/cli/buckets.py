@@ -1,4 +1,4 @@
-"""Asking the buckets of regions: opening one, and the exit code for what goes wrong."""
+"""Asking the buckets of regions: where one is, opening it, and the exit code for what goes wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from kvstore.tools.cli import FAILED, UNREACHABLE, CliError
+from kvstore.tools.cli import FAILED, UNREACHABLE, USAGE, CliError
 
 if TYPE_CHECKING:
-    from kvstore.daemon.config.regions_file import Deployment
+    from kvstore.daemon.config.regions_file import Deployment, Place
     from tiers.bucket.objects import Objects
 
 T = TypeVar("T")
@@ -34,6 +34,16 @@ def code_of(error: Exception) -> int:
     from tiers.errors import ObjectUnavailable
 
     return UNREACHABLE if isinstance(error, ObjectUnavailable) else FAILED
+
+
+def place_of(deployment: Deployment, region: str, asked_by: str) -> Place:
+    """Where a region of a deployment is. Raises CliError."""
+    from kvstore.daemon.config.regions_file import RegionsFileError
+
+    try:
+        return deployment.place(region, asked_by)
+    except RegionsFileError as error:
+        raise CliError(*error.problems, exit_code=USAGE) from error
 
 
 async def opened(deployment: Deployment, region: str) -> Objects:

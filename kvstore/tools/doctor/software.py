@@ -12,7 +12,7 @@ from importlib import metadata
 from kvstore import __version__
 from kvstore.tools.doctor.findings import Case, Finding
 
-NAMES = ("kvstore-llm", "kvstore")  # of our distribution; the second one is of older installations
+OURS = "kvstore-llm"  # our distribution
 _PYTHON_MIN, _KERNEL_MIN = (3, 11), (5, 14)
 _BOUND = re.compile(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)")
 _STA_UNSYNC, _TIME_ERROR = 0x40, 5
@@ -96,18 +96,16 @@ def tested_vllm() -> str:
 
 def _requirements() -> dict[str, str]:
     """What our distribution requires: name -> bounds, and for whom."""
-    for name in NAMES:
-        try:
-            lines = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        pairs = (re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(.*)", line) for line in lines)
-        found: dict[str, str] = {}
-        for pair in pairs:
-            if pair is not None:
-                found.setdefault(pair[1], pair[2])
-        return found
-    return {}
+    try:
+        lines = metadata.requires(OURS) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    pairs = (re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(.*)", line) for line in lines)
+    found: dict[str, str] = {}
+    for pair in pairs:
+        if pair is not None:
+            found.setdefault(pair[1], pair[2])
+    return found
 
 
 def installed(name: str) -> str | None:

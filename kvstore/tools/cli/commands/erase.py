@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
 from kvstore.tools.cli import OK, USAGE, CliError
-from kvstore.tools.cli.buckets import code_of, opened
+from kvstore.tools.cli.buckets import code_of, opened, place_of
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
 from kvstore.tools.cli.output import present, print_table
@@ -69,10 +69,7 @@ def run(args: argparse.Namespace) -> int:
     tombstone = _tombstone(args)
     deployment = load_deployment(args)
     for name in args.region:
-        if name not in deployment.regions:
-            raise CliError(
-                f"erase: --region {name}: known are {', '.join(deployment.regions)}", exit_code=USAGE
-            )
+        place_of(deployment, name, "erase: --region")
     regions = args.region or list(deployment.regions)
     states = asyncio.run(_bury(deployment, regions, tombstone))
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]

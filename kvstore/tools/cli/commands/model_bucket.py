@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli.buckets import asked, opened, place_of
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, load_config
 
@@ -62,9 +62,7 @@ def _opening(args: argparse.Namespace) -> Callable[[], Awaitable[Objects]]:
             raise CliError(f"{verb}: --endpoint needs --to URL", exit_code=USAGE)
         deployment = load_deployment(args)
         region = args.region or load_config(args).config.region
-        if region not in deployment.regions:
-            known = ", ".join(deployment.regions)
-            raise CliError(f"{verb}: --region {region or '(none)'}: known are {known}", exit_code=USAGE)
+        place_of(deployment, region, f"{verb}: --region")
         return lambda: opened(deployment, region)
     if args.region or args.regions:
         raise CliError(f"{verb}: --to and a region: one of them is allowed", exit_code=USAGE)

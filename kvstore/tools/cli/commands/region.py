@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli.buckets import asked, opened, place_of
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, load_config
 from kvstore.tools.cli.output import present, print_json, print_table
 
@@ -110,21 +110,15 @@ def load_deployment(args: argparse.Namespace) -> Deployment:
 
 def region_place(args: argparse.Namespace, region: str, asked_by: str) -> Place:
     """Where a region is. Raises CliError."""
-    from kvstore.daemon.config.regions_file import RegionsFileError
-
-    try:
-        return load_deployment(args).place(region, asked_by)
-    except RegionsFileError as error:
-        raise CliError(*error.problems, exit_code=USAGE) from error
+    return place_of(load_deployment(args), region, asked_by)
 
 
 def _mirrors(args: argparse.Namespace) -> int:
     from kvstore.tools.cli.commands.region_mirrors import show_mirrors
 
     deployment = load_deployment(args)
-    if args.region and args.region not in deployment.regions:
-        known = ", ".join(deployment.regions)
-        raise CliError(f"region {args.action} {args.region}: known are {known}", exit_code=USAGE)
+    if args.region:
+        place_of(deployment, args.region, f"region {args.action}")
     regions = [args.region] if args.region else list(deployment.regions)
     return show_mirrors(deployment, regions, args.action == "lag", time.time, args.output)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
-from kvstore.tools.cli.buckets import asked
+from kvstore.tools.cli.buckets import asked, place_of
 from kvstore.tools.cli.options import size
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, plural, printable
@@ -68,9 +68,8 @@ def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
     from replication.mirror.verify import Deep
 
     for option, name in (("NAME", args.region), ("--against", args.against)):
-        if (name or option == "NAME") and name not in deployment.regions:
-            known = ", ".join(deployment.regions)
-            raise CliError(f"region verify: {option} {name or '(none)'}: known are {known}", exit_code=USAGE)
+        if name or option == "NAME":
+            place_of(deployment, name, f"region verify: {option}")
     if args.against == args.region:
         raise CliError(f"region verify: --against {args.against}: is the region itself", exit_code=USAGE)
     for option, value in (("--sample", args.sample), ("--bytes-per-s", args.bytes_per_s)):
