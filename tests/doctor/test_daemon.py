@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.tools.doctor import service, software
-from kvstore.tools.doctor.examine import Check
+from kvstore.tools.doctor.examine import OfDaemon
 from tests.doctor.looked import case
 from tests.running import Daemon, Place
 
@@ -93,31 +93,37 @@ def two_formats(s: Status) -> None:
         (corrupt_in_bucket, service.breakers, "warning", "2 blocks of a bucket came back with other bytes"),
         (full_queue, service.queues, "warning", "loads is full: 65,536"),
         (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
-        (old_daemon, software.versions, "warning", "the daemon is 0.0.9"),
         (small_arena, service.health, "note", "50 % of the arena"),
         (old_engine, service.engines, "warning", "an engine is vLLM 0.9"),
         (two_formats, service.engines, "warning", "differ in format of the connector only"),
     ],
 )
 def test_what_is_bad_is_found(
-    status: Status, tmp_path: Path, spoil: Callable[[Status], None], check: Check, level: str, says: str
+    status: Status, spoil: Callable[[Status], None], check: OfDaemon, level: str, says: str
 ) -> None:
     """A daemon that is well has no such finding; one thing bad has exactly one, on the level that fits."""
-    assert not [f for f in check(case(tmp_path, status=status)) if says in f.found]
+    assert not [f for f in check(status) if says in f.found]
     bad = copy.deepcopy(status)
     spoil(bad)
-    (found,) = [f for f in check(case(tmp_path, status=bad)) if says in f.found]
+    (found,) = [f for f in check(bad) if says in f.found]
     assert found.level == level and found.action
 
 
-def test_a_bad_disk_is_no_bug(status: Status, tmp_path: Path) -> None:
+def test_an_old_daemon_is_found(status: Status, tmp_path: Path) -> None:
+    """Its version is another one than that of this command."""
+    old_daemon(status)
+    (found,) = [f for f in software.versions(case(tmp_path, status=status)) if f.check == "kvstore"]
+    assert (found.level, found.action != "") == ("warning", True) and "the daemon is 0.0.9" in found.found
+
+
+def test_a_bad_disk_is_no_bug(status: Status) -> None:
     """The books are told as they are, whatever became of a directory."""
     bad_disk(status)
-    found = {finding.check: finding.level for finding in service.health(case(tmp_path, status=status))}
+    found = {finding.check: finding.level for finding in service.health(status)}
     assert (found["directories"], found["books"]) == ("problem", "ok")
 
 
-def test_a_memory_may_be_full(status: Status, tmp_path: Path) -> None:
+def test_a_memory_may_be_full(status: Status) -> None:
     """Queues that remember the latest requests are always full, and no warning."""
     full_memory(status)
-    assert [f.level for f in service.queues(case(tmp_path, status=status))] == ["ok"]
+    assert [f.level for f in service.queues(status)] == ["ok"]

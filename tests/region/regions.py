@@ -85,5 +85,6 @@ def until(true: Callable[[], Any], within_s: float = 30.0) -> None:
 
 def status(client: Client) -> dict[str, Any]:
     """The part about the region."""
-    found: dict[str, Any] = client.status()["region"]
+    found = client.status()["region"]
+    assert found
     return found

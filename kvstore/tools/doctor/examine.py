@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 
 from kvstore.tools.doctor import accelerators, certificates, disks, memory, places, regions, service, software
-from kvstore.tools.doctor.findings import Case, Finding
+from kvstore.tools.doctor.findings import Case, Finding, Status
 
 Check = Callable[[Case], Iterator[Finding]]
+OfDaemon = Callable[[Status], Iterator[Finding]]
+
+
+def _answered(check: OfDaemon) -> Check:
+    """Of what the daemon says of itself: nothing where none answered."""
+
+    @wraps(check)
+    def look(case: Case) -> Iterator[Finding]:
+        return check(case.status) if case.status is not None else iter(())
+
+    return look
+
 
 CHECKS: tuple[Check, ...] = (
     software.versions, software.settings, software.clock,
     memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
     places.data_directory, places.socket, places.descriptors, places.web, certificates.certificates,
     disks.disks, accelerators.accelerators,
-    service.health, service.breakers, service.queues, service.refusals, service.engines,
+    *map(_answered, (service.health, service.breakers, service.queues, service.refusals, service.engines)),
     regions.region,
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from kvstore.constants import MEMORIES
-from kvstore.tools.doctor.findings import Case, Finding, Status
+from kvstore.tools.doctor.findings import Finding, Status
 from kvstore.tools.doctor.software import tested_vllm, within
 from kvstore.units import count, format_duration, plural
 
@@ -32,11 +32,9 @@ _HASHING = ("hash", "hash seed")
 _OF_SIZE = ("record bytes", "column bytes")
 
 
-def health(case: Case) -> Iterator[Finding]:
+def health(status: Status) -> Iterator[Finding]:
     """The books, as of the last check, and what became of memory and start."""
-    if case.status is None:
-        return
-    told = case.status["health"]["problems"]
+    told = status["health"]["problems"]
     left_alone = [problem for problem in told if " is left alone until the next start: " in problem]
     if left_alone:
         yield Finding(
@@ -50,16 +48,13 @@ def health(case: Case) -> Iterator[Finding]:
         )
     else:
         yield Finding("books", "ok", "they balanced at the last check")
-    capacity_bytes, backed_bytes = (
-        case.status["tiers"][0]["capacity_bytes"],
-        case.status["arena"]["backed_bytes"],
-    )
-    if backed_bytes < capacity_bytes and case.status["daemon"]["uptime_s"] > 120:
+    capacity_bytes, backed_bytes = (status["tiers"][0]["capacity_bytes"], status["arena"]["backed_bytes"])
+    if backed_bytes < capacity_bytes and status["daemon"]["uptime_s"] > 120:
         found = f"{100 * backed_bytes / capacity_bytes:.0f} % of the arena has its memory"
         yield Finding(
             "arena's memory", "note", found, "it comes with time; where memory is short, see `memory` above"
         )
-    events = case.status["events"]
+    events = status["events"]
     if events is not None and events["problem"]:
         yield Finding("events", "problem", events["problem"], "restart the daemon once that is mended")
     elif events is not None and events["lost_blocks"]:
@@ -67,11 +62,9 @@ def health(case: Case) -> Iterator[Finding]:
         yield Finding("events", "note", found, "subscribers ask for all of it by themselves: docs/events.md")
 
 
-def breakers(case: Case) -> Iterator[Finding]:
+def breakers(status: Status) -> Iterator[Finding]:
     """Disks and buckets that failed or hung: the daemon's own judgement, from every load and store."""
-    if case.status is None:
-        return
-    for breaker in case.status["breakers"]:
+    for breaker in status["breakers"]:
         check = f"breaker {breaker['name']}"
         if breaker["state"] != "closed":
             action = "its disk or bucket fails or hangs; it is tried again by itself: look at dmesg, the bucket, the log"
@@ -79,24 +72,18 @@ def breakers(case: Case) -> Iterator[Finding]:
         elif breaker["trips"]:
             found = f"opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
             yield Finding(check, "note", found, "if it goes on: smartctl -a, dmesg")
-    if case.status["breakers"] and all(
-        b["state"] == "closed" and not b["trips"] for b in case.status["breakers"]
-    ):
-        yield Finding(
-            "breakers", "ok", f"{plural(len(case.status['breakers']), 'breaker')}, none has ever opened"
-        )
+    if status["breakers"] and all(b["state"] == "closed" and not b["trips"] for b in status["breakers"]):
+        yield Finding("breakers", "ok", f"{plural(len(status['breakers']), 'breaker')}, none has ever opened")
     for level, (what, action) in _DAMAGED.items():
-        blocks = case.status["counters"].get(f"corrupt_{level}", 0)
+        blocks = status["counters"].get(f"corrupt_{level}", 0)
         if blocks:
             found = f"{plural(blocks, 'block')} {what} came back with other bytes; they were misses"
             yield Finding("damage", "warning", found, action)
 
 
-def queues(case: Case) -> Iterator[Finding]:
+def queues(status: Status) -> Iterator[Finding]:
     """A full queue means refused work."""
-    if case.status is None:
-        return
-    full = [q for q in case.status["queues"] if q["length"] >= q["limit"] and q["name"] not in MEMORIES]
+    full = [q for q in status["queues"] if q["length"] >= q["limit"] and q["name"] not in MEMORIES]
     for queue in full:
         found = f"{queue['name']} is full: {count(queue['length'])}"
         yield Finding(
@@ -106,11 +93,9 @@ def queues(case: Case) -> Iterator[Finding]:
         yield Finding("queues", "ok", "none is full")
 
 
-def refusals(case: Case) -> Iterator[Finding]:
+def refusals(status: Status) -> Iterator[Finding]:
     """Who was turned away at the door, and why."""
-    if case.status is None:
-        return
-    refused: Mapping[str, int] = case.status["door"]["refused"]
+    refused: Mapping[str, int] = status["door"]["refused"]
     for code, times in sorted(refused.items(), key=lambda item: -item[1]):
         if code in _REFUSED:
             yield Finding("refused", "warning", f"{code}, {plural(times, 'time')}", _REFUSED[code])
@@ -122,13 +107,11 @@ def refusals(case: Case) -> Iterator[Finding]:
         yield Finding("refused", "ok", "nobody, since the start")
 
 
-def engines(case: Case) -> Iterator[Finding]:
+def engines(status: Status) -> Iterator[Finding]:
     """Engines of one model that share nothing although they compute the same."""
-    if case.status is None:
-        return
-    spaces = case.status["namespaces"]
+    spaces = status["namespaces"]
     if not spaces:
-        found = f"no engine has stored anything in {format_duration(case.status['daemon']['uptime_s'])}"
+        found = f"no engine has stored anything in {format_duration(status['daemon']['uptime_s'])}"
         action = "an engine with the connector says `kvstore: connected` in its log: docs/vllm.md"
         yield Finding("engines", "note", found, action)
         return
@@ -138,7 +121,7 @@ def engines(case: Case) -> Iterator[Finding]:
         yield finding
     if not found_any:
         yield Finding(
-            "engines", "ok", f"{plural(case.status['namespaces_total'], 'namespace')}, none of them in vain"
+            "engines", "ok", f"{plural(status['namespaces_total'], 'namespace')}, none of them in vain"
         )
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
-from kvstore.tools.cli.output import print_json
+from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask, find_prefix, namespace_of, require_beginning, short, tenant_name
 from kvstore.units import format_bytes, plural
 
@@ -111,14 +111,16 @@ def _agreed(found: dict[str, Any]) -> bool:
 
 def _say(args: argparse.Namespace, answer: dict[str, Any]) -> int:
     is_whole = args.dry_run or not (answer["used_blocks"] or answer["rows_left"])
-    if args.output == "json":
-        print_json({"dry_run": args.dry_run, **answer})
-        return OK if is_whole else FAILED
-    if args.dry_run:
+    present(args, {"dry_run": args.dry_run, **answer}, _print)
+    return OK if is_whole else FAILED
+
+
+def _print(answer: dict[str, Any]) -> None:
+    if answer["dry_run"]:
         print(f"would clear {_held(answer)}")
     else:
         print(f"cleared {plural(answer['cleared_blocks'], 'block')}; there were {_held(answer)}")
-    stays = "would stay" if args.dry_run else "stay"
+    stays = "would stay" if answer["dry_run"] else "stay"
     if answer["pinned_blocks"]:
         print(f"{plural(answer['pinned_blocks'], 'pinned block')} {stays}; kvstore retention lists pins")
     if answer["used_blocks"]:
@@ -129,4 +131,3 @@ def _say(args: argparse.Namespace, answer: dict[str, Any]) -> int:
         print(
             f"{plural(answer['rows_left'], 'row')} of NVMe are not cleared yet: a restart now may find those again"
         )
-    return OK if is_whole else FAILED

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import FAILED, NOT_FOUND, OK, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, CliError
 from kvstore.tools.cli.options import add_config_arguments, duration
-from kvstore.tools.cli.output import print_json
+from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.cli.streams import drawing
 from kvstore.units import count, format_bytes, format_duration, percent, plural, printable, short_count
@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> int:
     stop = _Stop()
     with stop:
         facts = ask(args, "record", lambda client: _record(client, args, for_s, stop))
-    if args.output == "json":
-        print_json(facts)
-    else:
-        _print(facts)
-    return OK
+    return present(args, facts, _print)
 
 
 class _Stop:

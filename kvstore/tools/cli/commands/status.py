@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.constants import MEMORIES
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
-from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, print_json, print_table
+from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural
 
@@ -32,13 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     report = ask(args, "status", lambda client: client.status())
-    if args.output == "json":
-        print_json(report)
-    else:
-        _print_head(report)
-        _print_tiers(report)
-        _print_lists(report)
+    present(args, report, _print)
     return OK if report["health"]["ok"] else FAILED
+
+
+def _print(report: answers.Status) -> None:
+    _print_head(report)
+    _print_tiers(report)
+    _print_lists(report)
 
 
 def _print_head(report: answers.Status) -> None:

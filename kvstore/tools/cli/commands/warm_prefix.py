@@ -18,7 +18,7 @@ from kvstore.tools.cli.output import (
     Progress,
     is_terminal,
     later,
-    print_json,
+    present,
     print_table,
     progress_bars,
 )
@@ -40,10 +40,7 @@ def run_prefixes(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("kvstore: warm: stopped; what is loaded stays", file=sys.stderr)
         return INTERRUPTED
-    if args.output == "json":
-        print_json({"to": args.to, "prefixes": rows})
-    else:
-        _print(rows)
+    present(args, {"to": args.to, "prefixes": rows}, lambda _: _print(rows))
     return OK if all(row["state"] == "done" for row in rows) else FAILED
 
 
