@@ -7,6 +7,7 @@
     <dir>/.under-way/<model>@<revision>~progress                   how far it is, for whoever waits
     <dir>/.under-way/<model>@<revision>~leaving                    evicted: removed by whoever comes next, if it is still there
     <dir>/.pins/<model>@<revision>                                 never evicted
+    <dir>/.starts/<model>@<revision>/                              to start from before it is here: coldstart/loading/start_dir.py
 
         under way ──rename, when every chunk was verified and is on disk──▶ snapshots ──rename──▶ leaving
 
@@ -25,6 +26,7 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,7 +55,8 @@ from tiers.sizes import format_bytes
 MARK: Final = ".kvstore-model"
 MODELS: Final = "models--"
 MAIN: Final = "main"
-_UNDER_WAY, _PINS, _LEAVING, _PROGRESS = ".under-way", ".pins", "~leaving", "~progress"
+_UNDER_WAY, _PINS, _STARTS, _LEAVING, _PROGRESS = ".under-way", ".pins", ".starts", "~leaving", "~progress"
+START_STAYS_S: Final = 3600.0  # since it was made: an engine is about to open it
 _MODE: Final = 0o666  # less the umask, as of the files beside them: engines of other users read them, too
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -147,6 +150,9 @@ class Home:
     def place_under_way(self, model: str, revision: str) -> Path:
         """Of its files while they are filled."""
         return self._under_way / name_of(model, revision)
+
+    def place_of_start(self, model: str, revision: str) -> Path:
+        return self.path / _STARTS / name_of(model, revision)
 
     def find(self, model: str, revision: str = "") -> Revision:
         """revision "": the one that the name stands for here. Raises ModelMissing, FilesWrong."""
@@ -354,7 +360,10 @@ class Home:
         with self._locked():
             chosen = revision or self._main(model)
             path, name = self.place(model, chosen), name_of(model, chosen)
+            had_start = self._drop_start(name)
             if not path.is_dir():
+                if had_start:
+                    return chosen
                 raise ModelMissing(f"{name_of(model, revision)}: not on this disk, in {self.path}")
             if self._pin(model, chosen).exists():
                 raise InUse(f"{name}: pinned: kvstore model unpin {name} first")
@@ -372,19 +381,19 @@ class Home:
     def _leaving(self, manifest: Manifest, path: Path) -> list[tuple[Path, str]]:
         """Who must leave, so that a revision fits that is filled at this path. Raises NoRoom."""
         begun = {name: self._begun_bytes(name) for name in self._begun() if name != path.name}
-        whole = self.revisions()
+        whole, starts = self.revisions(), self._starts()
         broken = self._broken(whole)
         over_bytes = over_disk_bytes = 0
         if self.capacity_bytes:
             held_bytes = sum(one.manifest.size_bytes for one in whole) + sum(broken.values())
-            held_bytes += sum(size for size, _ in begun.values())
+            held_bytes += sum(size for size, _ in begun.values()) + sum(starts.values())
             over_bytes = held_bytes + manifest.size_bytes - self.capacity_bytes
         promised_bytes = sum(max(0, size - there) for size, there in begun.values())
         missing_bytes = max(0, manifest.size_bytes - _allocated_bytes(path))
         if missing_bytes:
             over_disk_bytes = missing_bytes + promised_bytes + NVME_HEADROOM_BYTES - free_bytes(self.path)
         leaving: list[tuple[Path, str]] = []
-        candidates = self._candidates(whole, broken, begun)
+        candidates = self._candidates(whole, broken, begun, starts)
         while max(over_bytes, over_disk_bytes) > 0:
             candidate = next(candidates, None)
             if candidate is None:
@@ -402,10 +411,17 @@ class Home:
         return {mark.parent: _allocated_bytes(mark.parent) for mark in marks if mark.parent not in there}
 
     def _candidates(
-        self, whole: Sequence[Revision], broken: Mapping[Path, int], begun: Mapping[str, tuple[int, int]]
+        self,
+        whole: Sequence[Revision],
+        broken: Mapping[Path, int],
+        begun: Mapping[str, tuple[int, int]],
+        starts: Mapping[str, int],
     ) -> Iterator[tuple[Path, str, int]]:
-        """What may leave, in the order in which it does: what was begun and given up, what is whole no more, then what was used
-        longest ago."""
+        """What may leave, in the order in which it does: what nobody starts from, what was begun and given up, what is whole no
+        more, then what was used longest ago."""
+        for name, size_bytes in starts.items():
+            if self._is_start_over(name):
+                yield self.path / _STARTS / name, name, size_bytes
         for name, (size_bytes, _) in begun.items():
             if not _is_held(self._under_way / name):
                 yield self._under_way / name, name, size_bytes
@@ -427,6 +443,8 @@ class Home:
 
     def _leave(self, path: Path, name: str) -> bool:
         """False where it is in use."""
+        if path.parent.name == _STARTS:
+            return self._drop_start(name)
         target = self._under_way / (name + _LEAVING)
         with _holding(path) as is_free:
             if not is_free:
@@ -450,6 +468,30 @@ class Home:
             with suppress(OSError):
                 empty.rmdir()
 
+    def _starts(self) -> dict[str, int]:
+        """Start directories, and the bytes that they have."""
+        return {name: _allocated_bytes(self.path / _STARTS / name) for name in _names(self.path / _STARTS)}
+
+    def _is_start_over(self, name: str) -> bool:
+        """Nobody starts from it, nor is about to."""
+        path = self.path / _STARTS / name
+        try:
+            age_s = time.time() - path.lstat().st_mtime
+        except OSError:  # gone
+            return False
+        return age_s > START_STAYS_S and not _is_held(path)
+
+    def _drop_start(self, name: str) -> bool:
+        """False where there is none, or an engine has it."""
+        path, target = self.path / _STARTS / name, self._under_way / f"{name}~start{_LEAVING}"
+        with _holding(path) as is_free:
+            if not is_free:
+                return False
+            _remove(target)
+            os.rename(path, target)
+        _remove(target)
+        return True
+
     def _begun(self) -> set[str]:
         found = _names(self._under_way)
         return {name for name in found if "~" not in name and (self._under_way / name).is_dir()}
@@ -464,10 +506,13 @@ class Home:
         return there_bytes, there_bytes
 
     def _sweep(self) -> None:
-        """What killed processes were removing."""
+        """What killed processes were removing, and start directories of what is here by now."""
         for name in _names(self._under_way):
             if name.endswith(_LEAVING):
                 _remove(self._under_way / name)
+        for name in _names(self.path / _STARTS):
+            if self.place(*name.partition("@")[::2]).is_dir() and self._is_start_over(name):
+                self._drop_start(name)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

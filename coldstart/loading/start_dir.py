@@ -15,6 +15,7 @@ ones once they are.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -127,10 +128,23 @@ class Starting(Revision):
         super().__init__(directory, decode(start.manifest, str(directory / START)))
         home, names = Home(Path(start.home)), (self.manifest.model, self.manifest.revision)
         self.place, self.under_way = home.place(*names), home.place_under_way(*names)
-        self._order = [sys.executable, "-P", "-m", "kvstore", "model", "preload", self.name, *start.arguments]
+        self._order = [
+            sys.executable,
+            "-P",
+            "-m",
+            "kvstore",
+            "model",
+            "preload",
+            self.name,
+            "-o",
+            "json",
+            *start.arguments,
+        ]
         self._preload: subprocess.Popen[bytes] | None = None
+        self._answer: Any = None
         self._errors: Any = None
         self._by_source: dict[str, int] = {}
+        self._was_missing = not self.is_whole()
         self._guard = threading.Lock()
 
     def weight_file(self, path: Path) -> WeightFile:
@@ -146,11 +160,11 @@ class Starting(Revision):
 
     def fetched(self) -> str:
         sources = ", ".join(f"{source} {size:,} bytes" for source, size in sorted(self._by_source.items()))
-        return sources or super().fetched()
+        return sources or ("by a preload" if self._was_missing else super().fetched())
 
     def by_source(self, read_bytes: int) -> dict[str, int]:
         """What came by the preload counts once: for the rank that began it."""
-        if not self._by_source:
+        if not self._was_missing:
             return super().by_source(read_bytes)
         return dict(self._by_source) if self._preload is not None else {}
 
@@ -168,11 +182,12 @@ class Starting(Revision):
         """Have it preloaded by a process of its own, which joins one that does so already. Raises OSError."""
         with self._guard:
             if self._preload is None:
-                self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
+                # Open for as long as the process.
+                self._answer, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
                 self._preload = subprocess.Popen(
                     self._order,
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
+                    stdout=self._answer,
                     stderr=self._errors,
                     start_new_session=True,  # it goes on when the engine is stopped: somebody will want the model again
                 )
@@ -184,6 +199,14 @@ class Starting(Revision):
         ended = None if self._preload is None else self._preload.poll()
         if ended == 0 and not self.is_whole():
             raise ModelError(f"{self.name}: has left {self.place.parent} again")
+        if ended == 0:
+            self._answer.seek(0)
+            with suppress(ValueError):
+                self._by_source = {
+                    source: size
+                    for source, size in json.loads(self._answer.read(_SAID_BYTES_MAX))["by_source"].items()
+                    if size
+                }
         if ended:
             self._errors.seek(0)
             lines = self._errors.read(_SAID_BYTES_MAX).decode(errors="replace").strip().splitlines()
@@ -280,11 +303,12 @@ def open_revision(directory: Path) -> Revision | None:
         raise FilesWrong(str(error)) from error
     if directory.resolve() != _place(Path(start.home), found.manifest).resolve():  # it says what is run
         raise FilesWrong(f"{mark}: not of this place: kvstore model start {found.name}")
+    use(directory)
     return found
 
 
 def _place(home: Path, manifest: Manifest) -> Path:
-    return home / ".starts" / name_of(manifest.model, manifest.revision)
+    return Home(home).place_of_start(manifest.model, manifest.revision)
 
 
 # ---- making one -----------------------------------------------------------------------------

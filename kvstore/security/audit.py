@@ -42,18 +42,21 @@ def to_stream(stream: TextIO) -> None:
 
 
 def to_syslog(path: str = SYSLOG) -> None:
-    """From now on to the machine's; where there is none, nowhere."""
-    try:
-        handler: logging.Handler = SysLogHandler(path, SysLogHandler.LOG_AUTHPRIV)
-    except OSError:
-        handler = logging.NullHandler()
-    _to(handler)
+    """From now on to the machine's; where there is none, or it goes away, nowhere."""
+    _to(_Syslog(path, SysLogHandler.LOG_AUTHPRIV))
 
 
 def _to(handler: logging.Handler) -> None:
     handler.setFormatter(_Json())
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
+
+
+class _Syslog(SysLogHandler):
+    """It connects with each line: what fails then is not said among the words of a command."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as logging calls it
+        pass
 
 
 class _Json(logging.Formatter):

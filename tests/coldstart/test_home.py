@@ -9,15 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coldstart.disk import home as home_module
-from coldstart.disk.home import Home, name_of, parse_name
+from coldstart.disk.home import START_STAYS_S, Home, name_of, parse_name
 from coldstart.disk.preload import preload
 from coldstart.errors import FilesWrong, InUse, ModelError, ModelMissing, NoRoom
+from coldstart.loading.start_dir import use
 from replication.errors import Damaged
 from replication.formats.manifests import MIB
 from tests.coldstart.models import cut_evenly, files_at, made, put
@@ -293,3 +295,41 @@ def test_names_are_read_as_they_are_written() -> None:
     """With and without a revision."""
     assert parse_name("qwen3-8b") == ("qwen3-8b", "") and parse_name("m@r1") == ("m", "r1")
     assert name_of("m", "r1") == "m@r1" and name_of("m", "") == "m"
+
+
+def start_of(home: Path, name: str, size_bytes: int, age_s: float) -> Path:
+    """A start directory, as it is left."""
+    path = home / ".starts" / name
+    path.mkdir(parents=True)
+    (path / "tokenizer.json").write_bytes(bytes(size_bytes))
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_start_directories_count_and_leave(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """They have room of models.nvme_bytes; the first to leave are those that nobody has, and that nobody is about to open."""
+    over = start_of(tmp_path, "over@r", MODEL_BYTES // 2, 2 * START_STAYS_S)
+    young = start_of(tmp_path, "young@r", 4096, 0.0)
+    used = start_of(tmp_path, "used@r", 4096, 2 * START_STAYS_S)
+    use(used)
+    bring("a")
+    bring("b")
+    assert over.is_dir()
+    bring("c", capacity=3 * MODEL_BYTES + 32768)
+    assert there(tmp_path) == {"a", "b", "c"} and not over.is_dir() and young.is_dir() and used.is_dir()
+    bring("d", capacity=3 * MODEL_BYTES)
+    assert there(tmp_path) == {"c", "d"}  # what young and used have is no room for models
+
+
+def test_a_start_directory_leaves_when_its_model_is_here(tmp_path: Path, bring: Callable[..., Path]) -> None:
+    """With the next preload, or when its model is evicted; evicting one that is not here takes its start directory away."""
+    over, young = start_of(tmp_path, "a@r", 10, 2 * START_STAYS_S), start_of(tmp_path, "b@r", 10, 0.0)
+    bring("a")
+    bring("b")
+    assert not over.exists() and young.exists()
+    alone = start_of(tmp_path, "c@r", 10, 0.0)
+    home = Home(tmp_path)
+    assert home.evict("b") == "r" and home.evict("c", "r") == "r"
+    assert not young.exists() and not alone.exists()
+    with pytest.raises(ModelMissing):
+        home.evict("c", "r")

@@ -95,6 +95,10 @@ def test_tensors_come_while_the_weights_do(bucket: Bucket) -> None:
     assert_right(bucket, found)
     assert revision._preload is not None and revision._preload.wait(60) == 0
     assert revision.is_whole() and started(bucket) == revision.place
+    revision.look()
+    size_bytes = sum({chunk.sha256: chunk.size_bytes for chunk in bucket.manifest.chunks}.values())
+    assert revision.by_source(0)["bucket"] == size_bytes
+    assert revision.fetched().startswith(f"bucket {size_bytes:,} bytes")
     again, found = load(directory)
     assert_right(bucket, found)
     assert again.fetched() == "nothing: it was on this disk"
