@@ -32,6 +32,7 @@ from replication.formats.ranges import Size, Text, UnixS, Word
 from replication.formats.sealed import seal, unseal
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged
+from tiers.together import in_thread
 
 MIB: Final = 1 << 20
 CHUNK_BYTES_MAX: Final = 16 * MIB  # one request of a bucket; larger ones are no faster
@@ -50,6 +51,9 @@ PUBLISHING: Final = "models/publishing/"
 MODEL_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,95}\Z"  # also of a revision
 _MODEL_NAME: Final = re.compile(MODEL_NAME)
 _KEY: Final = re.compile(r"[0-9a-f]{32}")
+AT_ONCE_BYTES_MAX: Final = (
+    128 << 10
+)  # decoded in the event loop, in about a millisecond; what is larger in a thread
 _MAGIC: Final = b"KVMODEL1"
 
 ModelName = Annotated[str, Meta(pattern=MODEL_NAME)]
@@ -188,7 +192,8 @@ async def read_manifest(objects: Objects, model: str, revision: str, key: str = 
         content = await objects.get_within(name, MANIFEST_BYTES_MAX)
     except ObjectDamaged as error:
         raise Damaged(str(error)) from error
-    manifest = decode(content, name)
+    is_large = len(content) > AT_ONCE_BYTES_MAX
+    manifest = await in_thread(decode, content, name) if is_large else decode(content, name)
     if manifest.name != name:
         raise Damaged(f"{name}: says it is {manifest.name}")
     return manifest

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import xxhash
 
 from replication.errors import Damaged
+from replication.formats import manifests
 from replication.formats.manifests import (
     MANIFEST_BYTES_MAX,
     MANIFEST_CHUNKS_MAX,
@@ -28,6 +31,7 @@ from replication.formats.manifests import (
     wrong_of_path,
     wrong_of_tree,
 )
+from tests.objects import MemoryObjects
 from tests.running import ROOT
 
 
@@ -180,3 +184,28 @@ def test_names_of_files_stay_inside(path: str) -> None:
 def test_other_names_are_allowed(path: str) -> None:
     """Dots, spaces and letters of all alphabets are names."""
     assert wrong_of_path(path) == ""
+
+
+def test_a_large_manifest_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines wait for that loop; what is wrong with it is said all the same."""
+    chunks = [chunk_of(str(number).encode()) for number in range(4000)]
+    size_bytes = sum(chunk.size_bytes for chunk in chunks)
+    files = [File("w.bin", size_bytes, bytes(32), list(range(len(chunks))))]
+    manifest = Manifest("m", "r", content_of(files), 1.0, "me", "/m", {}, chunks, files)
+    threads: list[threading.Thread] = []
+    true_decode = manifests.decode
+    monkeypatch.setattr(
+        manifests, "decode", lambda *words: threads.append(threading.current_thread()) or true_decode(*words)
+    )
+
+    async def main() -> None:
+        objects = MemoryObjects()
+        for made in (manifest, manifest_of(FILES)):
+            await objects.put(made.name, encode(made))
+            assert await manifests.read_manifest(objects, "m", "r") == made
+        assert [thread is threading.current_thread() for thread in threads] == [False, True]
+        await objects.put(manifest.name, encode(manifest)[:-1] + b"?")
+        with pytest.raises(Damaged, match="checksum"):
+            await manifests.read_manifest(objects, "m", "r")
+
+    asyncio.run(main())
