@@ -26,7 +26,6 @@ import logging
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -473,10 +472,11 @@ class Home:
         return {name: _allocated_bytes(self.path / _STARTS / name) for name in _names(self.path / _STARTS)}
 
     def _is_start_over(self, name: str) -> bool:
-        """Nobody starts from it, nor is about to."""
+        """Nobody starts from it, nor is about to, by the clock of files."""
         path = self.path / _STARTS / name
+        os.utime(self._under_way)
         try:
-            age_s = time.time() - path.lstat().st_mtime
+            age_s = self._under_way.stat().st_mtime - path.lstat().st_mtime
         except OSError:  # gone
             return False
         return age_s > START_STAYS_S and not _is_held(path)

@@ -182,8 +182,8 @@ class Starting(Revision):
         """Have it preloaded by a process of its own, which joins one that does so already. Raises OSError."""
         with self._guard:
             if self._preload is None:
-                # Open for as long as the process.
-                self._answer, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+                self._answer = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process
+                self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as well
                 self._preload = subprocess.Popen(
                     self._order,
                     stdin=subprocess.DEVNULL,
