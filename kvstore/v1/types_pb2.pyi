@@ -44,8 +44,8 @@ Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 @_typing.final
 class NamespaceSelector(_message.Message):
-    """Which namespaces are meant: those of one engine. Of several that fit, the newest that is in use; where they are of
-    different models or tenants, the answer is INVALID_ARGUMENT and lists them.
+    """Which namespaces are meant: those of one engine. Where those of several engines fit, the answer is INVALID_ARGUMENT and names
+    them; so it is where one namespace is meant, as by Get, and the engine has several KV groups.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

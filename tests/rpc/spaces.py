@@ -19,11 +19,18 @@ class Space:
     """A namespace of a test, registered through the door."""
 
     def __init__(
-        self, client: Reflecting, model: str, record_bytes: int = 40_000, tenant: str = "", columns: Any = ()
+        self,
+        client: Reflecting,
+        model: str,
+        record_bytes: int = 40_000,
+        tenant: str = "",
+        columns: Any = (),
+        group: str = "0",
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self.client = client
         self.record_bytes, self.columns = record_bytes, list(columns)
-        self.digest = hashlib.blake2b(f"{model}/{tenant}".encode(), digest_size=16).digest()
+        self.digest = hashlib.blake2b(f"{model}/{tenant}/{group}".encode(), digest_size=16).digest()
         self.selector = {"digest": self.digest.hex()}
         seed = hashlib.sha256(ALGORITHMS["sha256"](DEFAULT_SEED)).hexdigest()[:32]
         client(
@@ -32,11 +39,12 @@ class Space:
                 "digest": self.digest,
                 "record_bytes": record_bytes,
                 "hash_bytes": HASH_BYTES,
-                "block_tokens": BLOCK_TOKENS,
+                "block_tokens": block_tokens,
                 "fields": {
                     "model": model,
                     "weights": model,
                     "tenant": tenant,
+                    "group": group,
                     "hash": "sha256",
                     "hash seed": seed,
                 },
