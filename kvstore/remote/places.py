@@ -49,7 +49,7 @@ METHODS: Final = {
 }
 
 
-def service_config() -> str:
+def service_config(multiplier: float = 3.0, pause_s_max: float = 5.0) -> str:
     """Calls that may be repeated are, where nobody answers: over some 8 s, so that a node may restart meanwhile."""
     repeated = [
         {"service": method.containing_service.full_name, "method": method.name}
@@ -60,8 +60,8 @@ def service_config() -> str:
     policy = {
         "maxAttempts": ATTEMPTS_MAX,
         "initialBackoff": "0.25s",
-        "maxBackoff": "5s",
-        "backoffMultiplier": 3,
+        "maxBackoff": f"{pause_s_max}s",
+        "backoffMultiplier": multiplier,
         "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
     }
     # 500 failures that no success made good end all repeating.

@@ -282,3 +282,22 @@ def test_control_c_cancels(far: Far) -> None:
     os.close(ours)
     assert b"kvstore: model preload: cancelled; what is done stays" in shown
     assert far.calls[-1] == "NodeService/CancelOperation"
+
+
+def test_without_node_nothing_of_grpc_is_loaded() -> None:
+    """Commands stay as fast as they were, and where the extra is missing --node says in one line what to install."""
+    code = "import sys; from kvstore.tools.cli import main; {0}; code = main({1}); print(code, 'grpc' in sys.modules)"
+    runs = [
+        ("pass", ["status", "--socket", "/none"], "4 False"),
+        ("sys.modules['grpc'] = None", ["status", "--node", "127.0.0.1:1"], "1 True"),
+    ]
+    for before, words, said in runs:
+        run = subprocess.run(
+            [sys.executable, "-c", code.format(before, words)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment(),
+        )
+        assert run.stdout.strip() == said and run.stderr.count("\n") == 1, run.stderr
+    assert "pip install 'kvstore-llm[grpc]'" in run.stderr
