@@ -15,6 +15,8 @@ SEGMENT_BLOCKS_MAX: Final = 1024  # a pack that has more has a segment of its ow
 SEGMENT_MODELS_MAX: Final = 256  # each has less than a kilobyte
 SEGMENT_BYTES_MAX: Final = 4 * MIB  # of a segment; what is larger is not read
 
+# Segments of a writer, and snapshots: whoever puts a number that is higher is none of us.
+NUMBERS_MAX: Final = 1 << 62
 # A head is HEAD_BYTES_MIN long and its number modulo this: a list of heads says how much is new.
 HEAD_NUMBERS: Final = 4096
 

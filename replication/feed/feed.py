@@ -24,7 +24,13 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from replication.constants import HEAD_NUMBERS, ROTTEN_LOOKS, SEGMENT_BYTES_MAX, SEGMENT_MODELS_MAX
+from replication.constants import (
+    HEAD_NUMBERS,
+    NUMBERS_MAX,
+    ROTTEN_LOOKS,
+    SEGMENT_BYTES_MAX,
+    SEGMENT_MODELS_MAX,
+)
 from replication.errors import Damaged, WriterConflict
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
@@ -88,7 +94,11 @@ class FeedWriter:
         async for page in self._objects.list(f"{FEED}{self.id}/"):
             highest = max([highest, *(segment_number(info.name) for info in page)])
         self.number = highest
-        if highest and await self._is_refused(highest):
+        if highest >= NUMBERS_MAX:
+            self._take_fresh_id(
+                f"{segment_name(self.id, highest)}: nobody comes so far: somebody else put it"
+            )
+        elif highest and await self._is_refused(highest):
             self._take_fresh_id(f"{segment_name(self.id, highest)}: cannot be read")
         elif highest and await self._is_damaged(highest):
             self.number = highest - 1

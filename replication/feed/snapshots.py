@@ -30,7 +30,7 @@ import xxhash
 from msgspec import Meta
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import MIB, SEGMENT_MODELS_MAX
+from replication.constants import MIB, NUMBERS_MAX, SEGMENT_MODELS_MAX
 from replication.errors import CatalogueDamaged, Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
@@ -127,8 +127,8 @@ class Snapshots:
     async def write(self, catalogue: Catalogue) -> Manifest:
         """Write what this catalogue knows. Cancelled or failed, it leaves parts that `retire` finds."""
         positions, renewals = catalogue.positions, catalogue.renewals
-        names = [name async for name, _ in self._listed()]
-        highest = int(names[-1][:16], 16) if names else 0
+        numbers = [int(name[:16], 16) async for name, _ in self._listed()]
+        highest = max((number for number in numbers if number < NUMBERS_MAX), default=0)
         name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
         parts: list[Part] = []
         packs = 0

@@ -31,7 +31,7 @@ from replication.errors import Damaged, IntentLost
 from replication.formats.manifests import PUBLISHING, Manifest, encode
 from replication.formats.sealed import fetch, seal
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectError, ObjectMissing
+from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectMissing
 from tiers.together import meanwhile
 
 COLLECTING: Final = "models/collecting/"
@@ -62,7 +62,7 @@ async def lasts_s(objects: Objects, name: str) -> float:
         return (await fetch(objects, _MAGIC, Lock, name, _LOCK_BYTES_MAX)).lasts_s
     except ObjectMissing:
         return 0.0
-    except Damaged:
+    except (Damaged, ObjectKeyUnknown):
         return LOCK_S
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from replication.erasure.erased import Erased
 from replication.errors import MarkerDamaged
+from replication.feed.snapshots import Snapshots
 from replication.formats.announced import Announced
 from replication.formats.region import open_region
 from replication.formats.segment import Segment, encode
@@ -318,5 +319,30 @@ def test_a_tombstone_of_an_older_day() -> None:
         now_s += 100
         assert [one.watched_until_s for one in erased.tombstones] == [STARTED_S + 1000]
         assert await Erased(lambda: now_s).look(objects) == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_names_that_are_far_ahead(key: bytes | None) -> None:
+    """Names have no seal: a number behind which there is none, put into the feed of a daemon and among snapshots, keeps nobody from
+    telling the next pack, or from writing a snapshot that others find. Without a key, too."""
+
+    async def main() -> None:
+        world = World(key)
+        await world.make()
+        writer = world.nodes.pop().writer
+        world.tasks.pop().cancel()
+        await world.na.put(f"feed/{writer}/7fffffffffffffff", b"junk")
+        await world.na.put("snapshots/manifests/7fffffffffffffff-00000000", b"junk")
+        other, again = await world.join("na", "two"), await world.join("na", "one")
+        await world.persist(again, "tenant-a", "xy")
+        await asyncio.sleep(60.0)
+        assert await world.fetch(other) == world.true
+        snapshots = Snapshots(world.way(world.na, "na"), world.clock, random.Random(1))
+        written = await snapshots.write(again.catalogue)
+        found = await snapshots.newest()
+        assert found is not None and found.name == written.name
+        await world.stop()
 
     run(main())
