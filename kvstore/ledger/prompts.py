@@ -157,6 +157,8 @@ def questions(prompt: Prompt) -> list[Question]:
 
 def judged(asked: Sequence[Question], answers: Sequence[bytes]) -> list[int]:
     """The outcome of each block of the prompt, from those that each question was answered with, or their leading part."""
+    if len(asked) == 1 and asked[0].each == 1:
+        return list(answers[0])
     columns = []
     for question, found in zip(asked, answers, strict=True):
         columns += [list(found[offset :: question.each]) for offset in range(question.each)]

@@ -44,6 +44,7 @@ METADATA_BYTES_MAX = 16 * 1024
 CALLS_MAX = 128  # under way on one connection
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
 PING_S_MIN = 10.0  # between two keepalive pings of a client
+FIGURES_S = 60.0  # between two lines of how many calls came
 DRAIN_S = 0.25  # less than the daemon waits at its own end
 
 log = logging.getLogger("kvstore.grpc")
@@ -83,7 +84,9 @@ async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[
         port = await door.open(is_child)
         log.info("serving gRPC at %s", Listen(settings.listen.host, port))
         ready(f"ready grpc={Listen(settings.listen.host, port)} socket={settings.socket_path}")
-        await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(FIGURES_S)
+            door.tell_figures()
     finally:
         await door.close()
         await operations.close()
@@ -111,6 +114,7 @@ class Door:
         self._health = HealthServicer()
         self._server = grpc.aio.server(options=_options(settings))
         self.calls = Calls(gate)
+        self._told = self.calls.taken.copy()
         names = [service.full_name for service in services]
         reflected = _Reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
         self._server.add_generic_rpc_handlers(
@@ -148,6 +152,12 @@ class Door:
         self.calls.sockname = (listen.host, port)
         await self._server.start()
         return port
+
+    def tell_figures(self) -> None:
+        """One line of what came since the last one, if anything did."""
+        came, self._told = self.calls.taken - self._told, self.calls.taken.copy()
+        if came:
+            log.info("calls", extra={f"{method} {code}": count for (method, code), count in came.items()})
 
     async def close(self) -> None:
         """Say so first, then end. Idempotent."""
