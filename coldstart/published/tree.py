@@ -6,7 +6,7 @@
                                          refs/main                        which commit
 
 Links to files are followed as long as they stay inside: of a snapshot, inside of models--org--name; of any other directory,
-inside of that. Names that begin with a dot are left out: what tools keep there is no part of a model. Whatever is neither a
+inside of that. What is read is looked at once it is open: a folder that is exchanged for a link meanwhile leads nowhere. Names that begin with a dot are left out: what tools keep there is no part of a model. Whatever is neither a
 file nor a folder ends in `FilesWrong`, and so does what can be seen to be fetched by half: a safetensors file that is cut off, a
 link to nothing, an index that names a file which is not there.
 """
@@ -54,10 +54,13 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str] = {}
 
 
-def find_files(directory: Path) -> Tree:
-    """In the order of their paths. Blocks on the file system. Raises FilesWrong."""
+def find_files(directory: Path, below: Path | None = None) -> Tree:
+    """In the order of their paths. below: the directory that nothing of it may be outside of. Blocks on the file system. Raises
+    FilesWrong."""
     try:
         inside, root = _places(directory.resolve(strict=True))
+        if below is not None and not root.is_relative_to(below.resolve(strict=True)):
+            raise FilesWrong(f"{root}: it is not below {below}")
         files, left_out = _walked(inside, root)
     except (OSError, RuntimeError) as error:  # of links in a circle
         raise FilesWrong(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
@@ -87,7 +90,8 @@ def opened(file: TreeFile) -> Iterator[int]:
 
 
 def _require_same(file: TreeFile, fd: int) -> None:
-    if _identity(os.fstat(fd)) != file.identity:
+    """Of the same content, and where no link led to on the way."""
+    if _identity(os.fstat(fd)) != file.identity or os.readlink(f"/proc/self/fd/{fd}") != str(file.place):
         raise FilesWrong(f"{file.place}: it is changed while it is read: publish what is complete")
 
 

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from kvstore.remote.errors import BadRequest, DeadlinePassed, Failed, NodeError, Unreachable
+from kvstore.remote.errors import BadRequest, DeadlinePassed, Failed, NodeError, Unreachable, parsed
 from kvstore.remote.places import ATTEMPTS_MAX, METHODS
 from kvstore.remote.values import OperationState, Space, filled, plain
 
 Hashes = bytes | Sequence[bytes]
 SLOW_S: Final = 600.0  # of what reads every row, moves many records, or drops many
 WATCH_S: Final = 300.0  # of one stream of what goes on; then it is begun anew
+NAMESPACES_BYTES_MAX: Final = 64 << 20  # of all pages: they would go on for as long as a node likes
 PAUSE_S: Final = 0.25  # before a stream that broke is begun anew; thrice as long each time
 
 
@@ -169,9 +170,12 @@ def _prompt(
 def namespaces() -> Steps:
     """All that the node knows, in the order in which they came."""
     found: list[Any] = []
-    method = "CacheService/ListNamespaces"
+    left_bytes, method = NAMESPACES_BYTES_MAX, "CacheService/ListNamespaces"
     while True:
         page = yield Ask(method, request_of(method, skip=len(found)))
+        left_bytes -= page.ByteSize()
+        if left_bytes < 0:
+            raise Failed(f"{method}: more than {NAMESPACES_BYTES_MAX} bytes of namespaces", "ANSWER")
         found += map(plain, page.namespaces)
         if not page.more or not page.namespaces:
             return found
@@ -191,7 +195,7 @@ def _watched(method: str, is_last: Callable[[Any], bool], **fields: Any) -> Step
             yield Open(method, request, WATCH_S)
             while (message := (yield Read())) is not None:
                 patience = Patience()
-                answer = plain(answers.FromString(message))
+                answer = plain(parsed(answers, message))
                 yield Emit(answer)
                 if is_last(answer):
                     return answer

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import grpc
@@ -84,13 +85,22 @@ def error_of(call: Ended, target: str) -> NodeError:
     info, retry = ErrorInfo(), RetryInfo()
     retry_after_s = None
     for packed in _details(call):
-        packed.Unpack(info)
-        if packed.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        with suppress(DecodeError):  # a node that says it wrongly says nothing
+            packed.Unpack(info)
+            if packed.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     code = call.code()
     kind, said = CLASSES.get(code, Failed), call.details() or code.name
     where = f"{target}: " if kind in (Unreachable, DeadlinePassed) else ""
     return kind(where + said, info.reason or code.name, retry_after_s)
+
+
+def parsed(kind: Any, message: bytes) -> Any:
+    """A message of this kind. Raises Failed."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise Failed(f"no {kind.DESCRIPTOR.name}: {error}", "ANSWER") from error
 
 
 def _details(call: Ended) -> list[Any]:

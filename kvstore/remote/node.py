@@ -31,7 +31,7 @@ from kvstore.remote.calls import (
     Walk,
     Write,
 )
-from kvstore.remote.errors import NodeError, Unreachable, error_of
+from kvstore.remote.errors import NodeError, Unreachable, error_of, parsed
 from kvstore.remote.places import METHODS, OPTIONS, Line, Lines, Where
 
 C = TypeVar("C")
@@ -312,4 +312,4 @@ class _AsyncTalk(_Begun[grpc.aio.Channel]):
 
 
 def answer_of(step: Ask, message: bytes) -> Message:
-    return GetMessageClass(METHODS[step.method].output_type).FromString(message)
+    return parsed(GetMessageClass(METHODS[step.method].output_type), message)  # type: ignore[no-any-return]

@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 import xxhash
 
 from kvstore.remote.calls import SLOW_S, Emit, Hashes, Open, Patience, Read, Steps, Write, lookup
-from kvstore.remote.errors import BadRequest, NodeError, WrongBytes
+from kvstore.remote.errors import BadRequest, NodeError, WrongBytes, parsed
 from kvstore.remote.values import Namespace, joined, selector
 from kvstore.v1 import cache_pb2
 
 PIECE_BYTES: Final = 1 << 20
 HASHES_MAX: Final = 65_536  # of one stream
 PUT_MAX: Final = 512
+AROUND_BYTES_MAX: Final = 16 << 10  # of a message, beside its data
 DIGEST_BYTES: Final = 16
 Buffer = bytes | bytearray | memoryview
 _VARINT_BYTES_MAX: Final = 10
@@ -43,6 +44,7 @@ class Piece(NamedTuple):
     offset: int
     checksums: bytes
     data: memoryview
+    around: int = 0  # bytes of the message beside it
 
 
 def piece_of(message: bytes) -> Piece:
@@ -65,17 +67,12 @@ def piece_of(message: bytes) -> Piece:
             at += number
         elif tag != _HELD or at > end:
             return _parsed(message)
-    return Piece(index, offset, checksums, data)
+    return Piece(index, offset, checksums, data, end - len(data))
 
 
 def _parsed(message: bytes) -> Piece:
     """Of a form that is none of ours."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        answer = cache_pb2.GetResponse.FromString(message)
-    except DecodeError as error:
-        raise NodeError(f"no GetResponse: {error}", "ANSWER") from error
+    answer = parsed(cache_pb2.GetResponse, message)
     return Piece(answer.index, answer.offset, answer.checksums, memoryview(answer.data))
 
 
@@ -124,21 +121,26 @@ class Assembly:
     def __init__(self, space: Namespace) -> None:
         self._space = space
         self._index, self._size, self._checksums = -1, 0, b""
-        self._views: list[memoryview] = []
+        self._came = bytearray()
 
     def add(self, piece: Piece) -> memoryview | None:
         """The record, once it is whole. Raises WrongBytes."""
-        if not self._views:
+        if not self._size:
             self._index, self._checksums = piece.number, piece.checksums
         self._size += len(piece.data)
         is_next = piece.number == self._index and piece.offset + len(piece.data) == self._size
         if not is_next or self._size > self._space.record_bytes:
             raise WrongBytes(f"block {piece.number}: a piece at {piece.offset} is not the next one", "PIECES")
-        self._views.append(piece.data)
-        if self._size < self._space.record_bytes:
+        is_whole = self._size == self._space.record_bytes
+        if is_whole and not piece.offset and piece.around <= AROUND_BYTES_MAX:
+            record = piece.data
+        else:  # a view would keep all of its message, which may be far larger
+            self._came += piece.data
+            record = memoryview(self._came).toreadonly()
+        if not is_whole:
+            record.release()
             return None
-        record = self._views[0] if len(self._views) == 1 else memoryview(b"".join(self._views))
-        self._views, self._size = [], 0
+        self._came, self._size = bytearray(), 0
         if digests(self._space, record) != self._checksums:
             raise WrongBytes(f"block {self._index}: other bytes than were stored", "CHECKSUM")
         return record
@@ -174,7 +176,7 @@ def get_records(space: Namespace, hashes: Hashes, parent: bytes = b"", wait_s: f
                 piece = piece_of(message)
                 if not piece.data:
                     continue
-                if piece.number != done - begun:
+                if piece.number != done - begun or done == len(wanted):
                     raise WrongBytes(f"block {piece.number}: it is not the next one", "PIECES")
                 if (record := assembly.add(piece)) is not None:
                     patience, done = Patience(), done + 1
@@ -221,8 +223,8 @@ def _put(space: Namespace, start: cache_pb2.PutRequest.Start, records: Sequence[
     yield Open("CacheService/Put", None, SLOW_S)
     yield Write(cache_pb2.PutRequest(start=start).SerializeToString())
     wanted = _answer((yield Read())).wanted
-    if max(wanted.indexes, default=0) >= len(records):
-        raise NodeError("wanted is a record that was not offered", "ANSWER")
+    if max(wanted.indexes, default=0) >= len(records) or len(set(wanted.indexes)) < len(wanted.indexes):
+        raise NodeError("wanted is a record that was not offered, or one twice", "ANSWER")
     for index in wanted.indexes:
         for request in _pieces(space, index, records[index]):
             yield Write(request)
@@ -233,7 +235,7 @@ def _put(space: Namespace, start: cache_pb2.PutRequest.Start, records: Sequence[
 def _answer(message: bytes | None) -> cache_pb2.PutResponse:
     if message is None:
         raise NodeError("the stream ended without an answer", "ANSWER")
-    return cache_pb2.PutResponse.FromString(message)
+    return parsed(cache_pb2.PutResponse, message)  # type: ignore[no-any-return]
 
 
 def _pieces(space: Namespace, index: int, record: Buffer) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from kvstore.remote.errors import BadRequest
+from kvstore.remote.errors import BadRequest, Failed
 from kvstore.v1.types_pb2 import NamespaceSelector
 
 
@@ -87,7 +87,7 @@ class OperationState(msgspec.Struct, frozen=True):
     @property
     def document(self) -> dict[str, Any] | None:
         """What the command of the CLI prints with -o json, where it came so far."""
-        return msgspec.json.decode(self.document_json, type=dict[str, Any]) if self.document_json else None
+        return document_of(self.document_json) if self.document_json else None
 
 
 Space = Namespace | Selector | str  # a text is a digest in hex, or its beginning
@@ -100,6 +100,14 @@ STRUCTS: Final[dict[str, type[msgspec.Struct]]] = {
 }
 
 
+def document_of(text: str) -> dict[str, Any]:
+    """Raises Failed."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise Failed(f"the answer is no document: {error}", "ANSWER") from error
+
+
 def plain(message: Any) -> Any:
     """A message as users have it; None where it says nothing."""
     if isinstance(message, (Timestamp, Duration)):
@@ -108,7 +116,7 @@ def plain(message: Any) -> Any:
     if struct := STRUCTS.get(message.DESCRIPTOR.name):
         return struct(*(_value(message, fields[name]) for name in struct.__struct_fields__))
     if "document_json" in fields:
-        return msgspec.json.decode(message.document_json, type=dict[str, Any])
+        return document_of(message.document_json)
     values = [_value(message, field) for field in fields.values()]
     return values[0] if values else None
 
@@ -118,7 +126,8 @@ def _value(message: Any, field: FieldDescriptor) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     if field.enum_type is not None:
-        return _word(field.enum_type.values_by_number[value].name)
+        known = field.enum_type.values_by_number.get(value)  # a later node has words of its own
+        return _word(known.name) if known is not None else str(value)
     if isinstance(value, Message):
         return plain(value)
     if isinstance(value, Mapping):

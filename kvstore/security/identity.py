@@ -51,7 +51,7 @@ class Gate:
         self._path = access_file
         self._watched = Watched([access_file], clock) if access_file is not None else None
         self._proc = proc
-        self._grants = Grants()
+        self._grants, self._problem = Grants(), ""
 
     def principal(
         self,
@@ -67,7 +67,8 @@ class Gate:
         if token is not None:
             if not is_tls and (theirs is None or not theirs.address.is_loopback):
                 raise NotKnown("a token was sent in the clear, for all to read: it counts under TLS only")
-            return _of(self.grants().of_token(token) if len(token) <= TOKEN_CHARS_MAX else None, "this token")
+            is_one = 0 < len(token) <= TOKEN_CHARS_MAX
+            return _of(self.grants().of_token(token) if is_one else None, "this token")
         if is_tls:
             return self._certified(auth_context)
         ours = _beside(theirs, sockname)
@@ -82,11 +83,15 @@ class Gate:
         """Of the file as it is."""
         if self._watched is not None and self._path is not None and self._watched.has_changed():
             try:
-                self._grants = read_access(self._path)
+                self._grants, self._problem = read_access(self._path), ""
                 log.info("the access file is read", extra={"file": str(self._path)})
             except (AccessFileError, OSError) as error:
-                self._grants = Grants()
-                log.error("security.access_file: %s; nobody comes in by it until it is right again", error)
+                self._grants, old, self._problem = Grants(), self._problem, str(error)
+                self._watched.forget()  # want of descriptors passes without a change
+                if self._problem != old:
+                    log.error(
+                        "security.access_file: %s; nobody comes in by it until it is right again", error
+                    )
         return self._grants
 
     def _certified(self, auth_context: Mapping[str, Iterable[bytes]]) -> Principal:

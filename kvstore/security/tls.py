@@ -79,6 +79,7 @@ class Tls:
         """Raises TlsError."""
         self._files = files
         self._lock = threading.Lock()
+        self._problem = ""
         self._watched = Watched(files, clock)
         self._watched.has_changed()
         self._pem, self._context = read_pem(files)
@@ -92,8 +93,12 @@ class Tls:
                 try:
                     self._pem, self._context = read_pem(self._files)
                     log.info("certificates are read again", extra={"file": str(self._files.certificate)})
+                    self._problem = ""
                 except TlsError as error:
-                    log.error("security: %s; those that were read before stay in use", error)
+                    self._watched.forget()  # want of descriptors passes without a change
+                    if self._problem != (problem := str(error)):
+                        self._problem = problem
+                        log.error("security: %s; those that were read before stay in use", error)
             return self._pem, self._context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:

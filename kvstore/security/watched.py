@@ -32,6 +32,10 @@ class Watched:
         before, self._seen = self._seen, [_state(path) for path in self._paths]
         return before != self._seen
 
+    def forget(self) -> None:
+        """What was read was of no use: the next look finds them changed."""
+        self._seen = []
+
 
 def _state(path: Path) -> tuple[int, ...] | None:
     try:

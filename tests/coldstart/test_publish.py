@@ -207,6 +207,22 @@ def test_files_that_change_are_not_published(tmp_path: Path) -> None:
     assert not list(manifests(objects))
 
 
+def test_a_link_that_comes_later_leads_nowhere(tmp_path: Path) -> None:
+    """A directory below the one that is allowed that is a link by the time it is read, and a folder that is exchanged for a link to
+    the very same files elsewhere, after they were found."""
+    allowed, outside = tmp_path / "allowed", make_model(tmp_path / "outside")
+    allowed.mkdir()
+    (allowed / "m").symlink_to(outside)
+    with pytest.raises(FilesWrong, match="it is not below"):
+        find_files(allowed / "m", allowed)
+    inner = make_model(allowed / "n" / "inner")
+    tree = find_files(allowed / "n", allowed)
+    inner.rename(tmp_path / "elsewhere")
+    inner.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FilesWrong, match="it is changed while it is read"):
+        asyncio.run(digested(tree, silent))
+
+
 def test_what_fits_in_no_manifest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More chunks than a file may have, or more files: nobody could read what would be there, so nothing is put."""
     model, objects = make_model(tmp_path / "m"), MemoryObjects()

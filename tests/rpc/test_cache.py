@@ -80,6 +80,7 @@ def test_a_wrong_checksum_is_not_stored(client: Reflecting) -> None:
         ),
         ({"index": 0, "data": b"x" * 40_001, "checksums": b"0" * 16}, "at most 40000"),
         ({"index": 0, "data": b"x"}, "0 bytes of checksums with its first piece"),
+        ({"index": 0, "checksums": b"0" * 16}, "0 bytes at 0; expected are those from 0"),
     ],
 )
 def test_a_piece_that_does_not_fit_ends_its_stream(

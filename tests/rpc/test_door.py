@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import grpc
@@ -149,9 +150,9 @@ def test_a_stream_that_never_ends_is_over_at_its_deadline(narrow: Serving, few: 
     def messages() -> Iterator[dict[str, Any]]:
         yield space.start(hashes)
         yield {"index": 0, "data": b"x" * 1024, "checksums": b"s" * 16}
-        while True:
+        for offset in count(1024):
             time.sleep(0.05)
-            yield {"index": 0, "offset": 1024}
+            yield {"index": 0, "offset": offset, "data": b"x"}
 
     stream = few.start("CacheService/Put", messages(), timeout=1.0)
     assert len(next(stream).wanted.indexes) > 0

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from kvstore.errors import BadRequest, LimitExceeded, NotAllowed, NotFound, Unavailable
+from kvstore.errors import BadRequest, Failed, LimitExceeded, NotAllowed, NotFound, Unavailable
 from kvstore.security.principals import EVERYTHING, Principal
 from kvstore.tools.rpc import operations
 from kvstore.tools.rpc.calls import Call
 from kvstore.tools.rpc.commands import JSON, word
+from kvstore.tools.rpc.models import publishable
 from kvstore.tools.rpc.operations import Operations
 from kvstore.v1.types_pb2 import Operation
 from tests.region.regions import until
@@ -302,3 +303,20 @@ def test_a_value_is_no_option() -> None:
     for text in ("", "-o", "--to=file:///etc", "a\nb", "a\0b", "a\x1b[2J", "x" * 1025):
         with pytest.raises(BadRequest, match="model: "):
             word("model", text)
+
+
+def test_what_is_published_lies_below_what_is_allowed(tmp_path: Path) -> None:
+    """Neither a way out by "..", nor a link, nor a neighbour with a longer name; the command is told below what, and looks again."""
+    allowed = tmp_path / "models"
+    for path in (allowed / "tiny", tmp_path / "models-of-others"):
+        path.mkdir(parents=True)
+    (allowed / "out").symlink_to(tmp_path / "models-of-others")
+    names = [str(tmp_path / "elsewhere"), str(allowed)]
+    assert publishable(f"{allowed}/out/../models/tiny", names) == (str(allowed / "tiny"), str(allowed))
+    for path in ("out", "..", "../models-of-others", "tiny/../../models-of-others"):
+        with pytest.raises(BadRequest, match="below grpc.publish_from"):
+            publishable(f"{allowed}/{path}", names)
+    with pytest.raises(BadRequest):
+        publishable("tiny", names)
+    with pytest.raises(Failed, match="publish_from is not set"):
+        publishable(str(allowed), [])

@@ -32,12 +32,23 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kvstore.errors import BadRequest, Internal, KvstoreError, NotAllowed, Refused, RequestError, Unavailable
+from kvstore.errors import (
+    BadRequest,
+    Internal,
+    KvstoreError,
+    LimitExceeded,
+    NotAllowed,
+    Refused,
+    RequestError,
+    Unavailable,
+)
 from kvstore.security import audit
 from kvstore.security.identity import Gate, bearer
 from kvstore.security.principals import Access, Principal
 
 CALL_S = 30.0  # of a call whose client sets no deadline
+CALLS_OF_ONE_MAX = 512  # under way, of one who asks; who is not known is one, too
+MESSAGE_CHARS_MAX = 2000  # of an error: it travels among the metadata, twice
 RETRY_S = 0.5  # after which a client may try again what was refused for now
 
 T = TypeVar("T")
@@ -164,6 +175,7 @@ class Calls:
     def __init__(self, gate: Gate) -> None:
         self.taken: Counter[tuple[str, str]] = Counter()
         self._gate = gate
+        self._underway: Counter[str] = Counter()
         self.sockname: tuple[str, int] | None = None
 
     def handler(
@@ -179,13 +191,15 @@ class Calls:
     def _handler(self, method: MethodDescriptor, work: Any, is_raw: bool) -> grpc.RpcMethodHandler[Any, Any]:
         name = f"{method.containing_service.name}/{method.name}"
         access = ACCESS[name]
-        coding: Any = (None if is_raw else partial(_parsed, GetMessageClass(method.input_type)), _serialized)
+        parse = partial(_parsed, GetMessageClass(method.input_type))
+        # One message is parsed once it is known who sent it.
+        coding: Any = (parse if method.client_streaming and not is_raw else None, _serialized)
 
         async def many(_: object, context: Any) -> Any:
             return await self._pass(name, access, context, None, work)
 
-        async def one(request: Message | None, context: Any) -> Any:
-            return await self._pass(name, access, context, request, lambda call: work(call, _whole(request)))
+        async def one(message: bytes, context: Any) -> Any:
+            return await self._pass(name, access, context, lambda: _whole(parse(message)), work)
 
         make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -200,16 +214,20 @@ class Calls:
         method: str,
         access: Access | Literal["known", "open"],
         context: Any,
-        request: Message | None,
-        work: Callable[[Call], Awaitable[Any]],
+        read: Callable[[], Message] | None,
+        work: Callable[..., Awaitable[Any]],
     ) -> Any:
-        who, outcome = "", "CANCELLED"
+        who, outcome, request = "", "CANCELLED", None
         try:
             principal = self._admitted(method, access, context)
             who = str(principal)
+            self._underway[who] += 1
+            if self._underway[who] > CALLS_OF_ONE_MAX:
+                raise LimitExceeded(f"{CALLS_OF_ONE_MAX} calls of {who} are under way")
+            request = read() if read is not None else None
             left_s = context.time_remaining()
             until = time.monotonic() + (CALL_S if left_s is None else left_s)
-            answer = await work(Call(method, principal, until, context))
+            answer = await work(Call(method, principal, until, context), *([request] if read else []))
             outcome = "OK"
             return answer
         except grpc.aio.AbortError:
@@ -221,6 +239,9 @@ class Calls:
             await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
             self.taken[method, outcome] += 1
+            self._underway[who] -= 1
+            if self._underway[who] <= 0:
+                del self._underway[who]
             if access in audit.AUDITED or method in _AUDITED_TOO:
                 _audit(who, access, method, request, outcome)
 
@@ -256,7 +277,7 @@ def status_of(error: Exception, method: str) -> status_pb2.Status:
     info: list[Message] = [error_details_pb2.ErrorInfo(reason=reason.upper(), domain="kvstore")]
     if code in _RETRIED:
         info.append(error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(nanos=int(RETRY_S * 1e9))))
-    status = status_pb2.Status(code=code.value[0], message=message)
+    status = status_pb2.Status(code=code.value[0], message=message[:MESSAGE_CHARS_MAX])
     for detail in info:
         packed = any_pb2.Any()
         packed.Pack(detail)

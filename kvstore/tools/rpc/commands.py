@@ -81,7 +81,7 @@ def span(request: Any, name: str, least_s: float, most_s: float) -> str:
     """A time, "" where it is left out. Raises BadRequest."""
     if not request.HasField(name):
         return ""
-    seconds = getattr(request, name).ToTimedelta().total_seconds()
+    seconds = getattr(request, name).seconds + getattr(request, name).nanos / 1e9
     if not least_s <= seconds <= most_s:
         allowed = f"{exact_duration(least_s)} to {exact_duration(most_s)}"
         raise BadRequest(f"{name}: {seconds:g} s: allowed are {allowed}")

@@ -65,9 +65,9 @@ class Models(Commands):
     async def publish_model(self, call: Call, request: pb.PublishModelRequest) -> object:
         model_name(request.name + (f"@{request.revision}" if request.revision else ""))
         settings = await self.operations.settings(call.until)
+        directory, below = publishable(word("directory", request.directory), settings["grpc.publish_from"])
         words = [
-            *("model", "publish"),
-            publishable(word("directory", request.directory), settings["grpc.publish_from"]),
+            *("model", "publish", directory, f"--below={below}"),
             *given("--name", request.name),
             *given("--revision", request.revision),
             *given("--by", str(call.principal)[:200]),
@@ -89,14 +89,13 @@ class Models(Commands):
         return pb.UnloadModelResponse()
 
 
-def publishable(directory: str, allowed: list[str]) -> str:
-    """The directory as the kernel knows it, where it lies below one of those from which models may be published: who may
-    publish may not read this node's files. Raises Failed, BadRequest."""
+def publishable(directory: str, allowed: list[str]) -> tuple[str, str]:
+    """The directory as the kernel knows it, and the one of those allowed that it lies below: who may publish may not read this
+    node's other files. The command looks again: it may be a link by then. Raises Failed, BadRequest."""
     if not allowed:
         raise Failed("grpc.publish_from is not set: nothing of this node is published through this door")
     place = os.path.realpath(directory)
-    if not os.path.isabs(directory) or not any(
-        os.path.commonpath([one, place]) == one for one in map(os.path.realpath, allowed)
-    ):
-        raise BadRequest("directory: allowed are absolute paths below grpc.publish_from")
-    return place
+    for below in map(os.path.realpath, allowed if os.path.isabs(directory) else ()):
+        if os.path.commonpath([below, place]) == below:
+            return place, below
+    raise BadRequest("directory: allowed are absolute paths below grpc.publish_from")

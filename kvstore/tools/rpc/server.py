@@ -18,14 +18,13 @@ from typing import Any, Final, NamedTuple
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from kvstore.constants import MIB
 from kvstore.daemon.listening import Listen
 from kvstore.daemon.process import Signals
-from kvstore.errors import StartError
+from kvstore.errors import NotFound, StartError
 from kvstore.security.identity import Gate
 from kvstore.tools.beside import bound, until_ended
 from kvstore.tools.rpc import models, regions
@@ -42,6 +41,9 @@ from kvstore.v1 import cache_pb2, nodes_pb2, reports_pb2
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
 METADATA_BYTES_MAX = 16 * 1024
 CALLS_MAX = 128  # under way on one connection
+ALL_CALLS_MAX = 1024  # … and on all of them
+CONNECTIONS_MAX = 1024
+HANDSHAKE_S = 10.0  # that whoever connects has for it: who says nothing is out
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
 PING_S_MIN = 10.0  # between two keepalive pings of a client
 FIGURES_S = 60.0  # between two lines of how many calls came
@@ -111,8 +113,8 @@ class Door:
     def __init__(self, settings: Settings, gate: Gate, services: Mapping[ServiceDescriptor, Any]) -> None:
         self._settings = settings
         self._services = services
-        self._health = HealthServicer()
-        self._server = grpc.aio.server(options=_options(settings))
+        self._health = _Health([service.full_name for service in services])
+        self._server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=ALL_CALLS_MAX)
         self.calls = Calls(gate)
         self._told = self.calls.taken.copy()
         names = [service.full_name for service in services]
@@ -123,7 +125,7 @@ class Door:
                     self.calls.handler(s, servicer, getattr(servicer, "RAW", ()))
                     for s, servicer in services.items()
                 ),
-                self.calls.handler(_HEALTH, _Health(self._health, names)),
+                self.calls.handler(_HEALTH, self._health),
                 self.calls.handler(_REFLECTION, reflected),
                 self.calls.handler(_REFLECTION, reflected, name=_REFLECTION_V1),
             )
@@ -147,8 +149,6 @@ class Door:
             except RuntimeError as error:  # somebody else was faster
                 if not is_patient:
                     raise StartError(f"grpc: cannot listen on {listen}: {error}") from error
-        for service in self._services:
-            await self._health.set(service.full_name, health_pb2.HealthCheckResponse.SERVING)
         self.calls.sockname = (listen.host, port)
         await self._server.start()
         return port
@@ -161,7 +161,7 @@ class Door:
 
     async def close(self) -> None:
         """Say so first, then end. Idempotent."""
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         await self._server.stop(DRAIN_S)
 
 
@@ -175,6 +175,8 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", CALLS_MAX),
         ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_connection_age_grace_ms", int(min(age_ms, AGE_GRACE_S_MAX * 1000))),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", int(PING_S_MIN * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", 60_000),  # a client that went without a word is found
@@ -184,19 +186,35 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
 
 
 class _Health:
-    def __init__(self, servicer: HealthServicer, names: list[str]) -> None:
-        self._servicer, self._names = servicer, ["", *names]
+    """Of all services alike. Who watches is told of the end, however slow another one is."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = ["", *names]
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        self._ending.set()
 
     async def check(self, call: Call, request: Any) -> Any:
-        return await self._servicer.Check(request, call.context)
+        if request.service not in self._names:
+            raise NotFound(f"no such service: known are {', '.join(self._names[1:])}")
+        return self._state(request.service)
 
     async def list(self, call: Call, request: Any) -> Any:
-        asked = {name: health_pb2.HealthCheckRequest(service=name) for name in self._names}
-        states = {name: await self.check(call, request) for name, request in asked.items()}
-        return health_pb2.HealthListResponse(statuses=states)
+        return health_pb2.HealthListResponse(statuses={name: self._state(name) for name in self._names})
 
     async def watch(self, call: Call, request: Any) -> None:
-        await self._servicer.Watch(request, call.context)
+        await call.write(self._state(request.service))
+        await self._ending.wait()
+        await call.write(self._state(request.service))
+
+    def _state(self, name: str) -> health_pb2.HealthCheckResponse:
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        if name not in self._names:
+            return health_pb2.HealthCheckResponse(status=states.SERVICE_UNKNOWN)
+        return health_pb2.HealthCheckResponse(
+            status=states.NOT_SERVING if self._ending.is_set() else states.SERVING
+        )
 
 
 class _Reflection:

@@ -6,7 +6,7 @@
 A window is WINDOW_BYTES of records, or a part of one that is larger. Two are in memory: one on its way to the client, one being
 copied. A lease covers some windows, and is given back when its client did not take one within LEASE_HELD_S: whoever reads slowly
 holds two windows and no slot. Whoever writes slowly, or not at all,
-holds slots until PUT_PAUSE_S or its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of
+holds slots until PAUSE_S or its deadline. There are `streams_max` of them at a time, each with a connection to the daemon of
 its own, because an acquire waits for slower tiers; the arena is mapped once for all.
 """
 
@@ -44,7 +44,7 @@ LEASE_HELD_S = 0.1  # while its client takes nothing
 AHEAD_BYTES = 64 * MIB  # of records that slower tiers are asked for before they are acquired
 PUT_BYTES_MAX = 512 * MIB  # of the arena, that one Put holds …
 PUT_SHARE = 8  # … and at most one in so many of its bytes
-PUT_PAUSE_S = 30.0  # that a client may be silent for, before its Put is over
+PAUSE_S = 30.0  # that a client may send or take nothing for, before its stream is over
 PIECE_PUT_BYTES_MAX = 4 * MIB
 ACQUIRE_S = 0.25  # of one wait for slower tiers: so soon an end of the call is seen
 AGAIN_S = 0.1  # between two tries to reach a daemon that is away
@@ -169,7 +169,7 @@ class Get:
                     coming = begin(self._window, window.record, window.offset)
                 patience = loop.call_later(LEASE_HELD_S, begin, self._let_go)
                 for message in window.messages:
-                    await call.write(message)
+                    await _taken(call, message)
                 patience.cancel()
                 if window.is_last:
                     return
@@ -310,7 +310,7 @@ class Put:
         if filling is None:
             raise BadRequest(f"index {piece.record}: not one of those that are wanted")
         left = len(filling.slot.view) - filling.came
-        if piece.offset != filling.came or len(piece.data) > min(left, PIECE_PUT_BYTES_MAX):
+        if piece.offset != filling.came or not 0 < len(piece.data) <= min(left, PIECE_PUT_BYTES_MAX):
             raise BadRequest(
                 f"record {piece.record}: {len(piece.data)} bytes at {piece.offset}; expected are those from {filling.came} "
                 f"on, and at most {min(left, PIECE_PUT_BYTES_MAX)}"
@@ -351,11 +351,20 @@ class Put:
         return stored, [index for index in self._filling if index not in true]
 
 
+async def _taken(call: Call, message: bytes) -> None:
+    """Write it. Raises TimeoutError where the client takes nothing."""
+    try:
+        async with asyncio.timeout(PAUSE_S):
+            await call.write(message)
+    except TimeoutError as error:
+        raise TimeoutError(f"nothing was taken for {PAUSE_S:g} s") from error
+
+
 async def _next(call: Call) -> bytes | None:
     """The next message; None: there is none. Raises TimeoutError."""
     try:
-        async with asyncio.timeout(PUT_PAUSE_S):
+        async with asyncio.timeout(PAUSE_S):
             message = await call.context.read()
     except TimeoutError as error:
-        raise TimeoutError(f"nothing came for {PUT_PAUSE_S:g} s") from error
+        raise TimeoutError(f"nothing came for {PAUSE_S:g} s") from error
     return None if message is grpc.aio.EOF else message

@@ -62,7 +62,7 @@ TOGETHER = {"path": "disk", "pin": "disk", "unpin": "disk", "evict": "disk", "lo
 # Those that another node does as well, and what goes not with that (kvstore/tools/cli/commands/model_node.py).
 OF_NODES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ls", "show", "verify", "rm", "gc", "pin", "unpin", "evict", "load", "unload"), ()),
-    "publish": ("by", "with_cache", "tp", "pp", "path"),
+    "publish": ("by", "below", "with_cache", "tp", "pp", "path"),
     "preload": ("child",),
 }
 

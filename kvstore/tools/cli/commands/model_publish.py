@@ -41,6 +41,9 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="put every chunk anew: after verify --deep found damage"
     )
+    parser.add_argument(
+        "--below", type=Path, metavar="DIR", help="refuse what lies elsewhere, links followed (default: /)"
+    )
     parser.add_argument("--with-cache", type=Path, metavar="DIR", help="compile caches, too")
     add_environment_arguments(parser)
     add_bucket_arguments(parser, "text", "json")
@@ -68,7 +71,7 @@ async def _published(
     check_name("model", args.name)
     if args.revision:
         check_name("revision", args.revision)
-    tree = find_files(args.directory)
+    tree = find_files(args.directory, args.below)
     caches = find_files(args.with_cache) if args.with_cache else None
     await published(objects, args.name)  # a bucket that refuses says so before all files are read
     by = (args.by or this_user())[:200]
