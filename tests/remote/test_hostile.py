@@ -90,9 +90,7 @@ def test_small_pieces_in_large_messages_cost_no_memory(servicer: Servicer) -> No
 
 
 @pytest.mark.parametrize("indexes", [[7], [0, 0], [0] * 100_000])
-def test_no_record_is_sent_twice_or_that_is_none(
-    node: Asked, servicer: Servicer, indexes: list[int]
-) -> None:
+def test_no_record_is_sent_twice_or_that_is_none(node: Asked, servicer: Servicer, indexes: list[int]) -> None:
     """Whatever a node says that it wants."""
     came: list[bytes] = []
 
@@ -111,7 +109,7 @@ def failing(_request: Any, context: grpc.ServicerContext) -> Any:
     """With details that are none."""
     packed = Packed(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff\xff")
     details = ("grpc-status-details-bin", Status(details=[packed]).SerializeToString())
-    context.set_trailing_metadata([details])
+    context.set_trailing_metadata((details,))
     context.abort(grpc.StatusCode.NOT_FOUND, "x")
 
 
