@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.running import TIMEOUT_S, Daemon, Place, daemons
+from tests.running import TIMEOUT_S, Daemon, Place, daemons, environment
 
 
 @dataclass
@@ -33,6 +35,24 @@ def serving(place: Place, *settings: str, nvme: bool = False) -> Iterator[Servin
     with daemons(place.path) as start:
         daemon = start(place, *words, *[f"--set={setting}" for setting in settings])
         yield Serving(place, daemon, target_of(daemon))
+
+
+@contextmanager
+def door_of(socket: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gRPC process that no daemon has started, and where it listens."""
+    door = subprocess.Popen(
+        [sys.executable, "-m", "kvstore", "grpc", "--listen=127.0.0.1:0", f"--socket={socket}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert door.stdout is not None
+    try:
+        yield door, door.stdout.readline().split()[1].removeprefix("grpc=")
+    finally:
+        door.terminate()
+        assert door.wait(TIMEOUT_S) == 0
+        door.stdout.close()
 
 
 def target_of(daemon: Daemon, lives: int = 1) -> str:

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.tools.rpc.calls import ACCESS
 from tests.rpc.reflecting import Reflecting, reason
-from tests.rpc.serving import Serving, child_of, resident_bytes, serving, target_of, until
+from tests.rpc.serving import Serving, child_of, door_of, resident_bytes, serving, target_of, until
 from tests.rpc.spaces import Space, named
 from tests.running import Place
 
@@ -67,16 +67,13 @@ def test_health_is_told_of_each_service(client: Reflecting) -> None:
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_not_serving_comes_before_the_end(place: Place) -> None:
+def test_not_serving_comes_before_the_end(node: Serving) -> None:
     """Who watches hears of it while the connection is still there."""
-    with serving(place) as node:
-        channel = grpc.insecure_channel(node.target)
+    with door_of(node.place.socket) as (door, target), grpc.insecure_channel(target) as channel:
         seen = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
-        node.daemon.process.terminate()
+        door.terminate()
         assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        channel.close()
-        assert node.daemon.process.wait(30) == 0
 
 
 def test_a_killed_process_comes_back(place: Place) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from kvstore.client import Client
 from tests.rpc.reflecting import Reflecting
-from tests.rpc.serving import Serving, serving, target_of, until
+from tests.rpc.serving import Serving, door_of, serving, target_of, until
 from tests.rpc.spaces import Space, named
 from tests.running import Daemon, Place, environment, kvstore
 
@@ -81,15 +81,8 @@ def test_a_daemon_that_is_started_again_is_waited_for(place: Place, serve: Calla
     """The door beside it goes on: calls that came while it was away are answered when it is back, within their deadline; one
     whose deadline is shorter says that it may be tried again."""
     daemon = serve(place)
-    door = subprocess.Popen(
-        [sys.executable, "-m", "kvstore", "grpc", "--listen=127.0.0.1:0", f"--socket={place.socket}"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert door.stdout is not None
-    client = Reflecting(door.stdout.readline().split()[1].removeprefix("grpc="))
-    try:
+    with door_of(place.socket) as (_, target):
+        client = Reflecting(target)
         space, hashes = Space(client, "lasting"), named(3, "lasting")
         records = [space.record(n) for n in range(3)]
         space.put(hashes, records)
@@ -107,11 +100,7 @@ def test_a_daemon_that_is_started_again_is_waited_for(place: Place, serve: Calla
             daemon = serve(place)
             assert lookup.result().held_blocks == 3 and rules.result().document_json
             assert next(get).held == 3 and b"".join(answer.data for answer in get) == b"".join(records)
-    finally:
         client.close()
-        door.terminate()
-        assert door.wait(30) == 0
-        door.stdout.close()
 
 
 def test_wrong_settings_are_one_line(place: Place) -> None:

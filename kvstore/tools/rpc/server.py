@@ -47,7 +47,7 @@ HANDSHAKE_S = 10.0  # that whoever connects has for it: who says nothing is out
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
 PING_S_MIN = 10.0  # between two keepalive pings of a client
 FIGURES_S = 60.0  # between two lines of how many calls came
-DRAIN_S = 0.25  # less than the daemon waits at its own end
+DRAIN_S = 0.5  # less than the daemon waits at its own end
 
 log = logging.getLogger("kvstore.grpc")
 
