@@ -51,7 +51,7 @@ NODE_FILES = {
 
 def add_node_arguments(parser: argparse.ArgumentParser, *here: str) -> None:
     """--node and what goes with it. here: what is about this machine besides the configuration, and does not go with it."""
-    group = parser.add_argument_group("another node, over gRPC (docs/grpc.md)")
+    group = parser.add_argument_group("another node, over gRPC")
     group.add_argument("--node", metavar="HOST:PORT", help="of this node, in place of the daemon here")
     for name, (_, text) in NODE_FILES.items():
         option = "--" + name.replace("_", "-")
