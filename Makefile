@@ -3,7 +3,7 @@
 # make lint   format, lint, types                              make bench  figures of this machine
 # make demo-regions   three regions and a new cluster: [TRACE=trace.jsonl] [SPEED=10]
 # make demo-coldstart a model published, preloaded, killed, resumed, mirrored, and served from everywhere: [SIZE=2GiB]
-# make docs   the documentation as a site, in site/
+# make docs   the documentation as a site, in site/            make proto, make grpc-docs   kvstore/v1 and docs/grpc.md from proto/
 # make dist   wheel and source distribution, in dist/          make first-hour   what a new user does in the first hour, from that wheel
 # make trial  answers in time among bursts                     make clean  what was made here, away
 # make test-nixl  prefill and decode with NIXL between them and ours beside it (70 MB more)
@@ -25,7 +25,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -87,6 +87,10 @@ format: venv
 # kvstore/v1 from proto/, by the tools that requirements/proto.lock pins.
 proto:
 	@scripts/proto.sh
+
+# docs/grpc.md from the comments in proto/.
+grpc-docs: venv
+	@$(VENV)/python -m scripts.grpc_docs
 
 # --strict: a link that leads nowhere ends it.
 docs: venv
