@@ -220,3 +220,25 @@ def test_garbage_ends_its_own_connection(narrow: Serving, few: Reflecting) -> No
             assert refused.value.code() != grpc.StatusCode.UNKNOWN, refused.value
     assert child_of(narrow.daemon) and "Traceback" not in narrow.daemon.log()
     assert few("CacheService/ListNamespaces") is not None
+
+
+def test_records_come_from_slower_tiers(place: Place) -> None:
+    """What DRAM has no room for comes from NVMe: Lookup says so, Prefetch begins it, and Get has every byte in order."""
+    with serving(place, nvme=True) as node:
+        client = Reflecting(node.target)
+        space, hashes = Space(client, "slower", 1 << 20), named(24, "slower")
+        for number, block_hash in enumerate(hashes):
+            parent = hashes[number - 1] if number else b""
+            until(
+                lambda n=number, h=block_hash, p=parent: space.put([h], [space.record(n)], p)[1].blocks == 1,
+                "there is room for one more",
+            )
+        found = client("CacheService/Lookup", namespace=space.selector, blocks={"hashes": b"".join(hashes)})
+        tiers = {run.outcome: run.blocks for run in found.runs}
+        assert found.held_blocks == 24 and tiers["nvme"] >= 8 and tiers["dram"] >= 1
+        asked = {"namespace": space.selector, "hashes": b"".join(hashes)}
+        assert client("CacheService/Prefetch", **asked).blocks > 0
+        assert space.get(hashes) == (24, [space.record(n) for n in range(24)])
+        again = client("CacheService/Lookup", namespace=space.selector, blocks={"hashes": b"".join(hashes)})
+        assert again.predicted_load_s > 0
+        client.close()
