@@ -24,7 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.client import Client
 from kvstore.remote import Node, NodeError, NotAllowed, NotFound, NotKnown, Selector, Unreachable
-from kvstore.tools.rpc.server import CONNECTIONS_MAX
+from kvstore.tools.rpc.calls import CALLS_OF_ONE_MAX
+from kvstore.tools.rpc.server import CALLS_MAX, CONNECTIONS_MAX
 from kvstore.v1 import cache_pb2
 from tests.region.regions import chain, read, space_of, store
 from tests.rpc.serving import Serving, resident_bytes, target_of, until
@@ -278,6 +279,27 @@ def _is_in(node: Node) -> bool:
         return False
 
 
+def test_who_watches_keeps_no_probe_out(attacked: Attacked) -> None:
+    """More watchers than there may be are refused, in a line; who asks once for the health is answered beside them."""
+    lines = [attacked.node("acme")._lines.take().channel for _ in range(6)]
+    watches: list[Any] = []
+    for line in lines:
+        stub = health_pb2_grpc.HealthStub(line)
+        watches += [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(CALLS_MAX - 8)]
+    refused = 0
+    for watch in watches:
+        try:
+            next(watch)
+        except grpc.RpcError as error:
+            failed: Any = error
+            assert failed.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, failed
+            refused += 1
+    assert refused == len(watches) - CALLS_OF_ONE_MAX
+    assert stub.Check(health_pb2.HealthCheckRequest(), timeout=30).status
+    for line in lines:
+        line.close()
+
+
 def test_watchers_are_told_of_the_end_beside_slow_ones(place: Place, tmp_path: Path) -> None:
     """Who comes, goes, or takes nothing keeps nobody else from it; nobody who is not known has more calls than one may have."""
     with daemons(tmp_path) as start:
@@ -290,7 +312,8 @@ def test_watchers_are_told_of_the_end_beside_slow_ones(place: Place, tmp_path: P
             gone.cancel()
             daemon.process.terminate()
             with contextlib.suppress(grpc.RpcError):
-                states += [one.status for one in watch]
+                for one in watch:
+                    states.append(one.status)
             assert daemon.process.wait(60) == 0
             del slow
     known = health_pb2.HealthCheckResponse.ServingStatus

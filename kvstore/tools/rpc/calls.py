@@ -248,7 +248,8 @@ class Calls:
     def _admitted(self, method: str, access: Access | Literal["known", "open"], context: Any) -> Principal:
         """Who asks. Raises NotKnown, NotAllowed."""
         if access == "open":
-            return Principal(-1, 0, frozenset(), "anybody")
+            # One for each method: who only watches keeps no probe out.
+            return Principal(-1, 0, frozenset(), f"anybody at {method}")
         principal = self._gate.principal(
             context.auth_context(), context.peer(), self.sockname, _token(context.invocation_metadata())
         )

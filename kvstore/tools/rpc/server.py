@@ -47,6 +47,7 @@ HANDSHAKE_S = 10.0  # that whoever connects has for it: who says nothing is out
 AGE_GRACE_S_MAX = 300.0  # that calls may go on for after the connection's time is over
 PING_S_MIN = 10.0  # between two keepalive pings of a client
 FIGURES_S = 60.0  # between two lines of how many calls came
+TELL_S = 0.25  # for who watches the health to hear of the end; of DRAIN_S
 DRAIN_S = 0.5  # less than the daemon waits at its own end
 
 log = logging.getLogger("kvstore.grpc")
@@ -161,8 +162,8 @@ class Door:
 
     async def close(self) -> None:
         """Say so first, then end. Idempotent."""
-        self._health.end()
-        await self._server.stop(DRAIN_S)
+        await self._health.end()
+        await self._server.stop(DRAIN_S - TELL_S)
 
 
 def _options(settings: Settings) -> list[tuple[str, Any]]:
@@ -191,9 +192,13 @@ class _Health:
     def __init__(self, names: list[str]) -> None:
         self._names = ["", *names]
         self._ending = asyncio.Event()
+        self._watches: set[asyncio.Task[Any]] = set()
 
-    def end(self) -> None:
+    async def end(self) -> None:
+        """Tell all who watch. Idempotent."""
         self._ending.set()
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=TELL_S)
 
     async def check(self, call: Call, request: Any) -> Any:
         if request.service not in self._names:
@@ -204,6 +209,10 @@ class _Health:
         return health_pb2.HealthListResponse(statuses={name: self._state(name) for name in self._names})
 
     async def watch(self, call: Call, request: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
         await call.write(self._state(request.service))
         await self._ending.wait()
         await call.write(self._state(request.service))
