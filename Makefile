@@ -53,7 +53,7 @@ demo-coldstart: venv
 # Tests without engines wait for timers more than half of their time, so four run at a time on two cores, and those of vLLM's newest
 # scheduler beside them. Tests that start engines want the cores for themselves: they run after the others, a file on each core.
 test: venv vllm-source venv-033 vllm-source-033 lint
-	@$(MAKE) --no-print-directory -j2 -Oline test-waiting test-033
+	@$(MAKE) --no-print-directory -j2 test-waiting test-033
 	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
 	$(VENV)/python -m pytest -q -n $(WORKERS) --dist loadfile -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
 

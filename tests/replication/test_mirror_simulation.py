@@ -54,8 +54,8 @@ from tests.replication.virtual_loop import VirtualLoop, run
 from tiers.errors import ObjectMissing, ObjectUnavailable
 from tiers.packs.packs import PACKS
 
-SEEDS = int(os.environ.get("SEEDS", "1000"))
-CHUNKS = 10  # tests that share the seeds
+SEEDS = int(os.environ.get("SEEDS", "600"))
+CHUNKS = 6  # tests that share the seeds
 CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should
 QUIET_S = 120.0  # in which nothing may be copied any more: more than a sweep's interval
