@@ -41,7 +41,7 @@ from tiers.bucket.objects import Bytes
 from tiers.errors import ObjectError
 
 SEEDS = int(os.environ.get("SEEDS", "600"))
-CHUNKS = 6  # tests that share the seeds
+CHUNKS = 5  # tests that share the seeds
 CHAOS_S = 200.0  # of faults and kills
 CALM_S = 600.0  # within which everybody must know everything: more than enough for a full look
 

@@ -55,7 +55,7 @@ from tiers.errors import ObjectMissing, ObjectUnavailable
 from tiers.packs.packs import PACKS
 
 SEEDS = int(os.environ.get("SEEDS", "600"))
-CHUNKS = 6  # tests that share the seeds
+CHUNKS = 5  # tests that share the seeds
 CHAOS_S = 100.0  # of faults and kills
 CALM_S = 1200.0  # within which everything must be as it should
 QUIET_S = 120.0  # in which nothing may be copied any more: more than a sweep's interval
