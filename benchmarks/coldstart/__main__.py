@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from benchmarks.coldstart.bucket import Bucket, opened
 from benchmarks.coldstart.child import BenchError, Child, Facts
 from benchmarks.coldstart.model import MODEL, made
+from benchmarks.regions.radosgw import ServerError
 from kvstore.tools.bench.daemon import Daemon, DaemonError, settings
 from kvstore.tools.bench.figures import Figure, Value
 from kvstore.tools.bench.machine import Others, facts
@@ -122,15 +123,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--bucket", default="kvstore")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     args = parser.parse_args(words)
-    with (
-        tempfile.TemporaryDirectory(dir=args.directory, prefix="kvb-") as scratch,
-        opened(args.endpoint, args.bucket, Path(scratch)) as bucket,
-    ):
-        try:
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=args.directory, prefix="kvb-") as scratch,
+            opened(args.endpoint, args.bucket, Path(scratch)) as bucket,
+        ):
             document = measure(args, bucket, Path(scratch))
-        except (BenchError, DaemonError) as error:
-            say(str(error))
-            return 1
+    except (BenchError, DaemonError, ServerError) as error:
+        say(str(error))
+        return 1
     if args.output == "json":
         print_json(document)
         return 0
