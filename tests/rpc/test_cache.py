@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from kvstore.client import Client
 from kvstore.ledger.vllm_hash import ALGORITHMS, DEFAULT_SEED, block_hashes, none_hash
+from kvstore.remote import Node, Selector
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving
 from tests.rpc.spaces import BLOCK_TOKENS, HASH_BYTES, Space, named
@@ -146,6 +147,18 @@ def test_explain_is_what_the_command_says(client: Reflecting) -> None:
         assert document["hit_tokens"] == 48 and document["model"] == "explained"
         assert [block["hash"] for block in document["blocks"]][:3] == [h.hex() for h in hashes[:3]]
         assert found.runs[0].blocks == 3
+
+
+def test_the_longest_prompt_is_explained(client: Reflecting, node: Serving) -> None:
+    """A document of 65,536 blocks is one answer; a lookup of as many by token ids has all their hashes."""
+    space = Space(client, "longest")
+    hashes = [number.to_bytes(32, "big") for number in range(1, 65_537)]
+    space.put(hashes[:1], [space.record(0)])
+    with Node(node.target) as far:
+        document = far.explain(Selector(model="longest"), hashes)
+        assert len(document["blocks"]) == 65_536 and document["hit_tokens"] == 16
+        found = far.lookup(Selector(model="longest"), tokens=range(1 << 20))
+        assert found.blocks == 65_536 == len(found.hashes) // 32
 
 
 def test_rules_are_set_and_listed(client: Reflecting, node: Serving) -> None:

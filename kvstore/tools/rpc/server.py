@@ -39,6 +39,7 @@ from kvstore.tools.rpc.streams import Streams
 from kvstore.v1 import cache_pb2, nodes_pb2, reports_pb2
 
 MESSAGE_BYTES_MAX = 4 * MIB + 64 * 1024  # a piece of a record, and what is around it
+ANSWER_BYTES_MAX = 64 * MIB  # a document: one of 65,536 blocks has 8 MB
 METADATA_BYTES_MAX = 16 * 1024
 CALLS_MAX = 128  # under way on one connection
 ALL_CALLS_MAX = 1024  # … and on all of them
@@ -171,7 +172,7 @@ def _options(settings: Settings) -> list[tuple[str, Any]]:
     return [
         ("grpc.so_reuseport", 0),  # or two of us would share a port without a word
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.max_concurrent_streams", CALLS_MAX),
         ("grpc.max_connection_age_ms", age_ms),
