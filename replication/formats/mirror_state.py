@@ -63,6 +63,7 @@ class MirrorState(msgspec.Struct, frozen=True, kw_only=True):
 
     source: RegionName
     identity: str = ""
+    rules: Word = ""
     at_s: UnixS = 0.0
     problem: str = ""
     watermark: Positions = {}

@@ -10,8 +10,11 @@ Weights of models have rules of their own, so that a rule of KV, which is small,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+
+import msgspec
+import xxhash
 
 from tiers.namespace_spec import NamespaceSpec
 
@@ -36,7 +39,7 @@ class Rule:
         """Whether this rule decides about a namespace of region `source`, for region `to`."""
         return (
             not self.of_weights
-            and self._is_between(source, to)
+            and self.is_between(source, to)
             and any_fits(self.models, spec.fields.get("model", ""))
             and any_fits(self.tenants, spec.fields.get("tenant", ""))
             and (not self.namespaces or spec.digest.hex().startswith(self.namespaces))
@@ -44,10 +47,18 @@ class Rule:
 
     def fits_weights(self, source: str, to: str, model: str) -> bool:
         """Whether it decides about the weights of this model."""
-        return self.of_weights and self._is_between(source, to) and any_fits(self.models, model)
+        return self.of_weights and self.is_between(source, to) and any_fits(self.models, model)
 
-    def _is_between(self, source: str, to: str) -> bool:
+    def is_between(self, source: str, to: str) -> bool:
+        """Whether it is about copies from region `source` to region `to`."""
         return (not self.sources or source in self.sources) and (not self.to or to in self.to)
+
+
+def choice_of(rules: Sequence[Rule], source: str, to: str) -> str:
+    """Differs where other things may be copied: what one choice of rules has brought says nothing about another one. Rates and
+    priorities decide nothing."""
+    deciding = [replace(rule, priority=0, bytes_per_s=0) for rule in rules if rule.is_between(source, to)]
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(deciding))
 
 
 def first_weights_rule(rules: Sequence[Rule], source: str, to: str, model: str) -> Rule | None:

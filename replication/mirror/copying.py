@@ -38,7 +38,7 @@ from replication.region.region_node import RegionNode
 from replication.tasks import TO_END, reason_of
 from replication.waits import within
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectError, ObjectMissing, PackDamaged
+from tiers.errors import ObjectError, ObjectMissing, ObjectUnavailable, PackDamaged
 from tiers.packs.pack_io import copy_pack
 from tiers.packs.packs import Pack
 
@@ -216,36 +216,39 @@ class Copying(Carrying):
         self.copied_bytes = 0
         self._catalogue = catalogue
         self._clock = clock
-        self._copies = self._copying_bytes = 0  # under way
+        self._copied: dict[int, int] = {}  # bytes of each job that is under way and no renewal, by its id()
         self._getting: dict[int, int] = {}  # bytes of each job that is not got yet, by its id()
         self._unannounced = 0
 
     def _take(self, now_s: float) -> Job | None:
-        if self._copies == COPIES_MAX or len(self._getting) == COPY_GETS_MAX:
-            return None
         if self._unannounced >= UNANNOUNCED_MAX:
             return None
+        self.jobs.rouse(now_s)
+        if (renewal := self.jobs.take_renewal()) is not None:
+            return renewal
+        if len(self._copied) == COPIES_MAX or len(self._getting) == COPY_GETS_MAX:
+            return None
         room_bytes = 1 << 62  # any pack fits, alone
-        if self._copies:
+        if self._copied:
             room_bytes = min(
-                COPY_BYTES_MAX - self._copying_bytes, COPY_GET_BYTES_MAX - sum(self._getting.values())
+                COPY_BYTES_MAX - sum(self._copied.values()), COPY_GET_BYTES_MAX - sum(self._getting.values())
             )
         job = self.jobs.take(now_s, room_bytes)
         if job is not None:
-            self._copies += 1
-            self._copying_bytes += job.size_bytes
-            self._getting[id(job)] = job.size_bytes
+            self._copied[id(job)] = self._getting[id(job)] = job.size_bytes
         return job
 
     async def _bring(self, job: Job) -> None:
         try:
             announced = self._lacking(job)
             if announced is not None and not job.is_put and not self._is_known(job):
+                if job.is_renewal:
+                    job.is_renewal = False
+                    raise ObjectUnavailable(f"{announced.pack.name}: is gone at home meanwhile")
                 await self._copy(job, announced.pack)
                 job.is_put = True
         finally:
-            self._copies -= 1
-            self._copying_bytes -= job.size_bytes
+            self._copied.pop(id(job), None)
             self._got(job)
         self._unannounced += 1
         try:

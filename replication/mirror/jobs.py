@@ -3,12 +3,16 @@
     add ─▶ waiting, by rule ─▶ take: highest priority, oldest first ─▶ done
                ▲   the rate of its rule allows it │
                ╰──── pause ◀──── failing ◀────────┴ retry
+    add ─▶ renewals ─▶ take_renewal: before all of these, at no rate
 
-A job stays until it is done, and a pack has one at most. Nothing here waits or asks anybody; times are given.
+A renewal copies nothing: home has the pack, and the source says that it lives longer. Behind copies it would come when the
+life at home is over. A job stays until it is done, and a pack has one at most. Nothing here waits or asks anybody; times are
+given.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -22,14 +26,15 @@ _Entry = tuple[float, int, "Job"]  # what it is ordered by, a number that no oth
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A pack to copy. since_s: unix seconds, before which it was not announced, 0: not known. holds: what waits for it. is_put: it is at
-    home, and not announced there. missing_since_s: loop's time
-    since when the source does not have it."""
+    """A pack to copy. since_s: unix seconds, before which it was not announced, 0: not known. holds: what waits for it. is_renewal: home has it,
+    and knows a shorter life. is_put: it is at home, and not announced there. missing_since_s: loop's time since when the source
+    does not have it."""
 
     pack_id: bytes
     size_bytes: int
     rule: Rule
     since_s: float
+    is_renewal: bool = False
     number: int = 0
     holds: list[Hold] = field(default_factory=list)
     is_put: bool = False
@@ -46,6 +51,7 @@ class Jobs:
         self._paces = paces
         self._all: dict[bytes, Job] = {}
         self._waiting: dict[Rule, list[_Entry]] = {}
+        self._renewals: deque[Job] = deque()
         self._resting: list[_Entry] = []  # by the time at which they are due
         self._by_age: list[_Entry] = []
         self._failing: dict[bytes, Job] = {}  # in the order in which they began to
@@ -86,13 +92,17 @@ class Jobs:
             job.since_s = since_s
             heappush(self._by_age, (since_s, job.number, job))
 
+    def rouse(self, now_s: float) -> None:
+        """Those that have rested long enough wait again."""
+        while self._resting and self._resting[0][0] <= now_s:
+            self._wait(heappop(self._resting)[2])
+
     def take(self, now_s: float, room_bytes: int) -> Job | None:
         """The job to begin now; None if none can, or the one whose turn it is has more bytes than there is room for.
 
         now_s: loop's time.
         """
-        while self._resting and self._resting[0][0] <= now_s:
-            self._wait(heappop(self._resting)[2])
+        self.rouse(now_s)
         rule = self._next_rule(now_s)
         if rule is None:
             return None
@@ -103,6 +113,10 @@ class Jobs:
         if rule.bytes_per_s and not job.is_put:
             self._paces[rule] = max(now_s, self._ready_s(rule)) + job.size_bytes / rule.bytes_per_s
         return job
+
+    def take_renewal(self) -> Job | None:
+        """The next one; None without any."""
+        return self._renewals.popleft() if self._renewals else None
 
     def due_s(self) -> float | None:
         """When time alone brings the next job, by the loop's clock; None: never."""
@@ -138,6 +152,9 @@ class Jobs:
         return self._by_age[0][0] if self._by_age else None
 
     def _wait(self, job: Job) -> None:
+        if job.is_renewal:
+            self._renewals.append(job)
+            return
         heappush(self._waiting.setdefault(job.rule, []), (job.since_s, job.number, job))
 
     def _next_rule(self, now_s: float) -> Rule | None:

@@ -31,7 +31,7 @@ from replication.formats.mirror_state import (
     encode_state,
     read_state,
 )
-from replication.formats.rules import Rule
+from replication.formats.rules import Rule, choice_of
 from replication.mirror.copying import Ways
 from replication.mirror.pull import Pull
 from replication.region.region_node import RegionNode
@@ -81,7 +81,8 @@ class Mirror:
         self._paces = paces
         self._clock = clock
         self._chance = chance
-        self._earlier = MirrorState(source=source)
+        self._choice = choice_of(rules, source, home.region)
+        self._earlier = MirrorState(source=source, rules=self._choice)
         self._complete_s = 0.0
         self._identity = ""
         self._problem = NOT_REACHED
@@ -123,6 +124,7 @@ class Mirror:
         return MirrorState(
             source=self._source,
             identity=self._identity,
+            rules=self._choice,
             at_s=now_s,
             problem=status.failure if status.failures else _gap(status),
             watermark=pull.watermark.positions,
@@ -156,6 +158,10 @@ class Mirror:
             except ObjectError as error:
                 self._failed(str(error))
             await asyncio.sleep(MIRROR_JOIN_PAUSE_S)
+        if self._earlier.rules != self._choice:  # what is at home by others says nothing
+            self._earlier = msgspec.structs.replace(
+                self._earlier, rules=self._choice, watermark={}, is_sweeping=True, oldest_age_s=None
+            )
         if self._earlier.oldest_age_s is not None:
             self._complete_s = self._earlier.at_s - self._earlier.oldest_age_s
 
@@ -181,7 +187,7 @@ class Mirror:
         self._identity, bucket, catalogue = await self._joined()
         try:
             if self._earlier.identity not in ("", self._identity):  # that was another region of this name
-                self._earlier = MirrorState(source=self._source)
+                self._earlier = MirrorState(source=self._source, rules=self._choice)
                 self._complete_s = 0.0
             self.pull = Pull(
                 Ways(self._source, bucket, self._home, self._objects),

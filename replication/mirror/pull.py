@@ -244,10 +244,10 @@ class Pull:
         if len(self.jobs) + len(wanted) > JOBS_MAX:
             self.leapt()
             return
-        for announced, rule in wanted:
+        for announced, rule, is_here in wanted:
             job = self.jobs.get(announced.pack.id)
             if job is None:
-                job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s)
+                job = Job(announced.pack.id, announced.pack.size_bytes, rule, since_s, is_here)
                 self.jobs.add(job)
             self.jobs.heard(job, since_s)
             if hold is not None:
@@ -256,7 +256,10 @@ class Pull:
         if wanted:
             self.copying.wake()
 
-    def _wanted(self, entries: Sequence[Announced], priority: int | None) -> list[tuple[Announced, Rule]]:
+    def _wanted(
+        self, entries: Sequence[Announced], priority: int | None
+    ) -> list[tuple[Announced, Rule, bool]]:
+        """What home lacks of these, by which rule, and whether it has the pack and lacks a longer life only."""
         ruled = [
             (entry, rule)
             for entry in entries
@@ -266,9 +269,9 @@ class Pull:
         known = self._ways.home.known([entry.pack.id for entry, _ in ruled])
         now_s, erasure = self._clock(), self._ways.home.erasure
         return [
-            pair
-            for pair, there in zip(ruled, known, strict=True)
-            if is_lacking(pair[0], there, now_s) and not erasure.covers(pair[0])
+            (entry, rule, there is not None)
+            for (entry, rule), there in zip(ruled, known, strict=True)
+            if is_lacking(entry, there, now_s) and not erasure.covers(entry)
         ]
 
     def _consider_models(self, models: Sequence[AnnouncedModel], since_s: float, hold: Hold | None) -> None:

@@ -4,7 +4,7 @@
     run ────▶ the tail of the feed, upkeep, erasure and audits, for ever
 
 Invariants: a pack is announced when it is in the bucket, and packs are announced in the order in which they were put, so
-that a prefix is announced before what hangs on it.
+that a prefix is announced before what hangs on it, and with a life that is as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import FeedWriter
 from replication.feed.tail import Tail
-from replication.formats.announced import Announced
+from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import Tombstone
@@ -231,10 +231,14 @@ class RegionNode(RegionReader):
             await asyncio.sleep(announce_interval_s(self._tail.status().writers))
 
     async def _is_said(self, said: Sequence[Announced | AnnouncedModel]) -> bool:
-        entries = [one for one in said if isinstance(one, Announced)]
+        packs = [one for one in said if isinstance(one, Announced)]
         models = [one for one in said if isinstance(one, AnnouncedModel)]
         try:
+            entries = [*self._paths(packs), *packs]
             await self._writer.announce(entries, models)
+        except CatalogueDamaged as error:
+            self._mend(error)
+            return False
         except ObjectError as error:
             log.warning("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
             return False
@@ -243,6 +247,23 @@ class RegionNode(RegionReader):
         except CatalogueDamaged as error:
             self._mend(error)  # and is made anew from the feed, where they are
         return True
+
+    def _paths(self, packs: Sequence[Announced]) -> list[Announced]:
+        """What these hang on, with longer lives where they need it: nothing outlives what is before it, whoever asks for what.
+        Raises CatalogueDamaged."""
+        longer: dict[bytes, Announced] = {}
+        for pack in packs:
+            child, header = pack, pack.pack.header
+            while header.parent:
+                [spot] = self.catalogue.find([header.spec.digest + header.parent])
+                if spot is None:
+                    break
+                parent = longer.get(spot.announced.pack.id, spot.announced)
+                if not lasts_longer(child, parent):
+                    break
+                child = msgspec.structs.replace(parent, kept_until_s=child.kept_until_s)
+                longer[child.pack.id], header = child, child.pack.header
+        return list(longer.values())[::-1]
 
     # -- for people --
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,10 +12,8 @@ import pytest
 from replication import constants as limits
 from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged
-from replication.feed.feed import FeedWriter
 from replication.feed.snapshots import Snapshots
 from replication.feed.tail import POLL_INTERVAL_S
-from replication.formats.announced import Announced
 from replication.formats.mirror_state import (
     IN_TIME_S,
     MIRRORS,
@@ -28,149 +23,30 @@ from replication.formats.mirror_state import (
     read_mirrors,
     read_state,
 )
-from replication.formats.region import init_region, open_region
-from replication.formats.rules import Rule, sources_for
-from replication.formats.segment import FEED, decode, segment_number
+from replication.formats.rules import Rule, choice_of, sources_for
+from replication.formats.segment import FEED
 from replication.formats.tombstones import Tombstone, bury
 from replication.mirror.copying import COPY_BACKOFF_S_MAX, DAMAGED_BACKOFF_S_MAX, LOST_AFTER_S
-from replication.mirror.mirror import (
-    HEARTBEAT_S,
-    MIRROR_JOIN_PAUSE_S,
-    STATE_INTERVAL_S,
-    STATE_READS_MAX,
-    Joined,
-    Mirror,
-)
-from replication.mirror.pull import SWEEP_INTERVAL_S, Pull
-from replication.region.region_node import RegionNode
-from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
+from replication.mirror.mirror import HEARTBEAT_S, MIRROR_JOIN_PAUSE_S, STATE_INTERVAL_S, STATE_READS_MAX
+from replication.mirror.pull import SWEEP_INTERVAL_S
+from tests.objects import Faults, MemoryObjects, flip
 from tests.replication.memory_rows import MemoryRows
-from tests.replication.virtual_loop import run
+from tests.replication.mirrored import (
+    ALL,
+    SKEW_S,
+    SOON_S,
+    STARTED_S,
+    World,
+    in_memory,
+    pack,
+    pulled,
+    simulate,
+)
 from tiers.bucket.objects import Bytes
-from tiers.checksum import digest
 from tiers.errors import ObjectRefused, ObjectUnavailable
-from tiers.namespace_spec import NamespaceSpec
-from tiers.packs.packs import PACKS, PackHeader, describe
+from tiers.packs.packs import PACKS
 
-ALL = Rule()
-SOON_S = 20.0  # to be heard, copied and announced
-STARTED_S = 1e9  # unix time when a test begins
-SKEW_S = limits.CLOCK_SKEW_S
-
-
-def pack(name: object, model: str = "m", tenant: str = "", record_bytes: int = 64) -> tuple[Announced, bytes]:
-    """A pack of two records, and its bytes."""
-    fields = {"model": model, "tenant": tenant}
-    spec = NamespaceSpec(digest(repr((fields, record_bytes)).encode()), record_bytes, 16, 16, fields)
-    names = [f"{name} {index}".encode() for index in range(2)]
-    records = [digest(one) * (record_bytes // 16) for one in names]
-    header = PackHeader(spec, b"", b"".join(map(digest, names)), b"".join(map(digest, records)))
-    described, first = describe(header)
-    return Announced(described), first + b"".join(records)
-
-
-class Bucket:
-    """A region's bucket, and a daemon that writes there. way: as a mirror sees it."""
-
-    def __init__(self, region: str, clock: Callable[[], float]) -> None:
-        self.region = region
-        self.objects = MemoryObjects(region, clock)
-        self.way = FaultyObjects(self.objects, random.Random(0))
-        self.writer = FeedWriter(self.objects, "a" * 16, clock, random.Random(0))
-
-    async def make(self, *made: tuple[Announced, bytes], kept_until_s: int = 0, puts: bool = True) -> None:
-        for announced, content in made if puts else ():
-            await self.objects.put(announced.pack.name, content)
-        await self.writer.announce(
-            [msgspec.structs.replace(announced, kept_until_s=kept_until_s) for announced, _ in made]
-        )
-
-    def announced(self) -> list[Announced]:
-        """Everything in the feed, writer by writer, in order."""
-        found: list[Announced] = []
-        for name in sorted(name for name in self.objects.stored if name.startswith(FEED)):
-            segment = decode(
-                self.objects.stored[name], name[len(FEED) :].partition("/")[0], segment_number(name)
-            )
-            found += segment.entries
-        return found
-
-    def copies(self) -> list[bytes]:
-        """Ids of what mirrors announced here, in order."""
-        return [entry.pack.id for entry in self.announced() if entry.origin]
-
-    def has(self, *made: tuple[Announced, bytes]) -> bool:
-        return all(self.objects.stored.get(announced.pack.name) == content for announced, content in made)
-
-
-class World:
-    """Regions na, eu and apac, and mirrors into eu."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.buckets = {name: Bucket(name, self.clock) for name in ("na", "eu", "apac")}
-        self.na, self.eu, self.apac = self.buckets.values()
-        self.rows: dict[str, MemoryRows] = {}
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def clock(self) -> float:
-        return STARTED_S + self.loop.time()
-
-    async def begin(self) -> None:
-        for name, bucket in self.buckets.items():
-            await init_region(bucket.objects, "acme", name, self.clock)
-
-    async def node(self) -> RegionNode:
-        """A process of eu."""
-        node = await RegionNode.join(
-            self.eu.way, "acme", "eu", Path("eu"), "mirror", random.Random(1), self.clock
-        )
-        self.tasks.append(asyncio.ensure_future(node.run()))
-        return node
-
-    async def mirror(self, *rules: Rule, sources: tuple[str, ...] = ("na",)) -> list[Mirror]:
-        node, paces = await self.node(), dict[Rule, float]()
-        mirrors = []
-        for name in sources:
-            join, chance = partial(self.joined, name), random.Random(len(mirrors))
-            mirrors.append(Mirror(node, self.eu.way, name, join, rules or (ALL,), paces, self.clock, chance))
-            self.tasks.append(asyncio.ensure_future(mirrors[-1].run()))
-        return mirrors
-
-    async def joined(self, name: str) -> Joined:
-        way = self.buckets[name].way
-        marker = await open_region(way, "acme", name)
-        return Joined(marker.identity, way, Catalogue(self.rows.setdefault(name, MemoryRows())))
-
-    async def stop(self) -> None:
-        for task in self.tasks:
-            assert not task.done(), task
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.tasks.clear()
-
-
-@pytest.fixture(autouse=True)
-def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    disks: dict[Path, MemoryRows] = {}
-    monkeypatch.setattr(
-        Catalogue, "open", lambda path, identity: Catalogue(disks.setdefault(path, MemoryRows()))
-    )
-
-
-def simulate(main: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        world = World()
-        await world.begin()
-        await main(world)
-        await world.stop()
-
-    run(whole())
-
-
-def pulled(mirror: Mirror) -> Pull:
-    assert mirror.pull is not None
-    return mirror.pull
+catalogues_in_memory = in_memory  # a fixture of every test here, too
 
 
 def test_what_a_region_makes_is_soon_in_the_other_one() -> None:
@@ -551,6 +427,43 @@ def test_a_mirror_is_judged_by_the_worst_of_it(facts: dict[str, Any], word: str)
     assert judged(MirrorState(source="na", **{"at_s": 1e6, **facts}), 1e6 + 1.0) == word
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([Rule(tenants=("one",))], [Rule(tenants=("one", "two"))]),
+        ([Rule(tenants=("two",), copies=False), ALL], [ALL]),
+        ([Rule(models=("x",))], [Rule(models=("*",))]),
+        ([Rule(sources=("apac",)), Rule(tenants=("one",))], [Rule(sources=("na",))]),
+    ],
+)
+def test_a_watermark_of_other_rules_says_nothing(before: list[Rule], after: list[Rule]) -> None:
+    """When rules change, watermark and age begin anew, and are never ahead of what is at home by the new ones."""
+
+    async def main(world: World) -> None:
+        made = [pack(tenant, tenant=tenant) for tenant in ("one", "two")]
+        await world.na.make(*made)
+        await world.mirror(*before)
+        await asyncio.sleep(3600)
+        await world.stop()
+        world.na.way.faults = Faults(delay_s=30.0)
+        [mirror] = await world.mirror(*after)
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            state = await read_state(world.eu.objects, "na")
+            if state.rules == mirror.state().rules and (state.watermark or state.oldest_age_s is not None):
+                assert world.eu.has(*made)
+        assert mirror.state().watermark == {"a" * 16: 1}
+
+    simulate(main)
+
+
+def test_other_rates_are_no_other_rules() -> None:
+    """Priority and rate of a rule, and rules between other regions, change nothing of what a watermark says."""
+    rule = Rule(tenants=("one",))
+    same = [Rule(sources=("apac",)), Rule(tenants=("one",), priority=3, bytes_per_s=7)]
+    assert choice_of([rule], "na", "eu") == choice_of(same, "na", "eu") != choice_of([ALL], "na", "eu")
+
+
 def test_a_source_that_was_made_anew_is_another_one() -> None:
     """The watermark of a region that is gone says nothing of the one that has its name now."""
 
@@ -679,6 +592,31 @@ def test_a_longer_life_is_copied_without_bytes() -> None:
         assert {entry.origin for entry in world.eu.announced()} == {"na"}
         state = mirror.state()
         assert state.copied_packs == 1 and state.watermark == {"a" * 16: 5} and not state.pending
+
+    simulate(main)
+
+
+def test_a_longer_life_waits_behind_no_copy() -> None:
+    """A renewal is at home at once though copies wait for hours at their rule's rate, and takes nothing of that rate."""
+
+    async def main(world: World) -> None:
+        now_s = int(world.clock())
+        lasting, *waiting = (pack(number, record_bytes=1 << 14) for number in range(21))
+        await world.na.make(lasting, kept_until_s=now_s + 600)
+        rate = lasting[0].pack.size_bytes // 600
+        [mirror] = await world.mirror(Rule(bytes_per_s=rate))
+        await asyncio.sleep(SOON_S)
+        await world.na.make(*waiting)
+        await asyncio.sleep(SOON_S)
+        await world.na.make(lasting, kept_until_s=now_s + 7200, puts=False)
+        await asyncio.sleep(SOON_S)
+        assert [entry.kept_until_s for entry in world.eu.announced() if entry.pack == lasting[0].pack] == [
+            now_s + 600,
+            now_s + 7200,
+        ]
+        assert len(world.eu.copies()) == 2 and mirror.state().pending == len(waiting)
+        await asyncio.sleep(650 * len(waiting))
+        assert world.eu.has(*waiting) and not mirror.state().pending
 
     simulate(main)
 

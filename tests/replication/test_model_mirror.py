@@ -22,8 +22,8 @@ from replication.mirror.pull import SWEEP_INTERVAL_S
 from replication.models.collecting import COLLECTING, Intent, Lock, encode_lock, intent_name
 from replication.models.copy_model import ModelCopy
 from tests.objects import flip
+from tests.replication.mirrored import SOON_S, Bucket, World, in_memory, pack, simulate
 from tests.replication.models import MadeModel, make_model, publish, put_model
-from tests.replication.test_mirror import SOON_S, Bucket, World, in_memory, pack, simulate
 from tiers.errors import ObjectUnavailable
 
 assert in_memory  # a fixture of both

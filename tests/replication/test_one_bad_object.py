@@ -21,7 +21,7 @@ from replication.problems import Problems
 from replication.region.region_node import RegionNode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
-from tests.replication.test_mirror import in_memory
+from tests.replication.mirrored import in_memory
 from tests.replication.test_read_through import Wanted
 from tests.replication.virtual_loop import run
 from tiers.base import Get

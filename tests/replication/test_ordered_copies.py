@@ -18,8 +18,8 @@ from replication.mirror.ordered_copies import ORDER_JOBS_MAX
 from replication.region.order_watch import ORDERS_INTERVAL_S
 from tests.objects import flip
 from tests.replication.memory_rows import MemoryRows
+from tests.replication.mirrored import SOON_S, World, pack, pulled, simulate
 from tests.replication.models import make_model, publish
-from tests.replication.test_mirror import SOON_S, World, pack, pulled, simulate
 
 DAY_S = 86_400.0
 ORDERED_S = ORDERS_INTERVAL_S + SOON_S  # to be seen and copied

@@ -12,7 +12,7 @@ from replication.mirror.jobs import Job
 from replication.mirror.pull import Pull
 from replication.problems import Problems
 from replication.tasks import Tasks, kept_going
-from tests.replication.test_mirror import SOON_S, World, in_memory, pack, simulate
+from tests.replication.mirrored import SOON_S, World, in_memory, pack, simulate
 from tests.replication.virtual_loop import run
 from tiers.together import together
 
@@ -30,7 +30,7 @@ def test_a_bug_costs_its_pack_only(error: BaseException, monkeypatch: pytest.Mon
 
     async def broken(self: Copying, job: Job) -> None:
         if job.pack_id == pack("bad")[0].pack.id:
-            self._copies -= 1
+            self._copied.clear()
             raise error
         await inner(self, job)
 

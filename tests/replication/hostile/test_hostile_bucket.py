@@ -41,7 +41,7 @@ from tests.replication.hostile.world import (
     hostile_ways,
     spec_of,
 )
-from tests.replication.test_mirror import in_memory
+from tests.replication.mirrored import in_memory
 from tests.replication.virtual_loop import run
 from tiers.base import Get
 from tiers.bucket.sealed_objects import SealedObjects
