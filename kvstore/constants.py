@@ -80,6 +80,7 @@ require(IO_THREADS_MAX + VERIFY_JOBS_MAX < IO_ORDINARY_MAX, "every store finds a
 require(LOADS_WAITING_MAX <= LOAD_WAITERS_MAX, "every load may be waited for")
 require(STALL_S_MIN <= STALL_S <= STALL_S_MAX, "the default stall is allowed")
 
+DOOR_SLOW_S = 0.1  # a request that takes longer is noted, with its reason
 DOOR_CONNECTIONS_MAX = 1100  # every owner of the arena (1023) and some tools
 DOOR_LEASE_SHARE_MAX = 0.5  # of the arena, per connection
 DOOR_PROCESS_LEASE_SHARE_MAX = 0.75  # of the arena, all connections of one process together

@@ -178,6 +178,10 @@ class TooManyConnections(ConnectionRefused):
     """The daemon serves as many connections as it may."""
 
 
+class CutOff(ConnectionRefused):
+    """Somebody ended this connection with `kvstore clients --kill`."""
+
+
 class TooSlow(ConnectionRefused):
     """The peer left a frame half sent, or answers unread, for too long."""
 

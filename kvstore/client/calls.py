@@ -428,6 +428,18 @@ class Calls:
         """
         return self._call((), lambda w, _: w.Live(minutes_since_s)).report  # type: ignore[no-any-return]
 
+    def clients(self) -> list[answers.Client]:
+        """Who is connected to the daemon; docs/cli.md names the fields."""
+        return self._pages("clients", lambda w, skip: w.Clients(skip))["clients"]  # type: ignore[no-any-return]
+
+    def kill_client(self, number: int) -> answers.Client:
+        """Have the daemon hang up on one of them: what it holds goes back. It may connect again. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.KillClient(number)).report  # type: ignore[no-any-return]
+
+    def slow_requests(self) -> answers.SlowRequests:
+        """The last requests that took long, the latest first; docs/cli.md names the fields."""
+        return self._call((), lambda w, _: w.SlowRequests()).report  # type: ignore[no-any-return]
+
     def chains(self, block_hash: bytes, namespace: str = "") -> list[tuple[bytes, bytes]]:
         """Of the prefix that ends with this block: the digest of each namespace that knows it, and its hashes, joined."""
         report = self._call((), lambda w, _: w.Chain(namespace, block_hash)).report

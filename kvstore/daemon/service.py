@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -258,6 +259,8 @@ class Service:
             "now_s": round(time.time(), 3),
             "data_dir": str(self.config.data_dir),
             "socket_path": str(self.config.socket_path),
+            "host": socket.gethostname(),
+            "region_name": self.config.region,
         }
 
     def _health(self) -> answers.Health:
@@ -392,7 +395,10 @@ class Service:
             self._exporter = Exporter(config, self.storage.data_dir.instance, time.time)
             tracing = Tracing(config.traces.sample, turns.clock, self._exporter.take)
         limits = Limits.of(
-            self.storage.arena.capacity_bytes, config.door.leases_max, config.door.lease_share_max
+            self.storage.arena.capacity_bytes,
+            config.door.leases_max,
+            config.door.lease_share_max,
+            config.door.slow_s,
         )
         return Api(self.engine, self, limits, turns, later, tracing)
 

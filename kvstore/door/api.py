@@ -23,12 +23,14 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
 from kvstore.constants import DOOR_PIECE_US, MIB, NAMESPACES_MAX, PREFILL_TOKENS_PER_S_MIN, require
 from kvstore.door.auditing import Auditing
+from kvstore.door.clients import Clients, Slow, SlowRequests, blocks_of, why_waited
 from kvstore.door.holders import Holder, Holders, Limits
+from kvstore.door.later import Later, Timer
 from kvstore.door.models import (
     attach_model,
     commit_model,
@@ -38,12 +40,14 @@ from kvstore.door.models import (
     reserve_model,
 )
 from kvstore.door.node import Node
+from kvstore.door.rules import clear, list_rules, set_pin, set_quota, set_ttl
 from kvstore.door.turns import Turns
 from kvstore.engine.engine import Engine
 from kvstore.engine.prefix_warming import PrefixWarming, chain_steps, known_steps
-from kvstore.engine.sessions import Session
+from kvstore.engine.sessions import Peer, ReadLease, Session
 from kvstore.errors import (
     BadRequest,
+    ConnectionRefused,
     Internal,
     LeaseExpired,
     LimitExceeded,
@@ -57,7 +61,7 @@ from kvstore.ledger.latencies import Histogram
 from kvstore.ledger.recording import Recording
 from kvstore.ledger.tracing import Tracing
 from kvstore.protocol import answers, frames
-from kvstore.retention.rules import Rule
+from kvstore.protocol.residency_bits import IN_NVME, IN_SHARED
 from kvstore.security.principals import Access, Principal
 from kvstore.steps import Steps
 from tiers.checksum import pack_columns
@@ -74,36 +78,7 @@ require(DOOR_NAMESPACES_MAX <= NAMESPACES_MAX, "one process cannot register more
 log = logging.getLogger("kvstore.door")
 
 _DONE = frames.Done()
-
-
-class Later:
-    """An answer that does not exist yet; several may wait for it."""
-
-    def __init__(self) -> None:
-        self.answer: frames.Answer | None = None
-        self._waiting: list[Callable[[frames.Answer], None]] = []
-
-    def set(self, answer: frames.Answer) -> None:
-        """Here it is. Only the first one counts."""
-        if self.answer is None:
-            self.answer = answer
-            waiting, self._waiting = self._waiting, []
-            for tell in waiting:
-                tell(answer)
-
-    def then(self, tell: Callable[[frames.Answer], None]) -> None:
-        """Call `tell` with the answer, once it is there."""
-        if self.answer is not None:
-            tell(self.answer)
-        else:
-            self._waiting.append(tell)
-
-
-class Timer(Protocol):
-    """What `Api.call_later` returns."""
-
-    def cancel(self) -> None:
-        """It is not needed any more."""
+_ON_DISK = (frames.SetPin, frames.SetTtl, frames.SetQuota)  # answered when the rule is there
 
 
 class Api:
@@ -135,6 +110,8 @@ class Api:
         self.life = int.from_bytes(os.urandom(6), "little")  # every client is told
         self.lenders: dict[int, Caller] = {}  # lease -> who leases its slots for others to fill
         self.recordings: list[Recording] = []
+        self.clients = Clients()
+        self.slow = SlowRequests()
         self._holders = Holders()
         self._check: Later | None = None
 
@@ -181,12 +158,17 @@ class Caller:
         api: Api,
         holder: Holder,
         session: Session | None,
-        name: str,
+        label: str,
         reply: Callable[[frames.Answer], None],
         resume: Callable[[], None],
         door: str = "",
+        hang_up: Callable[[ConnectionRefused], None] = lambda _: None,
     ) -> None:
-        self.name = name
+        principal = holder.principal
+        self.name = f"{label or 'unnamed'} ({principal})"
+        self.peer = session.peer if session is not None else Peer()
+        self.peer.label, self.peer.pid, self.peer.uid = label, principal.process, principal.uid
+        self.peer.since_s = api.clock()
         self._api = api
         self._engine = api.engine
         self._holder = holder
@@ -194,21 +176,28 @@ class Caller:
         self._session = session  # None: did not attach, and never had a lease
         self._reply = reply
         self._resume = resume
+        self._hang_up = hang_up
         self._audit = Auditing(holder.principal, door)
-        self._namespaces: dict[int, Namespace] = {}
+        self._namespaces = self.peer.namespaces
         self._spec_bytes: dict[int, int] = {}  # of what this client said of each
         self._leases: dict[int, tuple[int, float]] = {}  # number -> bytes, since when; oldest first
         self._is_expiring = False
         self._lease_bytes = 0
         self._steps: Steps[frames.Answer | None] | None = None
         self._later: Later | None = None
-        self._begun_s = 0.0  # the request that is being served
+        self._asked: frames.Request | None = None  # the request that is being served …
+        self._here_s = 0.0  # … since when all of it is here, …
+        self._begun_s = 0.0
+        self._pieces = 0  # … how many pieces of its steps are done
+        self._waits: ReadLease | None = None  # … and what it waits for
+        self._was_starved = False
         self._times = Histogram()  # of its kind
         self._timer: Timer | None = None
         self._recording: Recording | None = None
         self._warming: tuple[tuple[str, bytes], PrefixWarming] | None = None
         self._has_complained = False
         self._has_ended = False
+        api.clients.enter(self)
 
     @property
     def has_steps(self) -> bool:
@@ -220,13 +209,15 @@ class Caller:
         """Whether the next request may be served."""
         return self._steps is None and self._later is None
 
-    def serve(self, request: frames.Request) -> None:
-        """Begin a request. Its answer goes to `reply`: now, in a `step`, or by itself. Never raises."""
+    def serve(self, request: frames.Request, here_s: float = 0.0) -> None:
+        """Begin a request. Its answer goes to `reply`: now, in a `step`, or by itself. Never raises. here_s: since when all of
+        it is here."""
         api, holder, name = self._api, self._holder, type(request).__name__
         kind = KINDS[type(request)]
         api.requests[name] += 1
-        holder.requests += 1
+        self.peer.requests += 1
         self._times, self._begun_s = api.times[type(request)], api.clock()
+        self._asked, self._here_s = request, here_s or self._begun_s
         if getattr(request, "ticket", 0):  # two programs may count their requests from 1
             request.ticket ^= holder.salt  # type: ignore[union-attr]
         self._audit.asked(request, kind.access)
@@ -247,14 +238,36 @@ class Caller:
 
     def _answer(self, answer: frames.Answer) -> None:
         """Here it is, and so long it took."""
-        self._times.add(self._api.clock() - self._begun_s)
+        now_s = self._api.clock()
+        self._times.add(now_s - self._begun_s)
+        if now_s - self._here_s >= self._api.limits.slow_s:
+            self._note_slow(now_s)
+        self._asked, self._waits, self._pieces = None, None, 0
         self._audit.answered(answer)
         self._reply(answer)
+
+    def _note_slow(self, now_s: float) -> None:
+        """It took long; see `kvstore.door.clients` for the reasons."""
+        took_s, waited_s = now_s - self._here_s, self._begun_s - self._here_s
+        if self._pieces:  # between them others had their turns
+            waited_s += max(0.0, now_s - self._begun_s - self._pieces * DOOR_PIECE_US / 1e6)
+        why = "turn"
+        if waited_s < took_s / 2:
+            why = "disk" if isinstance(self._asked, _ON_DISK) else "work"
+            if self._waits is not None:
+                starved = self._was_starved or self._engine.loader.starved > 0
+                why = why_waited(self._waits.tiers, starved, IN_NVME, IN_SHARED)
+        space = next(iter(self._namespaces.values()), None)
+        blocks = blocks_of(self._asked, space.hash_bytes if space is not None else frames.DIGEST_BYTES)
+        who = self.peer.as_dict(now_s, len(self._leases))
+        name = type(self._asked).__name__.lower()
+        self._api.slow.note(Slow(now_s, took_s, waited_s, name, blocks, why, who))
 
     def step(self) -> None:
         """Do the next piece of the request that has steps. Never raises."""
         if self._steps is None:
             return
+        self._pieces += 1
         try:
             next(self._steps)
             return
@@ -318,8 +331,11 @@ class Caller:
         """The client is gone: everything it holds goes back. Idempotent."""
         if self._has_ended:
             return
-        self._has_ended, self._steps, self._later = True, None, None
+        self._has_ended, self._steps, self._later, self._waits = True, None, None, None
         self._reply, self._resume = lambda _: None, lambda: None  # no circle: nobody collects old garbage
+        self._hang_up = lambda _: None
+        self._api.clients.leave(self)
+        self._holder.requests += self.peer.requests
         self._cancel_timer()
         self._audit.answered(None)
         if self._recording is not None:
@@ -335,6 +351,15 @@ class Caller:
         session, self._session = self._session, None
         if session is not None:
             self._engine.close_session(session)
+
+    def told(self, now_s: float) -> answers.Client:
+        """As `kvstore clients` lists it."""
+        peer = self.peer.as_dict(now_s, len(self._leases))
+        return {**peer, "attached": self.attached, "lease_bytes": self._lease_bytes}
+
+    def cut_off(self, refusal: ConnectionRefused) -> None:
+        """Say why, and hang up: everything goes back."""
+        self._hang_up(refusal)
 
     # -- namespaces --
 
@@ -402,6 +427,9 @@ class Caller:
             rate if rate >= PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = yield from self._engine.find_steps(request.namespaces, request.hashes, asking)
+        if request.hashes:
+            self.peer.asked_blocks += len(request.hashes) // self._known(request.namespaces[0]).hash_bytes
+        self.peer.hit_blocks += found.usable
         self._answer(frames.Count(found.usable, found.writing))
         try:
             self._engine.book(request.namespaces, request.hashes, found, asking)
@@ -566,6 +594,7 @@ class Caller:
         if request.wait_ms == 0:
             lease.expire()
         if later.answer is None:
+            self._waits, self._was_starved = lease, self._engine.loader.starved > 0
             self._timer = self._api.call_later(request.wait_ms / 1000, lease.expire)
         return later.answer or later
 
@@ -592,38 +621,7 @@ class Caller:
         self._lease_bytes -= size_bytes
         self._holder.lease_bytes -= size_bytes
 
-    # -- retention: answered when the rule is on disk --
-
-    def _ttl(self, r: frames.SetTtl) -> Later:
-        return self._rule(self._engine.retention.ttl, r.namespace, r.hash, r.tenant, r.ttl_s, r.is_set)
-
-    def _quota(self, r: frames.SetQuota) -> Later:
-        return self._rule(self._engine.retention.quota, r.namespace, r.tenant, r.dram_bytes, r.nvme_bytes)
-
-    def _rule(self, command: Callable[..., None], *rule: object) -> Later:
-        later = Later()
-
-        def done(error: RequestError | None, rules: Sequence[Rule]) -> None:
-            if error is not None:
-                later.set(frames.Error(error.code, str(error)))
-            else:
-                namespaces = [rule.namespace for rule in rules if rule.namespace]
-                later.set(frames.StatusReport({"namespaces": namespaces}))
-
-        command(*rule, done)
-        return later
-
-    def _retention(self, _: frames.Retention) -> Steps[frames.Answer]:
-        return frames.StatusReport((yield from self._engine.retention.report_steps()))
-
-    def _clear(self, r: frames.Clear) -> Later:
-        later = Later()
-
-        def told(cleared: dict[str, object]) -> None:
-            later.set(frames.StatusReport(cleared))
-
-        self._engine.clear(r.namespace, r.hash, r.tenant, r.everything, r.dry, told)
-        return later
+    # -- the index --
 
     def _warm(self, r: frames.WarmPrefix) -> Steps[frames.Answer]:
         """Once for each prefix; asked again it goes on where it was."""
@@ -665,6 +663,17 @@ class Caller:
             raise BadRequest("set: only for a connection without the arena, as that of `kvstore set`")
         return frames.StatusReport(self._api.node.settings.change(r.key, r.text))
 
+    def _clients(self, r: frames.Clients) -> frames.Answer:
+        return frames.StatusReport(self._api.clients.page(self._api.clock(), r.skip))
+
+    def _kill(self, r: frames.KillClient) -> frames.Answer:
+        told = self._api.clients.cut_off(r.number, self.name)
+        log.warning("%s (pid %s) was cut off by %s", told["label"] or "unnamed", told["pid"], self.name)
+        return frames.StatusReport(told)
+
+    def _slow(self, _: frames.SlowRequests) -> frames.Answer:
+        return frames.StatusReport(self._api.slow.told(self._api.clock(), self._api.limits.slow_s))
+
     def _record(self, _: frames.Record) -> frames.Answer:
         if self._recording is None:
             if len(self._api.recordings) >= RECORDINGS_MAX:
@@ -698,7 +707,7 @@ class Caller:
 
     def _session_for_lease(self, new: bool = True) -> Session:
         if self._session is None:
-            self._session = self._engine.open_session(OWNER_ANY, self.name)
+            self._session = self._engine.open_session(OWNER_ANY, self.name, self.peer)
         if new and len(self._leases) >= self._api.limits.leases_max:
             raise LimitExceeded(f"{self._api.limits.leases_max} open leases on one connection are allowed")
         return self._session
@@ -742,15 +751,16 @@ KINDS: dict[type[Any], Kind] = {
     ),
     frames.Explain: Kind(Caller._explain, "view", 100, 0.05, frames.HASHES_MAX),
     frames.Check: Kind(Caller._check, "admin", 100),
-    frames.SetPin: Kind(
-        lambda c, r: c._rule(c._engine.retention.pin, r.namespace, r.hash, r.pinned), "admin", 200
-    ),
-    frames.SetTtl: Kind(Caller._ttl, "admin", 200),
-    frames.SetQuota: Kind(Caller._quota, "admin", 200),
-    frames.Retention: Kind(Caller._retention, "view", 1000),
-    frames.Clear: Kind(Caller._clear, "admin", 3000),
+    frames.SetPin: Kind(lambda c, r: set_pin(c._engine, r), "admin", 200),
+    frames.SetTtl: Kind(lambda c, r: set_ttl(c._engine, r), "admin", 200),
+    frames.SetQuota: Kind(lambda c, r: set_quota(c._engine, r), "admin", 200),
+    frames.Retention: Kind(lambda c, _: list_rules(c._engine), "view", 1000),
+    frames.Clear: Kind(lambda c, r: clear(c._engine, r), "admin", 3000),
     frames.FindPrefixes: Kind(Caller._find_prefixes, "view", 1000),
     frames.Live: Kind(Caller._live, "view", 1000),
+    frames.Clients: Kind(Caller._clients, "view", 2000),
+    frames.KillClient: Kind(Caller._kill, "admin", 200),
+    frames.SlowRequests: Kind(Caller._slow, "view", 1000),
     frames.Record: Kind(Caller._record, "admin", 1000),
     frames.Chain: Kind(Caller._chain, "view", 1000),
     frames.WarmPrefix: Kind(Caller._warm, "admin", 1000),

@@ -44,13 +44,16 @@ class Shared(NamedTuple):
 class DoorConnection(asyncio.BufferedProtocol):
     """Serves one peer that said Hello. `session` is None for one that did not attach."""
 
-    def __init__(self, shared: Shared, holder: Holder, session: Session | None, name: str, door: str) -> None:
+    def __init__(
+        self, shared: Shared, holder: Holder, session: Session | None, label: str, door: str
+    ) -> None:
         self.finish_us = 0.0  # belongs to `Turns`
         self._shared = shared
         self._holder = holder
-        self._caller = Caller(shared.api, holder, session, name, self._send, self._look, door)
+        self._caller = Caller(shared.api, holder, session, label, self._send, self._look, door, self._hang_up)
         self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
+        self._here_s = 0.0  # since when the frame that is served next is here
         self._next_bytes = 0  # of the frame that is served next, if it is here as a whole
         self._taken_bytes = 0  # of the memory for large frames
         self._is_collecting = False  # a large frame, which was not served yet
@@ -161,6 +164,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         if size and size <= have:
             self._stalled_since = None
             self._next_bytes = size
+            self._here_s = self._shared.api.clock()
             self._queue(price_us(self._inbox.tag(), size))
             return
         if size > DOOR_RECEIVE_BYTES and not self._taken_bytes:
@@ -216,7 +220,7 @@ class DoorConnection(asyncio.BufferedProtocol):
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             self._send(self._caller.refusal(BadFrame(f"not a request: {error}")))
         else:
-            self._caller.serve(request)
+            self._caller.serve(request, self._here_s)
 
     # -- answers and ends --
 

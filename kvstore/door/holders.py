@@ -13,7 +13,7 @@ import logging
 import os
 from typing import NamedTuple
 
-from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX
+from kvstore.constants import DOOR_PROCESS_LEASE_SHARE_MAX, DOOR_SLOW_S
 from kvstore.errors import TooManyConnections
 from kvstore.security.principals import Principal
 from kvstore.units import format_bytes
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     """What one connection may do, and what all connections of one process may.
 
     lease_bytes_max: of the arena, over all leases of a connection; process_lease_bytes_max: of a
-    process. lease_s_max: a lease that is held longer is taken back.
+    process. lease_s_max: a lease that is held longer is taken back. slow_s: a request that takes longer is noted.
     """
 
     arena_bytes: int
@@ -39,13 +39,20 @@ class Limits(NamedTuple):
     process_lease_bytes_max: int
     process_connections_max: int = DOOR_PROCESS_CONNECTIONS_MAX
     lease_s_max: float = DOOR_LEASE_S_MAX
+    slow_s: float = DOOR_SLOW_S
 
     @classmethod
-    def of(cls, arena_bytes: int, leases_max: int, lease_share_max: float) -> Limits:
+    def of(
+        cls, arena_bytes: int, leases_max: int, lease_share_max: float, slow_s: float = DOOR_SLOW_S
+    ) -> Limits:
         """lease_share_max: of the arena, what one connection may hold."""
         process_share = max(lease_share_max, DOOR_PROCESS_LEASE_SHARE_MAX)
         return cls(
-            arena_bytes, leases_max, int(arena_bytes * lease_share_max), int(arena_bytes * process_share)
+            arena_bytes,
+            leases_max,
+            int(arena_bytes * lease_share_max),
+            int(arena_bytes * process_share),
+            slow_s=slow_s,
         )
 
 

@@ -142,6 +142,7 @@ class Door:
             "accepted": self._accepted,
             "refused": dict(self.api.refused),
             "frames": dict(self.api.requests),
+            "slow": dict(self.api.slow.by_why),
         }
 
     async def start(self) -> None:
@@ -269,7 +270,7 @@ class Door:
                 raise WrongProtocol(
                     f"protocol {hello.protocol}: this daemon speaks {frames.PROTOCOL_VERSION}"
                 )
-            await self._welcome(peer, hello, holder, f"{hello.label or 'unnamed'} ({principal})")
+            await self._welcome(peer, hello, holder)
             is_inside = True
         except ConnectionRefused as refusal:
             self._refuse(peer, principal, refusal)
@@ -303,7 +304,7 @@ class Door:
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise BadFrame(f"Hello expected: {error}") from error
 
-    async def _welcome(self, peer: socket.socket, hello: frames.Hello, holder: Holder, name: str) -> None:
+    async def _welcome(self, peer: socket.socket, hello: frames.Hello, holder: Holder) -> None:
         session, byte, lock_fds = None, 0, list[int]()
         if hello.attach:
             try:
@@ -313,7 +314,7 @@ class Door:
             session = self.engine.open_session(owner, hello.label)
         try:
             self._send_welcome(peer, byte, hello.read_only, lock_fds)
-            connection = DoorConnection(self.shared, holder, session, name, hello.door)
+            connection = DoorConnection(self.shared, holder, session, hello.label, hello.door)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, peer)
         except BaseException:
             if session is not None:

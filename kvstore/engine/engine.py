@@ -45,7 +45,7 @@ from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, tota
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
 from kvstore.engine.queues import queues
-from kvstore.engine.sessions import LeaseWaiter, ReadLease, Session, WriteLease
+from kvstore.engine.sessions import LeaseWaiter, Peer, ReadLease, Session, WriteLease
 from kvstore.errors import BadRequest, IndexNotReserved, UnknownLease
 from kvstore.health.breakeven import BreakEven
 from kvstore.health.write_budget import WriteBudget
@@ -118,7 +118,7 @@ class Engine(Parts):
         """io: threads for everything but drives. Settings that may change while it serves have their defaults at first."""
         self.arena = arena
         self.io = io
-        self._clock = clock
+        self.clock = clock
         self.namespaces = namespaces
         self.counters = Counters()
         self.sessions: list[Session] = []
@@ -162,7 +162,7 @@ class Engine(Parts):
             lambda namespace: rate(namespace, NOBODY_IN_PARTICULAR),
             lambda: self.loader.underway,
             self.io,
-            self._clock,
+            self.clock,
             wall_clock,
         )
 
@@ -172,14 +172,14 @@ class Engine(Parts):
             self.namespaces,
             lambda: not self.adoption.done,
             lambda: self.retention.is_behind,
-            self._clock,
+            self.clock,
         )
 
     # -- sessions --
 
-    def open_session(self, owner: int, label: str = "") -> Session:
+    def open_session(self, owner: int, label: str = "", peer: Peer | None = None) -> Session:
         """A client attached; owner: its number in the arena, OWNER_ANY for one that leases slots for others."""
-        session = Session(owner, label)
+        session = Session(owner, label, peer or Peer(label, since_s=self.clock()))
         self.sessions.append(session)
         return session
 
@@ -376,7 +376,7 @@ class Engine(Parts):
         if lease.outstanding == 0:
             lease.expire()
         if run := [block for block in run if block.where & IN_ANY]:
-            blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self._clock())
+            blocks.touched(run, self.prompts.recall(number, ticket, len(asked)), self.clock())
             blocks.writes.offer_again(run)
         if ready:
             self.verifier.handed_out(ready)
@@ -434,7 +434,7 @@ class Engine(Parts):
         self.counters.reserve_held += end - len(lease.slots)
         if lease.slots:
             session.leases[lease.number] = lease
-        now_s = self._clock()
+        now_s = self.clock()
         # What came later in this run may have taken the place of one that was held.
         held = [block for block in known[:end] if block is not None and block.where & IN_ANY]
         blocks = self.blocks
@@ -482,7 +482,7 @@ class Engine(Parts):
             raise BadRequest(f"commit: {len(checksums)} bytes of checksums for {len(indexes)} blocks")
         if len(set(indexes)) != len(indexes) or not lease.slots.keys() >= set(indexes):
             raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
-        now_s = self._clock()
+        now_s = self.clock()
         run: list[Block] = []
         namespace, hashes = lease.namespace, lease.hashes
         slots = list(map(lease.slots.pop, indexes))
@@ -497,7 +497,9 @@ class Engine(Parts):
         self.blocks.writes.offer(*run)
         self.blocks.settle(*run)
         self.counters.committed += len(indexes)
-        self.accounts.moved(lease.namespace, STORED, len(indexes) * lease.namespace.record_bytes)
+        size_bytes = len(indexes) * lease.namespace.record_bytes
+        session.peer.stored_bytes += size_bytes
+        self.accounts.moved(lease.namespace, STORED, size_bytes)
         self._drop_write_lease(session, lease)
         self.writer.pump()
         return len(indexes)
@@ -596,7 +598,7 @@ class Engine(Parts):
         self.writer.tick()
         self.loader.feed()
         self._save_names()
-        self.accounts.save(self.io, self._clock())
+        self.accounts.save(self.io, self.clock())
         self.background.step()
 
     def _sweep_steps(self) -> Steps[None]:
@@ -635,9 +637,12 @@ class Engine(Parts):
         """Figures for people and machines; the fields are documented in docs/cli.md."""
         largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
         sessions = fitting(self.sessions, session_bytes, STATUS_BYTES)
+        now_s = self.clock()
         return {
             **self.figures(),
-            "sessions": [{"owner": s.owner, "label": s.label, "leases": len(s.leases)} for s in sessions],
+            "sessions": [
+                {"owner": s.owner, **s.peer.as_dict(now_s, len(s.leases)), "label": s.label} for s in sessions
+            ],
             "namespaces": [n.as_dict() for n in fitting(largest, namespace_bytes, STATUS_BYTES)],
         }
 
@@ -675,7 +680,7 @@ class Engine(Parts):
         return {
             "write_bytes_per_day": self.write_budget.bytes_per_day,
             "spent_bytes": self.write_budget.spent_bytes,
-            "allowance_bytes": int(self.write_budget.allowance_bytes(self._clock())),
+            "allowance_bytes": int(self.write_budget.allowance_bytes(self.clock())),
             "worth_min": round(self.write_budget.threshold, 4),
         }
 
@@ -723,7 +728,9 @@ class Engine(Parts):
         self.counters.acquired_nvme += len(slots) - in_dram - shared
         self.counters.acquire_missed += len(tiers) - len(slots)
         if slots:
-            self.accounts.moved(lease.namespace, LOADED, len(slots) * lease.namespace.record_bytes)
+            size_bytes = len(slots) * lease.namespace.record_bytes
+            session.peer.loaded_bytes += size_bytes
+            self.accounts.moved(lease.namespace, LOADED, size_bytes)
         else:
             session.leases.pop(lease.number, None)
         pending = lease.outstanding > 0

@@ -48,7 +48,10 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
         "speeds": figures["speeds"],
         "queues": figures["queues"],
         "tiers": [_small(tier) for tier in figures["tiers"]],
-        "sessions": [{"label": s.label, "leases": len(s.leases)} for s in sessions[:LIVE_SESSIONS_MAX]],
+        "sessions": [
+            {**s.peer.as_dict(engine.clock(), len(s.leases)), "label": s.label}
+            for s in sessions[:LIVE_SESSIONS_MAX]
+        ],
         "sessions_total": len(sessions),
         "models": figures["models"],
         "model_loads": engine.models.loads.as_dict(),

@@ -9,12 +9,60 @@ queue; only the lease moves it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from kvstore.index.block import Block, Namespace
 from kvstore.index.prompts import Prompt
+from kvstore.protocol import answers
+
+NAMES_TOLD = 16  # namespaces of a client whose model and tenant are told
+NAMES_CHARS_MAX = 200  # of its models, and of its tenants, in an answer
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """Who is at the other end of a connection, and what it asked for since it came. number: of this daemon's life, 0 without a
+    connection. pid: 0 where it is not known. …_blocks: of its lookups."""
+
+    label: str = ""
+    number: int = 0
+    pid: int = 0
+    uid: int = -1
+    since_s: float = 0.0
+    namespaces: dict[int, Namespace] = field(default_factory=dict)
+    requests: int = 0
+    asked_blocks: int = 0
+    hit_blocks: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+
+    def as_dict(self, now_s: float, leases: int) -> answers.Peer:
+        """As it is in answers; the fields are documented in docs/cli.md."""
+        named = [space.spec.fields for space in islice(self.namespaces.values(), NAMES_TOLD)]
+        return {
+            "id": self.number,
+            "label": self.label,
+            "pid": self.pid if self.pid > 0 else None,
+            "uid": self.uid,
+            "model": _together(fields.get("model", "") for fields in named),
+            "tenant": _together(fields.get("tenant", "") for fields in named),
+            "namespaces": len(self.namespaces),
+            "connected_s": round(max(0.0, now_s - self.since_s), 1),
+            "requests": self.requests,
+            "asked_blocks": self.asked_blocks,
+            "hit_blocks": self.hit_blocks,
+            "stored_bytes": self.stored_bytes,
+            "loaded_bytes": self.loaded_bytes,
+            "leases": leases,
+        }
+
+
+def _together(names: Iterable[str]) -> str:
+    """Each once."""
+    return ", ".join(filter(None, dict.fromkeys(names)))[:NAMES_CHARS_MAX]
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +71,7 @@ class Session:
 
     owner: int
     label: str
+    peer: Peer
     leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
     is_closing: bool = False  # its client is gone, and its leases are being given back
 

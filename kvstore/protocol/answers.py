@@ -92,15 +92,59 @@ class Figures(TypedDict):
     models: list[Model]
 
 
-class SmallSession(TypedDict):
-    """In a Live answer."""
+class Peer(TypedDict):
+    """One client. pid: None where it is of another pid namespace. model, tenant: with a comma between several."""
 
+    id: int
     label: str
+    pid: int | None
+    uid: int
+    model: str
+    tenant: str
+    namespaces: int
+    connected_s: float
+    requests: int
+    asked_blocks: int
+    hit_blocks: int
+    stored_bytes: int
+    loaded_bytes: int
     leases: int
 
 
-class Session(SmallSession):
+class Session(Peer):
     owner: int
+
+
+class Client(Peer):
+    attached: bool
+    lease_bytes: int
+
+
+class Clients(TypedDict):
+    clients: list[Client]
+    clients_left: int
+
+
+class SlowRequest(TypedDict):
+    """why: of `kvstore.door.clients.WHY`."""
+
+    ago_s: float
+    took_s: float
+    waited_s: float
+    request: str
+    blocks: int
+    why: str
+    id: int
+    label: str
+    pid: int | None
+    model: str
+    tenant: str
+
+
+class SlowRequests(TypedDict):
+    slow_s: float
+    total: int
+    slow: list[SlowRequest]
 
 
 class Namespace(TypedDict):
@@ -129,6 +173,8 @@ class Identity(TypedDict):
     now_s: float
     data_dir: str
     socket_path: str
+    host: str
+    region_name: str
 
 
 class Health(TypedDict):
@@ -167,6 +213,7 @@ class Door(TypedDict):
     accepted: int
     refused: dict[str, int]
     frames: dict[str, int]
+    slow: dict[str, int]
 
 
 class Preload(TypedDict):
@@ -274,7 +321,7 @@ class EngineLive(TypedDict):
     speeds: list[Speed]
     queues: list[Queue]
     tiers: list[SmallTier]
-    sessions: list[SmallSession]
+    sessions: list[Peer]
     sessions_total: int
     models: list[Model]
     model_loads: ModelLoads

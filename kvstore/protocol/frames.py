@@ -362,6 +362,23 @@ class Live(msgspec.Struct, array_like=True, tag=40):
     minutes_since_s: Annotated[float, Meta(ge=0, le=NO_MINUTES)] = 0.0
 
 
+class Clients(msgspec.Struct, array_like=True, tag=54):
+    """Who is connected, in the order in which they came, as many as fit an answer. Answer: StatusReport of `answers.Clients`."""
+
+    skip: _Id = 0
+
+
+class KillClient(msgspec.Struct, array_like=True, tag=55):
+    """Hang up on the client with this number: what it holds goes back. It may connect again. Answer: StatusReport of
+    `answers.Client`."""
+
+    number: _Id
+
+
+class SlowRequests(msgspec.Struct, array_like=True, tag=56):
+    """The last slow requests. Answer: StatusReport of `answers.SlowRequests`."""
+
+
 class Chain(msgspec.Struct, array_like=True, tag=46):
     """The hashes of a prefix, named by its last block, as far as the index knows it. namespace: a beginning of a digest, ""
     for all. Answer: StatusReport, `chains`: (digest, hashes joined) of each namespace that knows the block."""
@@ -575,6 +592,9 @@ Request = (
     | FindPrefixes
     | Record
     | Live
+    | Clients
+    | KillClient
+    | SlowRequests
     | Chain
     | WarmPrefix
     | GetSettings

@@ -12,7 +12,7 @@ import pytest
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.service import STATS_LOG_INTERVAL_S, Figures, Service
 from kvstore.daemon.systemd import Notifier
-from kvstore.door.api import Later
+from kvstore.door.later import Later
 from kvstore.engine.engine import Engine
 from kvstore.protocol.frames import Problems
 from kvstore.tools.cli.commands.status import _print_health

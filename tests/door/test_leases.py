@@ -181,6 +181,7 @@ def test_every_number_of_a_frame_has_an_owner() -> None:
         "namespaces": "as namespace",
         "ticket": "of the process",
         "skip": "a position in a list",
+        "number": "a client, for who may administer",
         "indexes": "within the lease",
     }
     for kind in KINDS:

@@ -24,6 +24,7 @@ from tests.web.told import live
 HOSTILE = '"} 1\nkvstore_up{x="<script>alert(1)</script>\\'
 NEVER_YET = {
     "kvstore_refused_total",
+    "kvstore_slow_requests_total",
     "kvstore_model_loaded_bytes_total",
 }  # rows come with the first refusal, and load
 NOT_SAID = {"kvstore_device_numa_node"}  # by the double of a driver

@@ -26,6 +26,7 @@ from kvstore.constants import (
     DAY_S,
     DOOR_CONNECTIONS_MAX,
     DOOR_LEASE_SHARE_MAX,
+    DOOR_SLOW_S,
     GIB,
     HOUR_S,
     IO_THREADS_MAX,
@@ -306,6 +307,7 @@ class Door(Section):
     connections_max: Annotated[Count, between(1, CONNECTIONS_MAX_MAX)] = DOOR_CONNECTIONS_MAX
     leases_max: Annotated[Count, between(2, LEASES_MAX_MAX)] = DOOR_LEASES_MAX
     lease_share_max: Annotated[Number, between(0.01, 1.0)] = DOOR_LEASE_SHARE_MAX
+    slow_s: Annotated[Number, between(0.001, 3600)] = DOOR_SLOW_S
 
 
 class Report(Section):

@@ -39,7 +39,7 @@ _RULE: Final = frozenset(
 )
 _LOG: Final = frozenset({"log.level", "log.format"})
 _LEVELS: Final = ("debug", "info", "warning", "error")
-_DOOR: Final = frozenset({"door.connections_max", "door.leases_max", "door.lease_share_max"})
+_DOOR: Final = frozenset({"door.connections_max", "door.leases_max", "door.lease_share_max", "door.slow_s"})
 CHANGEABLE: Final = (
     _RULE
     | _LOG
@@ -123,7 +123,7 @@ def carry_out(
     if changed & _DOOR:
         parts.door.limit(new.door.connections_max)
         parts.api.limits = Limits.of(
-            parts.api.limits.arena_bytes, new.door.leases_max, new.door.lease_share_max
+            parts.api.limits.arena_bytes, new.door.leases_max, new.door.lease_share_max, new.door.slow_s
         )
     if parts.api.tracing is not None:
         parts.api.tracing.sample = new.traces.sample

@@ -40,6 +40,8 @@ COMMANDS = {
     "ping": "whether a daemon answers, who it is, and how fast",
     "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
     "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
+    "clients": "who is connected to a running daemon, what each does; hang up on one",
+    "slow": "the last requests that took long, whose they were and why",
     "web": "serve metrics, health and a live page of a running daemon",
     "grpc": "serve the gRPC API of a running daemon, for other services",
     "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",

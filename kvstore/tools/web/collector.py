@@ -165,6 +165,7 @@ def _limits(live: Mapping[str, Any]) -> Iterator[Metric]:
     yield _one("kvstore_namespaces", live["namespaces_total"])
     yield _family("kvstore_requests_total", [((name.lower(),), n) for name, n in door["frames"].items()])
     yield _family("kvstore_refused_total", [((reason,), n) for reason, n in door["refused"].items()])
+    yield _family("kvstore_slow_requests_total", [((why,), n) for why, n in door["slow"].items()])
 
 
 def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:

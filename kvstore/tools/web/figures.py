@@ -66,6 +66,20 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
     }
 
 
+def clients(old: Sequence[Live], new: Sequence[Live], span_s: float) -> list[dict[str, Any]]:
+    """Clients as the daemon lists them, with what each did a second between two lists; who asks most first."""
+    before = {one["id"]: one for one in old}
+    rows = []
+    for one in new:
+        then = before.get(one["id"], {})
+        rates = {
+            f"{name}_per_s": round((one[name] - then.get(name, 0)) / span_s, 3)
+            for name in ("requests", "loaded_bytes", "stored_bytes")
+        }
+        rows.append({**one, **rates})
+    return sorted(rows, key=lambda row: (-row["requests_per_s"], row["id"]))
+
+
 def tenant_figures(old: Live, new: Live, tenant: str) -> dict[str, Any]:
     """What of them is this tenant's: the fields that are made of its own rows. Minutes, tiers, latencies and what needs attention are
     of all tenants together, and left out."""

@@ -103,6 +103,10 @@ _LIMITS: Final = (
     Metric("kvstore_namespaces", "gauge", "", (), "namespaces known"),
     Metric("kvstore_requests_total", "counter", "", ("request",), "requests by kind"),
     Metric("kvstore_refused_total", "counter", "", ("reason",), "connections and requests that the door refused"),
+    Metric(
+        "kvstore_slow_requests_total", "counter", "", ("why",),
+        "requests that took longer than door.slow_s, by what they waited for; `kvstore slow` has the last ones",
+    ),
 )  # fmt: skip
 
 _BUDGET: Final = (
