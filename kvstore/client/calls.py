@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from kvstore.client.arena_view import ArenaView
 from kvstore.client.leases import Grant, GrantedSlots, ReadLease, SlotLease, WriteLease
+from kvstore.client.looking import Looking
 from kvstore.client.namespace import Namespace
 from kvstore.client.refusing import WRONG, refused, refusing, require, require_hashes, require_number, wrong
 from kvstore.errors import ClientError, FillsRefused, Refused, Unavailable
@@ -48,7 +49,7 @@ class Leading(int):
 
 
 @refusing
-class Calls:
+class Calls(Looking):
     """One process's connection to the daemon: what a client does, copies aside."""
 
     @refused
@@ -204,25 +205,6 @@ class Calls:
         """
         answer = self._call((), lambda w, _: w.Explain(list(digests), hashes))
         return answer.residency, answer.outcomes
-
-    def report(self, since_s: float) -> answers.Report:
-        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields."""
-        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))  # type: ignore[no-any-return]
-
-    def list_namespaces(self) -> list[answers.Namespace]:
-        """Every namespace, as `status` has those with most blocks."""
-        return self._pages("namespaces", lambda w, skip: w.Namespaces(skip))["namespaces"]  # type: ignore[no-any-return]
-
-    def _pages(self, name: str, make: Callable[[Any, int], frames.Request]) -> Any:
-        """A report with a list that comes in several answers; each says how many are left."""
-
-        def page(skip: int) -> Any:
-            return self._call((), lambda w, _: make(w, skip)).report
-
-        report: dict[str, Any] = page(0)
-        while report[f"{name}_left"] and (more := page(len(report[name])))[name]:
-            report = {**more, name: report[name] + more[name]}
-        return report
 
     def residency(self, namespace: Namespace, hashes: Sequence[bytes]) -> bytes:
         """Where each block is, one byte a hash: 0 absent, residency_bits.WRITING, else IN_DRAM,
@@ -417,29 +399,6 @@ class Calls:
         """
         return self._call((), lambda w, _: w.FindPrefixes(namespace, beginning)).report["hashes"]  # type: ignore[no-any-return]
 
-    def status(self) -> answers.Status:
-        """What the daemon says of itself."""
-        return self._call((), lambda w, _: w.Status()).report  # type: ignore[no-any-return]
-
-    def live(self, minutes_since_s: float = 0.0) -> answers.Live:
-        """What is going on, in one small answer that may be asked for every second; docs/cli.md names the fields.
-
-        minutes_since_s: unix seconds; of the minutes that are remembered, those from this time on.
-        """
-        return self._call((), lambda w, _: w.Live(minutes_since_s)).report  # type: ignore[no-any-return]
-
-    def clients(self) -> list[answers.Client]:
-        """Who is connected to the daemon; docs/cli.md names the fields."""
-        return self._pages("clients", lambda w, skip: w.Clients(skip))["clients"]  # type: ignore[no-any-return]
-
-    def kill_client(self, number: int) -> answers.Client:
-        """Have the daemon hang up on one of them: what it holds goes back. It may connect again. Raises Unavailable, Refused."""
-        return self._call((), lambda w, _: w.KillClient(number)).report  # type: ignore[no-any-return]
-
-    def slow_requests(self) -> answers.SlowRequests:
-        """The last requests that took long, the latest first; docs/cli.md names the fields."""
-        return self._call((), lambda w, _: w.SlowRequests()).report  # type: ignore[no-any-return]
-
     def chains(self, block_hash: bytes, namespace: str = "") -> list[tuple[bytes, bytes]]:
         """Of the prefix that ends with this block: the digest of each namespace that knows it, and its hashes, joined."""
         report = self._call((), lambda w, _: w.Chain(namespace, block_hash)).report
@@ -449,29 +408,6 @@ class Calls:
         """Bring the prefix that ends with this block into DRAM: begins, and, asked again by this client, goes on, until
         `is_over`. namespace: a beginning of a digest in hex; docs/cli.md names the fields. Raises Unavailable, Refused."""
         return self._call((), lambda w, _: w.WarmPrefix(namespace, block_hash)).report  # type: ignore[no-any-return]
-
-    def settings(self, name: str = "") -> list[dict[str, Any]]:
-        """The daemon's settings in force: of one key, of a section, or all; docs/cli.md names the fields."""
-        return self._call((), lambda w, _: w.GetSettings(name)).report["settings"]  # type: ignore[no-any-return]
-
-    def change_setting(self, key: str, text: str) -> dict[str, Any]:
-        """Give a key another value, written as in `--set`, until a restart or a reload. Raises Unavailable, Refused."""
-        return self._call((), lambda w, _: w.SetSetting(key, text)).report  # type: ignore[no-any-return]
-
-    def record(self) -> frames.Recorded:
-        """Requests of engines since the last call; the first one begins, the end of the connection ends it."""
-        return self._call((), lambda w, _: w.Record())  # type: ignore[no-any-return]
-
-    def check(self) -> list[str]:
-        """Have the daemon prove that its books balance; one line per problem.
-
-        Only for a client with attach=False. Who asks while a check is under way gets its answer.
-        """
-        return self._call((), lambda w, _: w.Check()).lines  # type: ignore[no-any-return]
-
-    def ping(self) -> None:
-        """One round trip; connects if need be."""
-        self._call((), lambda w, _: w.Ping())
 
     # -- what put and leases call --
 

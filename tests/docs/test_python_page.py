@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.calls import Calls
+from kvstore.client.looking import Looking
 from tests.running import Daemon, Place
 
 PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
@@ -33,7 +34,7 @@ def as_written(name: str, member: object) -> str:
 
 def test_every_public_method_has_a_heading_with_its_parameters() -> None:
     """The page's headings are the client's public methods and properties, with the parameters that they have."""
-    members = {**vars(Calls), **vars(Client)}
+    members = {**vars(Looking), **vars(Calls), **vars(Client)}
     members = {name: member for name, member in members.items() if not name.startswith("_")}
     assert set(members) >= WITHOUT_A_HEADING
     expected = {as_written(name, member) for name, member in members.items() if name not in WITHOUT_A_HEADING}

@@ -64,7 +64,7 @@ def live(**changes: Any) -> dict[str, Any]:
             {"name": "tickets", "length": 4096, "limit": 4096}, {"name": "load_waiters", "length": 0, "limit": 4096},
         ],
         "write_budget": None, "region": None, "events": None,
-        "door": {"connections": 9, "attached": 8, "accepted": 31, "refused": {}, "frames": {}},
+        "door": {"connections": 9, "attached": 8, "accepted": 31, "refused": {}, "frames": {}, "slow": {}},
         "prefixes": [
             {"block_hash": f"{n:02x}66b1302fd09acc" * 4, "model": rows[n % 3][0], "tenant": rows[n % 3][1],
              "tokens": 8192 - 512 * n, "uses": 41_000 // (n + 1), "tokens_saved": 300_000_000 // (n + 1),

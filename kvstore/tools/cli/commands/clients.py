@@ -61,7 +61,7 @@ def _kill(args: argparse.Namespace) -> int:
     for text, number in zip(args.kill, numbers, strict=True):
         if not number:
             raise CliError(f"clients: --kill {text}: an id of `kvstore clients`, 1 or more", exit_code=USAGE)
-    killed = [ask(args, "clients", lambda client, n=n: client.kill_client(n)) for n in numbers]
+    killed = ask(args, "clients", lambda client: [client.kill_client(number) for number in numbers])
     if args.output == "json":
         print_json({"killed": killed})
         return OK
