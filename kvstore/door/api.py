@@ -427,9 +427,11 @@ class Caller:
             rate if rate >= PREFILL_TOKENS_PER_S_MIN else 0.0,
         )
         found = yield from self._engine.find_steps(request.namespaces, request.hashes, asking)
-        if request.hashes:
-            self.peer.asked_blocks += len(request.hashes) // self._known(request.namespaces[0]).hash_bytes
-        self.peer.hit_blocks += found.usable
+        space = self._known(request.namespaces[0])
+        asked = len(request.hashes) // space.hash_bytes
+        for whose in (space, self.peer):
+            whose.asked_blocks += asked
+            whose.hit_blocks += found.usable
         self._answer(frames.Count(found.usable, found.writing))
         try:
             self._engine.book(request.namespaces, request.hashes, found, asking)

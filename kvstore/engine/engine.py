@@ -42,6 +42,7 @@ from kvstore.constants import MIB, STEP_BLOCKS
 from kvstore.durable.persister import Persister, Persisting
 from kvstore.engine import audit
 from kvstore.engine.fitting import fitting, namespace_bytes, session_bytes, total_bytes
+from kvstore.engine.holdings import Holdings
 from kvstore.engine.lookups import Lookup, Lookups
 from kvstore.engine.parts import Parts
 from kvstore.engine.queues import queues
@@ -150,6 +151,7 @@ class Engine(Parts):
         self.persister = self._persister(persisting, wall_clock) if persisting is not None else None
         self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
         self.retention = Retention(self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules)
+        self.holdings = Holdings(namespaces, self.blocks.quotas, self.background)
         self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
         self.clearing = self._clearing()
@@ -308,6 +310,7 @@ class Engine(Parts):
             "rows": [row.as_dict() for row in told],
             "rows_left": max(0, len(rows) - skip - len(told)),
             "prefixes": self.heaviest(PREFIXES_TOLD, since_s),
+            "holdings": self.holdings.told,
         }
 
     def heaviest(self, count: int, since_s: float = 0.0) -> list[answers.Prefix]:
@@ -595,6 +598,7 @@ class Engine(Parts):
         self.verifier.next_ones()
         self.models.tick()
         self.retention.tick()
+        self.holdings.tick(self.clock())
         self.writer.tick()
         self.loader.feed()
         self._save_names()
@@ -643,7 +647,8 @@ class Engine(Parts):
             "sessions": [
                 {"owner": s.owner, **s.peer.as_dict(now_s, len(s.leases)), "label": s.label} for s in sessions
             ],
-            "namespaces": [n.as_dict() for n in fitting(largest, namespace_bytes, STATUS_BYTES)],
+            "namespaces": list(map(self.holdings.namespace, fitting(largest, namespace_bytes, STATUS_BYTES))),
+            "holdings": self.holdings.told,
         }
 
     def figures(self) -> answers.Figures:
@@ -672,7 +677,7 @@ class Engine(Parts):
         found = list(islice(self.namespaces, skip, skip + STATUS_NAMESPACES_MAX))
         page = fitting(found, namespace_bytes, STATUS_BYTES)
         left = max(0, len(self.namespaces) - skip - len(page))
-        return {"namespaces": [namespace.as_dict() for namespace in page], "namespaces_left": left}
+        return {"namespaces": list(map(self.holdings.namespace, page)), "namespaces_left": left}
 
     def _write_budget_status(self) -> answers.WriteBudget | None:
         if not self.nvme or not self.write_budget.limited:

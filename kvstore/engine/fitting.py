@@ -12,7 +12,7 @@ from kvstore.ledger.totals import Total
 from kvstore.protocol.frames import fields_bytes
 
 # Of a namespace, and of a session, in an answer, without its words.
-NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 256, 1024
+NAMESPACE_TOLD_BYTES, SESSION_TOLD_BYTES = 1536, 1024
 TOTALS_ROW_BYTES = 500  # of a row without its names
 
 T = TypeVar("T")

@@ -215,11 +215,13 @@ class Namespace:
     """A registered namespace and the blocks this node knows of it."""
 
     __slots__ = (
+        "asked_blocks",
         "blocks",
         "column_count",
         "columns",
         "digest",
         "hash_bytes",
+        "hit_blocks",
         "id",
         "incoming",
         "is_ended",
@@ -251,6 +253,8 @@ class Namespace:
         # Blocks that changed ROOTED, and those of their children that are still to be told, the latest last.
         self.stale: dict[bytes, tuple[Block, Iterator[Block]]] = {}
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
+        self.asked_blocks = 0  # of lookups whose first namespace this is …
+        self.hit_blocks = 0  # … and what they found
 
     @property
     def is_empty(self) -> bool:
@@ -263,7 +267,7 @@ class Namespace:
         salt = self.salt
         return [hash(block_hash) ^ salt for block_hash in hashes]
 
-    def as_dict(self) -> answers.Namespace:
+    def as_dict(self) -> answers.SmallNamespace:
         """As it is in answers; the fields are documented in docs/cli.md."""
         return {
             "digest": self.digest.hex(),
@@ -273,6 +277,8 @@ class Namespace:
             "column_runs": column_runs(self.spec.columns),
             "block_tokens": self.spec.block_tokens,
             "blocks": len(self.blocks),
+            "asked_blocks": self.asked_blocks,
+            "hit_blocks": self.hit_blocks,
             "fields": self.spec.fields,
         }
 

@@ -9,10 +9,10 @@ has and another has not is the default there; and where only the digest differs,
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvstore.ledger.explain import LABELS, OF_A_GROUP, NoneSuch, Space, engine_of
+from kvstore.ledger.explain import LABELS, OF_A_GROUP, NoneSuch, Space, engine_of, identity_of
 
 CONFIGURATION = "configuration"  # the field with the digest of all settings
 
@@ -48,6 +48,30 @@ def compared(spaces: Sequence[Space], digest: str, model: str, tenant: str | Non
         ],
         "differences": _differences([_fields(group) for group in groups]),
     }
+
+
+def kinds_of(spaces: Iterable[Space]) -> list[list[Space]]:
+    """These namespaces by the kinds of engines that they are of: one for each KV group in each."""
+    kinds: dict[tuple[frozenset[tuple[str, str]], int], list[Space]] = {}
+    seen: dict[tuple[frozenset[tuple[str, str]], str], int] = {}
+    for space in spaces:
+        identity, group = identity_of(space), space["fields"].get("group", "")
+        number = seen[identity, group] = seen.get((identity, group), 0) + 1
+        kinds.setdefault((identity, number), []).append(space)
+    return list(kinds.values())
+
+
+def differing(kinds: Sequence[Sequence[Space]]) -> list[dict[str, Any]]:
+    """The fields in which kinds of engines differ, `field` and `values` of each, those that count first; the digest of all settings
+    only where nothing else says it."""
+    rows = _differences([_fields(kind) for kind in kinds])
+    said = [row for row in rows if row["counts"] and row["field"] != CONFIGURATION]
+    return said or [row for row in rows if row["counts"]]
+
+
+def in_words(differs: Iterable[Space]) -> str:
+    """The fields in which kinds differ, as answers have them: "dtype: bfloat16 / float8_e4m3"."""
+    return "; ".join(f"{one['field']}: {' / '.join(one['values'])}" for one in differs)
 
 
 def _fields(group: Sequence[Space]) -> dict[str, str]:

@@ -96,10 +96,10 @@ def engine_of(chosen: Space, spaces: Iterable[Space]) -> list[Space]:
     """
     if not chosen["fields"]:
         return [chosen]
-    identity = _identity(chosen)
+    identity = identity_of(chosen)
     groups: dict[str, Space] = {}
     for space in spaces:
-        if not space["fields"] or _identity(space) != identity:
+        if not space["fields"] or identity_of(space) != identity:
             continue
         group = space["fields"].get("group", "")
         if group not in groups or _likeness(space, chosen) > _likeness(groups[group], chosen):
@@ -144,7 +144,8 @@ def runs(by_block: Sequence[int], block_tokens: int, tokens: int) -> list[Run]:
     return found
 
 
-def _identity(space: Space) -> frozenset[tuple[str, str]]:
+def identity_of(space: Space) -> frozenset[tuple[str, str]]:
+    """What all namespaces of one engine have in common."""
     apart = OF_A_GROUP | LABELS
     return frozenset((name, value) for name, value in space["fields"].items() if name not in apart)
 

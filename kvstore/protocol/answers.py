@@ -147,7 +147,7 @@ class SlowRequests(TypedDict):
     slow: list[SlowRequest]
 
 
-class Namespace(TypedDict):
+class SmallNamespace(TypedDict):
     """column_runs: (how many columns, bytes of each), in order; none: one column."""
 
     digest: str
@@ -157,12 +157,43 @@ class Namespace(TypedDict):
     column_runs: list[tuple[int, int]]
     block_tokens: int
     blocks: int
+    asked_blocks: int
+    hit_blocks: int
     fields: dict[str, str]
+
+
+class Namespace(SmallNamespace):
+    """differs: of `fields`, those that others of its model and tenant have another value of."""
+
+    dram_bytes: int
+    nvme_bytes: int
+    differs: dict[str, str]
+
+
+class Difference(TypedDict):
+    field: str
+    values: list[str]
+
+
+class Holding(TypedDict):
+    """What is held of a model and a tenant. kinds: of engines, which share nothing with each other."""
+
+    model: str
+    tenant: str
+    kinds: int
+    namespaces: int
+    blocks: int
+    dram_bytes: int
+    nvme_bytes: int
+    asked_blocks: int
+    hit_blocks: int
+    differs: list[Difference]
 
 
 class EngineStatus(Figures):
     sessions: list[Session]
     namespaces: list[Namespace]
+    holdings: list[Holding]
 
 
 class Identity(TypedDict):
@@ -290,6 +321,7 @@ class EngineReport(TypedDict):
     rows: list[Hour]
     rows_left: int
     prefixes: list[Prefix]
+    holdings: list[Holding]
 
 
 class Report(EngineReport):
@@ -329,6 +361,7 @@ class EngineLive(TypedDict):
     prefixes: list[Prefix]
     latencies: dict[str, dict[str, Histogram]]
     latency_bounds_s: Sequence[float]
+    holdings: list[Holding]
     minutes: list[Minute]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,15 @@ def small_arena(s: Status) -> None:
 
 
 def old_engine(s: Status) -> None:
-    s["namespaces"] = [{"fields": {"model": "m", "vllm": "0.9", "hash": "sha256"}}]
+    s["namespaces"] = [space(model="m", vllm="0.9", hash="sha256")]
 
 
 def two_formats(s: Status) -> None:
-    s["namespaces"] = [{"fields": {"model": "m", "hash": "sha256", "format": n}} for n in "12"]
+    s["namespaces"] = [space(model="m", hash="sha256", format=n) for n in "12"]
+
+
+def space(**fields: str) -> dict[str, Any]:
+    return {"fields": fields, "differs": {}, "asked_blocks": 0, "hit_blocks": 0}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,48 @@ def test_what_is_bad_is_found(
     spoil(bad)
     (found,) = [f for f in check(bad) if says in f.found]
     assert found.level == level and found.action
+
+
+def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: Callable[..., Daemon]) -> None:
+    """Two engines of one model and tenant, of which one has another dtype: what differs is told with both values in status and
+    doctor, and that the one finds nothing where the other finds all. Another model, and an adapter, are no kinds."""
+    serve(place)
+    hashes = [bytes([n]) * 32 for n in range(100)]
+
+    def told(client: Client) -> Status | None:
+        found = client.status()
+        return found if any(one["differs"] for one in found["holdings"]) else None
+
+    with Client(place.socket, 10, label="warm") as warm, Client(place.socket, 10, label="cold") as cold:
+        one, other, adapter, model = (
+            warm.namespace(name.encode() * 16, 16384, 32, 16, {"model": "m", "tenant": "t", **fields})
+            for name, fields in (
+                ("a", {"dtype": "bfloat16"}),
+                ("b", {"dtype": "float8"}),
+                ("c", {"dtype": "bfloat16", "adapter": "poems"}),
+                ("d", {"model": "n"}),
+            )
+        )
+        warm.put(one, hashes, b"", [bytes(16384)] * 100)
+        for _ in range(12):
+            assert warm.lookup([one], hashes) == 100 and cold.lookup([other], hashes) == 0
+        cold.lookup([adapter], hashes), cold.lookup([model], hashes)
+        deadline = time.monotonic() + 20
+        while (status := told(warm)) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert status is not None
+    holding, _ = status["holdings"]
+    assert holding["differs"] == [{"field": "dtype", "values": ["bfloat16", "float8"]}]
+    assert (holding["kinds"], holding["dram_bytes"], holding["blocks"]) == (2, 100 * 16384, 100)
+    differs = {
+        n["fields"].get("dtype"): n["differs"] for n in status["namespaces"] if "adapter" not in n["fields"]
+    }
+    assert differs == {"bfloat16": {"dtype": "bfloat16"}, "float8": {"dtype": "float8"}, None: {}}
+    note, warning = service.engines(status)
+    assert (note.level, warning.level) == ("note", "warning")
+    assert "2 kinds of engines of m, tenant t, differ in dtype: bfloat16 / float8" in note.found
+    assert "with dtype float8 found 0.0 % of 1200 blocks" in warning.found
+    assert "those with dtype bfloat16 found 100.0 % of 1200 blocks" in warning.found
 
 
 def test_an_old_daemon_is_found(status: Status, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from kvstore.constants import MEMORIES
+from kvstore.ledger.engines import in_words
 from kvstore.tools.doctor.findings import Finding, Status
 from kvstore.tools.doctor.software import tested_vllm, within
-from kvstore.units import count, format_duration, plural
+from kvstore.units import count, format_duration, percent, plural
 
 _REFUSED = {
     "wrong_peer": "an engine runs as another user than the daemon: only that user and root may attach",
@@ -29,6 +30,9 @@ _DAMAGED = {
 }
 # Of a namespace's fields, those of hashing: who differs only there computes the same KV and shares nothing.
 _HASHING = ("hash", "hash seed")
+_COLD_BLOCKS_MIN = 1000  # asked for: of less nothing is said
+_WARM_SHARE = 0.2  # of what is asked for; beside less nobody is cold
+_COLD_SHARE = 0.25  # of what the warmest finds
 _OF_SIZE = ("record bytes", "column bytes")
 
 
@@ -116,7 +120,7 @@ def engines(status: Status) -> Iterator[Finding]:
         yield Finding("engines", "note", found, action)
         return
     found_any = False
-    for finding in (*_unshared(spaces), *_releases(spaces)):
+    for finding in (*_unshared(spaces), *_kinds(status), *_cold(status), *_releases(spaces)):
         found_any = True
         yield finding
     if not found_any:
@@ -144,6 +148,63 @@ def _unshared(spaces: list[Status]) -> Iterator[Finding]:
                 model = group[0]["fields"].get("model", "") or "one model"
                 found = f"{len(said)} kinds of engines of {model} differ in {what} only: they share nothing"
                 yield Finding("engines", "warning", found, action)
+
+
+def _kinds(status: Status) -> Iterator[Finding]:
+    """Kinds of engines of one model and tenant, which may be as wanted, and share nothing."""
+    for one in status["holdings"]:
+        if {row["field"] for row in one["differs"]} - {*_HASHING, "format"}:
+            found = f"{one['kinds']} kinds of engines of {_whose(one)} differ in {in_words(one['differs'])}"
+            action = "they share nothing with each other; kvstore explain --engines has all that differs"
+            yield Finding("engines", "note", found, action)
+
+
+def _cold(status: Status) -> Iterator[Finding]:
+    """Who finds little beside others of its model and tenant who find much: by kind of engine, and by connection."""
+    groups: dict[tuple[str, str], list[Status]] = defaultdict(list)
+    for space in status["namespaces"]:
+        if space["differs"]:
+            groups[space["fields"].get("model", ""), space["fields"].get("tenant", "")].append(space)
+    for spaces in groups.values():
+        for cold, warm in _beside(spaces):
+            own, other = (
+                ", ".join(f"{n} {v}" for n, v in space["differs"].items()) for space in (cold, warm)
+            )
+            found = f"engines of {_whose(cold['fields'])} with {own} {_found(cold)}, those with {other} {_found(warm)}"
+            yield Finding(
+                "engines", "warning", found, "give all of them the same settings, if that is not as wanted"
+            )
+    peers: dict[tuple[str, str], list[Status]] = defaultdict(list)
+    for session in status["sessions"]:
+        peers[session["model"], session["tenant"]].append(session)
+    if groups:  # which says it already
+        return
+    for sessions in peers.values():
+        for cold, warm in _beside(sessions):
+            names = (f"{one['label'] or 'unnamed'} (pid {one['pid'] or '?'})" for one in (cold, warm))
+            found = f"{next(names)} {_found(cold)}, {next(names)} of the same model and tenant {_found(warm)}"
+            action = "other prompts, or what differs early in them (a date, a salt)? kvstore explain of one of each"
+            yield Finding("engines", "note", found, action)
+
+
+def _beside(rows: list[Status]) -> Iterator[tuple[Status, Status]]:
+    """Of those who asked for enough to say so: who is cold, and the warmest."""
+    rows = [row for row in rows if row["asked_blocks"] >= _COLD_BLOCKS_MIN]
+    warm = max(rows, key=_share, default=None)
+    if warm is not None and _share(warm) >= _WARM_SHARE:
+        yield from ((row, warm) for row in rows if _share(row) < _COLD_SHARE * _share(warm))
+
+
+def _share(row: Status) -> float:
+    return float(row["hit_blocks"] / row["asked_blocks"])
+
+
+def _found(row: Status) -> str:
+    return f"found {percent(_share(row))} of {plural(row['asked_blocks'], 'block')} asked for"
+
+
+def _whose(names: Mapping[str, str]) -> str:
+    return f"{names.get('model') or '(no model)'}, tenant {names.get('tenant') or '(none)'},"
 
 
 def _releases(spaces: list[Status]) -> Iterator[Finding]:

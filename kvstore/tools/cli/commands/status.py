@@ -9,15 +9,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import MEMORIES
+from kvstore.ledger.engines import in_words
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
-from kvstore.units import format_bytes, format_duration, format_time, percent, plural
+from kvstore.units import format_bytes, format_duration, format_time, percent, plural, printable
 
 if TYPE_CHECKING:
     from kvstore.protocol import answers
@@ -187,10 +188,38 @@ def _print_health(report: answers.Status) -> None:
 
 def _print_lists(report: answers.Status) -> None:
     if report["sessions"]:
-        rows = [[s["owner"], s["label"], s["leases"]] for s in report["sessions"]]
-        print_table("sessions", ["owner", "label", "leases"], rows)
+        rows = [
+            [s["id"], s["label"], s["pid"] or "?", s["uid"], s["model"], format_duration(s["connected_s"]), s["leases"]]
+            for s in report["sessions"]
+        ]  # fmt: skip
+        columns = ["id", "label", "pid", "uid", "model", "since", "leases"]
+        print_table("sessions (kvstore clients has more)", columns, rows, ("uid", "model", "since", "pid"))
+    if report["holdings"]:
+        print_holdings(report["holdings"])
     if report["namespaces"]:
         _print_namespaces(report)
+
+
+def print_holdings(holdings: Sequence[answers.Holding]) -> None:
+    """What is held now of each model and tenant, and what tells its kinds of engines apart."""
+    rows = [
+        [
+            one["model"] or "(none)",
+            one["tenant"] or "(none)",
+            format_bytes(one["dram_bytes"]),
+            format_bytes(one["nvme_bytes"]),
+            one["blocks"],
+            Figure(percent(one["hit_blocks"] / one["asked_blocks"]) if one["asked_blocks"] else ""),
+        ]
+        for one in holdings
+    ]
+    columns = ["model", "tenant", "in DRAM", "on NVMe", "blocks", "blocks hit"]
+    print_table("held now, by model and tenant", columns, rows, ("blocks hit", "blocks", "tenant"))
+    for one in holdings:
+        if one["differs"]:
+            who = f"{one['model'] or '(none)'}, tenant {one['tenant'] or '(none)'}"
+            print(f"{one['kinds']} kinds of engines of {printable(who)} share nothing: they differ in")
+            print(f"  {printable(in_words(one['differs']))}\n")
 
 
 def _print_namespaces(report: answers.Status) -> None:
@@ -202,13 +231,20 @@ def _print_namespaces(report: answers.Status) -> None:
             n["digest"][: HASH_DIGITS_SHOWN if is_terminal() else 12],
             *(n["fields"].get(name, "") for name in shown),
             n["blocks"],
+            format_bytes(n["dram_bytes"]),
+            format_bytes(n["nvme_bytes"]),
+            Figure(percent(n["hit_blocks"] / n["asked_blocks"]) if n["asked_blocks"] else ""),
             format_bytes(n["record_bytes"]),
             n["block_tokens"],
+            ", ".join(f"{name} {value}" for name, value in n["differs"].items()),
         ]
         for n in spaces
     ]
-    columns = ["digest", *shown, "blocks", "record", "tokens"]
-    print_table("namespaces", columns, rows, drop=("tokens", "record", "group", "tenant"))
+    columns = ["digest", *shown, "blocks", "DRAM", "NVMe", "blocks hit", "record", "tokens", "differs in"]
+    drop = ("tokens", "record", "NVMe", "DRAM", "blocks hit", "group", "tenant")
+    if not any(n["differs"] for n in spaces):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    print_table("namespaces", columns, rows, drop=drop)
     if report["namespaces_total"] > len(spaces):
         print(
             f"… and {plural(report['namespaces_total'] - len(spaces), 'more namespace')}, with fewer blocks\n"

@@ -1,0 +1,134 @@
+"""Holdings: what is held of each model and tenant, and what tells its kinds of engines apart.
+
+    namespaces ─▶ (model, tenant, adapter) ─▶ kinds of engines: equal but for their KV groups
+                        │                            └─ several: the fields in which they differ
+                        ╰─▶ bytes by tier, blocks, what was asked for and found
+
+Two kinds share nothing: one of them may be cold beside a warm one, because somebody gave it another dtype or another seed of
+hashes. All namespaces are looked at now and then, in steps, so that answers need not: they are as of a few seconds ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from kvstore.index.block import Namespace
+from kvstore.index.namespaces import NamespaceRegistry
+from kvstore.ledger.engines import differing, kinds_of
+from kvstore.protocol import answers
+from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
+from kvstore.retention.quotas import Quotas
+from kvstore.steps import Background, Steps
+
+HOLDINGS_S: Final = 5.0  # between two looks
+HOLDINGS_TOLD: Final = 64  # in one answer, those that hold most
+HOLDINGS_STEP: Final = 50  # namespaces between two yields
+FIELDS_TOLD: Final = 3  # of those that differ
+VALUES_TOLD: Final = 4
+VALUE_CHARS_MAX: Final = 64
+NOT_SAID: Final = "(default)"  # a setting that is not written out
+
+Group = tuple[str, str, str]  # model, tenant, adapter
+
+
+class Holdings:
+    """Of one engine. told: as it was at the last look."""
+
+    def __init__(self, namespaces: NamespaceRegistry, quotas: Quotas, background: Background) -> None:
+        self.told: list[answers.Holding] = []
+        self._namespaces = namespaces
+        self._quotas = quotas
+        self._background = background
+        self._telling: dict[Group, list[answers.Difference]] = {}
+        self._look_at_s = 0.0
+        self._known = 0  # namespaces at the last look
+        self._is_looking = False
+
+    def tick(self, now_s: float) -> None:
+        """Look again where it is time to, or where there are others now."""
+        if self._is_looking or (now_s < self._look_at_s and len(self._namespaces) == self._known):
+            return
+        self._look_at_s, self._known, self._is_looking = now_s + HOLDINGS_S, len(self._namespaces), True
+        self._background.begin(self._look_steps())
+
+    def namespace(self, namespace: Namespace) -> answers.Namespace:
+        """As it is in answers; the fields are documented in docs/cli.md."""
+        used, fields = self._quotas.holders(namespace)[0].used, namespace.spec.fields
+        telling = self._telling.get(_group(fields), [])
+        return {
+            **namespace.as_dict(),
+            "dram_bytes": used[IN_DRAM],
+            "nvme_bytes": used[IN_NVME],
+            "differs": {one["field"]: _shown(fields.get(one["field"])) for one in telling},
+        }
+
+    def _look_steps(self) -> Steps[None]:
+        groups: dict[Group, list[Namespace]] = {}
+        for number, namespace in enumerate(list(self._namespaces), 1):
+            groups.setdefault(_group(namespace.spec.fields), []).append(namespace)
+            if number % HOLDINGS_STEP == 0:
+                yield
+        rows: dict[tuple[str, str], answers.Holding] = {}
+        telling: dict[Group, list[answers.Difference]] = {}
+        looks = 0
+        for group, spaces in groups.items():
+            kinds, differs = 1, list[answers.Difference]()
+            if len(spaces) > 1:
+                found = kinds_of(map(_as_space, spaces[:HOLDINGS_STEP]))
+                kinds = len(found)
+                differs = telling[group] = _told(differing(found)) if kinds > 1 else []
+            _add(rows, group, spaces, kinds, differs, self._quotas)
+            looks += len(spaces)
+            if looks >= HOLDINGS_STEP:
+                looks = 0
+                yield
+        ordered = sorted(rows.values(), key=lambda row: -(row["dram_bytes"] + row["nvme_bytes"]))
+        self.told, self._telling, self._is_looking = ordered[:HOLDINGS_TOLD], telling, False
+
+
+def _group(fields: Mapping[str, str]) -> Group:
+    return fields.get("model", ""), fields.get("tenant", ""), fields.get("adapter", "")
+
+
+def _as_space(namespace: Namespace) -> Mapping[str, Any]:
+    return {"digest": namespace.digest.hex(), "fields": namespace.spec.fields, "blocks": 0}
+
+
+def _shown(value: str | None) -> str:
+    return NOT_SAID if value is None else value[:VALUE_CHARS_MAX]
+
+
+def _told(rows: Iterable[Mapping[str, Any]]) -> list[answers.Difference]:
+    return [
+        {"field": row["field"], "values": list(dict.fromkeys(map(_shown, row["values"])))[:VALUES_TOLD]}
+        for row in list(rows)[:FIELDS_TOLD]
+    ]
+
+
+def _add(
+    rows: dict[tuple[str, str], answers.Holding],
+    group: Group,
+    spaces: Iterable[Namespace],
+    kinds: int,
+    differs: list[answers.Difference],
+    quotas: Quotas,
+) -> None:
+    """Adapters of a model are added up, and are no kinds of it."""
+    model, tenant, _ = group
+    row = rows.get((model, tenant))
+    if row is None:
+        row = rows[model, tenant] = {
+            "model": model, "tenant": tenant, "kinds": 0, "namespaces": 0, "blocks": 0, "dram_bytes": 0, "nvme_bytes": 0,
+            "asked_blocks": 0, "hit_blocks": 0, "differs": [],
+        }  # fmt: skip
+    row["kinds"] = max(row["kinds"], kinds)
+    row["differs"] = row["differs"] or differs
+    for space in spaces:
+        used = quotas.holders(space)[0].used
+        row["namespaces"] += 1
+        row["blocks"] += len(space.blocks)
+        row["dram_bytes"] += used[IN_DRAM]
+        row["nvme_bytes"] += used[IN_NVME]
+        row["asked_blocks"] += space.asked_blocks
+        row["hit_blocks"] += space.hit_blocks
