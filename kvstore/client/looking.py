@@ -20,9 +20,9 @@ class Looking:
 
         def _call(self, namespaces: Any, make: Any) -> Any: ...
 
-    def report(self, since_s: float) -> answers.Report:
-        """Totals of the hours from this time (unix seconds) on; docs/cli.md names the fields."""
-        return self._pages("rows", lambda w, skip: w.Report(since_s, skip))  # type: ignore[no-any-return]
+    def report(self, since_s: float, until_s: float = 1e12) -> answers.Report:
+        """Totals of a time (unix seconds): by the minute within the last six hours, else whole hours. docs/cli.md names the fields."""
+        return self._pages("rows", lambda w, skip: w.Report(since_s, skip, until_s))  # type: ignore[no-any-return]
 
     def list_namespaces(self) -> list[answers.Namespace]:
         """Every namespace, as `status` has those with most blocks."""

@@ -294,11 +294,11 @@ class Service:
             "door": self.door.counters,
         }
 
-    def totals(self, since_s: float, skip: int) -> answers.Report:
+    def totals(self, since_s: float, skip: int, until_s: float) -> answers.Report:
         """The answer to `kvstore report`."""
         prices = self.config.report
         return {
-            **self.engine.report(since_s, skip),
+            **self.engine.report(since_s, skip, until_s),
             "now_s": time.time(),
             "gpu_hour_price": prices.gpu_hour_price,
             "currency": prices.currency,

@@ -749,7 +749,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.Status: Kind(lambda c, _: frames.StatusReport(c._api.node.report()), "view", 1000),
     frames.Namespaces: Kind(Caller._list, "view", 1000),
     frames.Report: Kind(
-        lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip)), "view", 2000
+        lambda c, r: frames.StatusReport(c._api.node.totals(r.since_s, r.skip, r.until_s)), "view", 2000
     ),
     frames.Explain: Kind(Caller._explain, "view", 100, 0.05, frames.HASHES_MAX),
     frames.Check: Kind(Caller._check, "admin", 100),

@@ -301,12 +301,14 @@ class Engine(Parts):
         judged = hashes[: (found.usable + 1) * spaces[0].hash_bytes] if leading else hashes
         return places, (yield from self.accounts.judge_steps(spaces, judged, found)), load_s
 
-    def report(self, since_s: float, skip: int = 0) -> answers.EngineReport:
-        """Totals since then, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
-        rows = self.accounts.totals.since(since_s)
+    def report(self, since_s: float, skip: int = 0, until_s: float = math.inf) -> answers.EngineReport:
+        """Totals of this time, TOTALS_TOLD rows after the first `skip`; see `kvstore.ledger.totals`."""
+        rows, begin_s, end_s = self.accounts.totals.span(since_s, until_s, self.accounts.wall_clock())
         told = fitting(rows[skip : skip + TOTALS_TOLD], total_bytes, TOTALS_TOLD_BYTES)
         return {
             "region": self.accounts.totals.region,
+            "since_s": begin_s,
+            "until_s": end_s,
             "rows": [row.as_dict() for row in told],
             "rows_left": max(0, len(rows) - skip - len(told)),
             "prefixes": self.heaviest(PREFIXES_TOLD, since_s),

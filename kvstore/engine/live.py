@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from kvstore.engine.engine import Engine
 from kvstore.ledger.latencies import BOUNDS_S
+from kvstore.ledger.minutes import together
 from kvstore.protocol import answers
 from kvstore.steps import Steps
 
-LIVE_MINUTES_TOGETHER = 120  # of an answer, between two yields
+LIVE_MINUTES_TOGETHER = 120  # rows of them, between two yields
 LIVE_PREFIXES = 10
 LIVE_SESSIONS_MAX = 64
 
@@ -31,13 +32,13 @@ def live_steps(engine: Engine, minutes_since_s: float, now_s: float) -> Steps[an
     prefixes = engine.heaviest(LIVE_PREFIXES)
     yield
     minutes: list[answers.Minute] = []
-    rows = totals.minutes.since(minutes_since_s, now_s)
-    for start in range(0, len(rows), LIVE_MINUTES_TOGETHER):
-        minutes += [
-            {"minute_s": minute_s, **sums.sums_as_dict()}
-            for minute_s, sums in rows[start : start + LIVE_MINUTES_TOGETHER]
-        ]
-        yield
+    looks = 0
+    for minute_s, rows in totals.minutes.since(minutes_since_s, now_s):
+        minutes.append({"minute_s": minute_s, **together(rows).sums_as_dict()})
+        looks += len(rows)
+        if looks >= LIVE_MINUTES_TOGETHER:
+            looks = 0
+            yield
     sources = (*engine.loader.devices, *engine.loader.shared)
     return {
         "counters": figures["counters"],

@@ -116,7 +116,7 @@ class Accounts:
         self.totals = totals
         self._dram_only = dram_only
         self._departed = evicted
-        self._wall_clock = wall_clock
+        self.wall_clock = wall_clock
         self._open: OrderedDict[int, Account] = OrderedDict()
         self._saving: Snapshot | None = None
         self._save_at_s = 0.0
@@ -136,8 +136,8 @@ class Accounts:
         before = self._open.pop(asking.ticket, None) if asking.ticket else None
         if before is not None:  # asked again: only the last answer counts
             before.book(-1)
-            self.totals.changed(before.rows.hour)
-        now_s = self._wall_clock()
+            self.totals.changed(before.rows)
+        now_s = self.wall_clock()
         rows = self.totals.of(first, now_s)
         account = Account(rows, _tokens(first, hashes, asking), pieces, asking.prefill_tokens_per_s)
         account.book(1)
@@ -158,7 +158,7 @@ class Accounts:
 
     def moved(self, namespace: Namespace, move: int, size_bytes: int) -> None:
         """Bytes of a namespace went from one place to another; `move` is an index into `sums.MOVES`."""
-        for sums in self.totals.of(namespace, self._wall_clock()):
+        for sums in self.totals.of(namespace, self.wall_clock()):
             sums.bytes_moved[move] += size_bytes
 
     def settle(self, ticket: int, tokens: int, namespace: Namespace | None, block_hash: bytes) -> None:
@@ -268,7 +268,7 @@ class Accounts:
         """Have the totals written, now and then; one write at a time, however long it takes."""
         if self._saving is not None or now_s < self._save_at_s:
             return
-        snapshot = self.totals.snapshot(self._wall_clock())
+        snapshot = self.totals.snapshot(self.wall_clock())
         if snapshot is None:
             return
         self._saving, self._save_at_s = snapshot, now_s + TOTALS_SAVE_INTERVAL_S
@@ -352,7 +352,7 @@ class Accounts:
         account.pieces = changed
         account.book(1)
         self._credit_no_more(account)
-        self.totals.changed(account.rows.hour)
+        self.totals.changed(account.rows)
 
 
 def _bounds(found: Found, count: int) -> list[int]:

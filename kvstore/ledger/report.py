@@ -72,7 +72,7 @@ def document(
     `Client.live`; with them there is one more grouping."""
     rows: list[Row] = report["rows"]
     price, now_s = float(report["gpu_hour_price"]), float(report["now_s"])
-    first_s = hour_of(since_s)
+    first_s = report.get("since_s", hour_of(since_s))
     total = figures(rows, price)
     groups = {name: _grouped(name, rows, total, price) for name in GROUPINGS if name in by}
     if minutes is not None:
@@ -80,7 +80,7 @@ def document(
     return {
         "region": report["region"],
         "since_s": first_s,
-        "until_s": now_s,
+        "until_s": report.get("until_s", now_s),
         "gpu_hour_price": price,
         "currency": report["currency"],
         "totals": total,
@@ -90,6 +90,7 @@ def document(
             for prefix in report["prefixes"]
             if prefix["last_s"] >= first_s
         ],
+        "holdings": list(report.get("holdings", ())),
     }
 
 
@@ -106,7 +107,9 @@ def of_tenant(report: Mapping[str, Any], tenant: str) -> Row:
         "now_s": report["now_s"],
         "gpu_hour_price": 0.0,
         "currency": "",
+        **{name: report[name] for name in ("since_s", "until_s") if name in report},
         "rows": [row for row in report["rows"] if row["tenant"] == tenant != EVERYBODY_ELSE],
+        "holdings": [one for one in report.get("holdings", ()) if one["tenant"] == tenant],
         "prefixes": sorted(own, key=lambda prefix: -prefix["tokens_saved"]),
     }
 

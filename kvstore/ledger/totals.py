@@ -4,7 +4,9 @@
 
 Kept in memory, and in `totals.sqlite` in the data directory, so that a report of last week
 survives restarts: changed rows are written every few seconds from an I/O thread (a kill
-loses no more than that), rows older than TOTALS_KEPT_DAYS are dropped.
+loses no more than that), rows older than TOTALS_KEPT_DAYS are dropped. So are the minutes of
+the last six hours (`kvstore.ledger.minutes`): a span that begins or ends within them does so
+at the minute, an older one at the hour.
 
 The prefixes are those that lookups found as their longest hit: a system prompt shared by
 many, a conversation that goes on. Of these the heaviest PREFIXES_KEPT are counted with the
@@ -28,7 +30,8 @@ import msgspec
 
 from kvstore.constants import STEP_BLOCKS
 from kvstore.index.block import Namespace
-from kvstore.ledger.minutes import Minutes, minute_of
+from kvstore.ledger.minutes import MINUTE_S, Minute, Minutes, minute_of, oldest_minute
+from kvstore.ledger.minutes import Key as MinuteKey
 from kvstore.ledger.since_start import SinceStart
 from kvstore.ledger.sums import EVERYBODY_ELSE, Sums
 from kvstore.protocol import answers, outcomes
@@ -71,7 +74,7 @@ class Rows(NamedTuple):
     """All sums that one lookup, or one move of bytes, is part of."""
 
     hour: Total
-    minute: Sums
+    minute: Minute
     start: Sums
 
 
@@ -103,6 +106,8 @@ class Totals:
         self._gone: set[Key] = set()  # rows that were put together, to be deleted with the next save
         self._prefixes_changed = False
         self.minutes = Minutes()
+        self._minutes_changed: set[MinuteKey] = set()  # besides those from _saved_minute_s on
+        self._saved_minute_s = 0
         self.since_start = SinceStart()
         self._newest: dict[int, Rows] = {}  # of the current minute, by namespace
         self._newest_minute_s = 0
@@ -123,14 +128,17 @@ class Totals:
             fields = namespace.spec.fields
             model, tenant = fields.get("model", ""), fields.get("tenant", "")
             hour = self._row((hour_of(now_s), self.region, model, tenant))
-            rows = Rows(hour, self.minutes.of(now_s), self.since_start.of(model, tenant))
+            minute = self.minutes.of(now_s, model, tenant)
+            rows = Rows(hour, minute, self.since_start.of(model, tenant))
             self._newest[namespace.id] = rows
-        self.changed(rows.hour)
+        self._changed.add(_key_of(rows.hour))  # minutes of now are written with every save
         return rows
 
-    def changed(self, total: Total) -> None:
-        """A row was changed: it is written with the next save."""
-        self._changed.add((total.hour_s, total.region, total.model, total.tenant))
+    def changed(self, rows: Rows) -> None:
+        """Rows of some time ago were changed: they are written with the next save."""
+        self._changed.add(_key_of(rows.hour))
+        if rows.minute.minute_s < self._saved_minute_s:
+            self._minutes_changed.add(rows.minute.key)
 
     def used(
         self, namespace: Namespace, block_hash: bytes, tokens: int, saved: int, now_s: float
@@ -216,6 +224,31 @@ class Totals:
                 if min(row.lookups, *row.tokens) < 0 or sum(row.tokens) != row.tokens_asked
             ]
 
+    def span(self, since_s: float, until_s: float, now_s: float) -> Span:
+        """What came to between two times, as nearly as it is known: by the minute within the last hours, else whole hours."""
+        oldest_s = oldest_minute(now_s)
+        begin_s = minute_of(since_s) if since_s >= oldest_s else hour_of(since_s)
+        end_s = now_s
+        if until_s < now_s:
+            step_s = MINUTE_S if max(begin_s, hour_of(until_s)) >= oldest_s else HOUR_S
+            end_s = min(now_s, max(begin_s + step_s, until_s // step_s * step_s))
+        found: list[Total] = []
+        for row in self.since(begin_s):
+            if row.hour_s >= begin_s and (row.hour_s + HOUR_S <= end_s or end_s == now_s):
+                found.append(row)
+        for hour_s in {hour_of(begin_s), hour_of(end_s)}:
+            if hour_s < begin_s or hour_s + HOUR_S > end_s != now_s:
+                found += self._part(hour_s, begin_s, end_s)
+        return Span(sorted(found, key=_key_of), begin_s, end_s)
+
+    def _part(self, hour_s: int, begin_s: float, end_s: float) -> list[Total]:
+        """Of an hour, what its minutes in this time came to."""
+        rows: dict[tuple[str, str], Total] = {}
+        for minute in self.minutes.between(max(begin_s, hour_s), min(end_s, hour_s + HOUR_S)):
+            name = minute.model, minute.tenant
+            rows.setdefault(name, Total(hour_s, self.region, *name)).add(minute)
+        return list(rows.values())
+
     # -- keeping --
 
     def snapshot(self, now_s: float) -> Snapshot | None:
@@ -225,19 +258,28 @@ class Totals:
             del self._rows[key]
         if self._path is None or not (self._changed or self._prefixes_changed):
             self._changed.clear()
+            self._minutes_changed.clear()
             self._gone.clear()
             return None
+        newest_s = minute_of(now_s)
+        first_s = min(self._saved_minute_s, newest_s)  # the clock may have been set back
+        minutes = {minute.key: minute for minute in self.minutes.between(first_s, newest_s + 1)}
+        minutes |= {key: row for key in self._minutes_changed if (row := self.minutes.get(key)) is not None}
+        self._minutes_changed.clear()
+        self._saved_minute_s = newest_s
         rows = [(*key, msgspec.json.encode(self._rows[key])) for key in self._changed if key in self._rows]
         gone = list(self._gone)
         self._gone.clear()
         prefixes = msgspec.json.encode(list(self._prefixes.values())) if self._prefixes_changed else None
         self._changed.clear()
         self._prefixes_changed = False
-        return Snapshot(rows, prefixes, oldest_s, gone)
+        encoded = [(*key, msgspec.json.encode(minute)) for key, minute in minutes.items()]
+        return Snapshot(rows, prefixes, oldest_s, gone, encoded, oldest_minute(now_s))
 
     def unsaved(self, snapshot: Snapshot) -> None:
         """A snapshot could not be saved: its rows are part of the next one."""
         self._changed.update(row[:4] for row in snapshot.rows)
+        self._minutes_changed.update(row[:3] for row in snapshot.minutes)
         self._gone.update(key for key in snapshot.gone if key not in self._rows)
         self._prefixes_changed |= snapshot.prefixes is not None
 
@@ -248,6 +290,8 @@ class Totals:
             with closing(_open(self._path)) as base, base:
                 base.executemany("REPLACE INTO totals VALUES (?, ?, ?, ?, ?)", snapshot.rows)
                 base.execute("DELETE FROM totals WHERE hour_s < ?", (snapshot.oldest_s,))
+                base.executemany("REPLACE INTO minutes VALUES (?, ?, ?, ?)", snapshot.minutes)
+                base.execute("DELETE FROM minutes WHERE minute_s < ?", (snapshot.oldest_minute_s,))
                 base.executemany(
                     "DELETE FROM totals WHERE (hour_s, region, model, tenant) = (?, ?, ?, ?)", snapshot.gone
                 )
@@ -266,6 +310,11 @@ class Totals:
                     row = msgspec.json.decode(content, type=Total)
                     row.tokens += [0] * (outcomes.OUTCOMES - len(row.tokens))  # of an older version
                     self._rows[_key_of(row)] = row
+                for (content,) in base.execute("SELECT content FROM minutes ORDER BY minute_s"):
+                    minute = msgspec.json.decode(content, type=Minute)
+                    minute.tokens += [0] * (outcomes.OUTCOMES - len(minute.tokens))
+                    self.minutes.restore(minute)
+                    self._saved_minute_s = minute.minute_s
                 for (content,) in base.execute("SELECT content FROM kept WHERE name = 'prefixes'"):
                     for prefix in msgspec.json.decode(content, type=list[Prefix]):
                         self._prefixes[prefix.namespace, prefix.block_hash] = prefix
@@ -273,6 +322,7 @@ class Totals:
             log.warning("totals of earlier days are lost: %s: %s", path, error)
             self._rows.clear()
             self._prefixes.clear()
+            self.minutes = Minutes()
             with suppress(OSError):
                 path.replace(path.with_suffix(".unreadable"))
 
@@ -284,6 +334,16 @@ class Snapshot(NamedTuple):
     prefixes: bytes | None
     oldest_s: int
     gone: list[Key]
+    minutes: list[tuple[int, str, str, bytes]]
+    oldest_minute_s: int
+
+
+class Span(NamedTuple):
+    """Rows of a time, of which the first and the last may be parts of an hour."""
+
+    rows: list[Total]
+    begin_s: float
+    end_s: float
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -293,6 +353,10 @@ def _open(path: Path) -> sqlite3.Connection:
     base.execute(
         "CREATE TABLE IF NOT EXISTS totals (hour_s INTEGER, region TEXT, model TEXT, tenant TEXT, "
         "content BLOB, PRIMARY KEY (hour_s, region, model, tenant)) WITHOUT ROWID"
+    )
+    base.execute(
+        "CREATE TABLE IF NOT EXISTS minutes (minute_s INTEGER, model TEXT, tenant TEXT, content BLOB, "
+        "PRIMARY KEY (minute_s, model, tenant)) WITHOUT ROWID"
     )
     base.execute("CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, content BLOB) WITHOUT ROWID")
     return base

@@ -317,7 +317,11 @@ class Prefix(TypedDict):
 
 
 class EngineReport(TypedDict):
+    """since_s, until_s: what the rows are of; the first and the last may be parts of an hour."""
+
     region: str
+    since_s: float
+    until_s: float
     rows: list[Hour]
     rows_left: int
     prefixes: list[Prefix]

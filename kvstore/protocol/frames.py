@@ -197,11 +197,12 @@ class Explain(msgspec.Struct, array_like=True, tag=14):
 
 
 class Report(msgspec.Struct, array_like=True, tag=15):
-    """Totals of the hours from this one on, at most rows of them, and the heaviest prefixes. Answer:
-    StatusReport of `answers.Report`."""
+    """Totals of a time, as nearly as it is known (`kvstore.ledger.totals`), at most rows of them, and the heaviest prefixes.
+    Answer: StatusReport of `answers.Report`."""
 
     since_s: Annotated[float, Meta(ge=0, le=1e12)]
     skip: _Id = 0
+    until_s: Annotated[float, Meta(ge=0, le=1e12)] = 1e12
 
 
 class Namespaces(msgspec.Struct, array_like=True, tag=16):

@@ -14,6 +14,7 @@ import pytest
 from kvstore import units
 from kvstore.index.block import Namespace
 from kvstore.ledger import report
+from kvstore.ledger.comparing import changes, per_hour
 from kvstore.ledger.sums import LOADED
 from kvstore.ledger.totals import HOUR_S, Totals
 from kvstore.protocol import outcomes
@@ -135,6 +136,7 @@ def test_the_document_has_the_documented_fields() -> None:
         "totals",
         "by",
         "prefixes",
+        "holdings",
     }
     assert set(document["totals"]) == COLUMNS
     assert set(document["by"]) == set(report.GROUPINGS)
@@ -147,6 +149,50 @@ def test_the_document_has_the_documented_fields() -> None:
     shares = [group["share"] for group in document["by"]["reason"]]
     assert shares == sorted(shares, reverse=True)
     assert set(prefix()) | {"age_s", "idle_s"} == set(document["prefixes"][0])
+
+
+def test_two_times_beside_each_other_say_what_changed() -> None:
+    """Shares of what was asked for, in points, most changed first; amounts by the hour; who is new or gone has no change. Times of
+    different length are compared all the same."""
+    now = report.document(
+        {**answer(row(dram=20, never_seen=70, corrupt=10), row(model="new", never_seen=50)), "since_s": 0.0, "until_s": 3600.0}, 0
+    )  # fmt: skip
+    then = report.document(
+        {
+            **answer(row(dram=160, never_seen=40), row(model="gone", dram=200)),
+            "since_s": 0.0,
+            "until_s": 7200.0,
+        },
+        0,
+    )
+    found = changes(now, then)
+    assert found["tier"][0] == {"tier": "dram", "now": 0.133333, "then": 0.9, "change": -0.766667}
+    assert [(one["reason"], one["change"]) for one in found["reason"]] == [
+        ("never_seen", 0.7),
+        ("corrupt", 0.066667),
+    ]
+    models = {one["model"]: one for one in found["model"]}
+    assert (models["m"]["now"], models["m"]["then"], models["m"]["change"]) == (0.2, 0.8, -0.6)
+    assert (models["new"]["change"], models["gone"]["change"]) == (None, None)
+    assert (models["m"]["asked_per_hour_now"], models["m"]["asked_per_hour_then"]) == (100.0, 100.0)
+    assert per_hour(now)["tokens"] == 150.0 and per_hour(then)["tokens"] == 200.0
+    assert set(found) == {"tier", "reason", "model", "tenant"}
+
+
+def test_a_short_report_is_drawn_by_the_minute() -> None:
+    """The columns of a page are minutes where all of its time has them, each token in one; else hours."""
+    minutes = [
+        {**row(dram=minute + 1), "minute_s": NOW_S // 60 * 60 - 60 * (9 - minute)} for minute in range(10)
+    ]
+    document = report.document(
+        {**answer(row(dram=55)), "since_s": NOW_S - 600, "until_s": NOW_S}, 0, minutes=minutes
+    )
+    told = read_page(report_page(document))
+    assert told["column_s"] == 60 and [column["hit_tokens"] for column in told["columns"]] == list(
+        range(1, 11)
+    )
+    day = {**document, "since_s": NOW_S - 86_400}
+    assert read_page(report_page(day))["column_s"] == 3600
 
 
 def test_prefixes_that_were_not_used_in_the_time_are_left_out() -> None:
@@ -480,11 +526,11 @@ def fill(place: Place) -> None:
             number, NamespaceSpec(bytes([number]) * 16, 100, 32, 16, {"model": "m", "tenant": tenant})
         )
         for hour in range(3):
-            total = totals.of(namespace, now_s - hour * HOUR_S).hour
-            total.lookups += 2
-            total.tokens = [100 * (n + 1) for n in range(outcomes.OUTCOMES)]
-            total.bytes_moved[LOADED] += 1 << 20
-            total.prefill_s_saved += 1800
+            for total in totals.of(namespace, now_s - hour * HOUR_S)[:2]:
+                total.lookups += 2
+                total.tokens = [100 * (n + 1) for n in range(outcomes.OUTCOMES)]
+                total.bytes_moved[LOADED] += 1 << 20
+                total.prefill_s_saved += 1800
         totals.used(namespace, b"h" * 32, 64, 640, now_s - 60)
     snapshot = totals.snapshot(now_s)
     assert snapshot is not None and totals.save(snapshot)
@@ -552,6 +598,26 @@ def test_a_chosen_grouping_is_all_that_is_printed(filled: Place, tmp_path: Path)
     assert lookups.split()[1] == "12"
 
 
+def test_a_time_and_another_beside_it(filled: Place) -> None:
+    """--until ends a report, --against compares: of a real daemon, as documents and in words, with the times that they are of."""
+    done = kvstore("report", "-o", "json", "--since", "30h", "--until", "90min", "--socket", filled.socket)
+    document = json.loads(done.stdout)
+    assert document["until_s"] <= time.time() - 5300 and document["totals"]["lookups"] == 4
+    done = kvstore(
+        "report", "-o", "json", "--since", "7h", "--against", "yesterday", "--socket", filled.socket
+    )
+    document = json.loads(done.stdout)
+    assert document["since_s"] - document["against"]["since_s"] == 86_400
+    assert document["totals"]["lookups"] == 12 and document["against"]["totals"]["lookups"] == 0
+    assert {name: rows[0]["then"] for name, rows in document["changes"].items()} == dict.fromkeys(
+        ("tier", "reason", "model", "tenant")
+    )
+    told = kvstore("report", "--since", "7h", "--against", "before", "--socket", filled.socket).stdout
+    assert "misses by reason, of what was asked for" in told and ", against " in told
+    told = kvstore("report", "--since", "7h", "--by", "hour", "--socket", filled.socket).stdout
+    assert "missed most for" in told
+
+
 def test_an_empty_report_says_so(place: Place, serve: Serve) -> None:
     """A fresh daemon: exit code 0 and a plain sentence, in words and in figures."""
     serve(place)
@@ -570,6 +636,13 @@ def test_wrong_options_are_one_line(filled: Place, tmp_path: Path) -> None:
         ),
         (["--by", ""], "report: --by (nothing): known are tier,"),
         (["--since", "yesterday"], "--since yesterday: allowed are a time span"),
+        (["--since", "1h", "--until", "2h"], "--until 2h: not later than --since 1h"),
+        (["--until", "soon"], "--until soon: allowed are a time span"),
+        (["--against", "moon"], "--against moon: not a time"),
+        (
+            ["--against", "before", "--by", "hour"],
+            "--by hour: with --against known are tier, reason, model, tenant",
+        ),
         (["--html", tmp_path], "not a file"),
         (["--html", tmp_path / "none" / "page.html"], "no such directory"),
         (["--html", "/dev/null"], "not a regular file"),

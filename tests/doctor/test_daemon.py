@@ -152,8 +152,8 @@ def test_a_cold_kind_of_engine_is_found_beside_a_warm_one(place: Place, serve: C
     note, warning = service.engines(status)
     assert (note.level, warning.level) == ("note", "warning")
     assert "2 kinds of engines of m, tenant t, differ in dtype: bfloat16 / float8" in note.found
-    assert "with dtype float8 found 0.0 % of 1200 blocks" in warning.found
-    assert "those with dtype bfloat16 found 100.0 % of 1200 blocks" in warning.found
+    assert "with dtype float8 found 0.0 % of 1,200 blocks" in warning.found
+    assert "those with dtype bfloat16 found 100.0 % of 1,200 blocks" in warning.found
 
 
 def test_an_old_daemon_is_found(status: Status, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from kvstore.ledger.totals import HOUR_S
 Document = Mapping[str, Any]
 
 COLUMNS_MAX = 76  # of a plot
+COLUMN_MINUTES = (1, 2, 5, 10)
+MINUTES_HOURS_MAX = 6  # of a report that is drawn by the minute
 COLUMN_HOURS = (1, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 672)
 
 HERE = Path(__file__).parent
@@ -39,7 +41,7 @@ _EXPORT = re.compile(r"^export (?=(?:function|class|const) (\w+))", re.MULTILINE
 def report_page(document: Document, first: Document | None = None) -> str:
     """The page of a report. document: with every grouping of `report.GROUPINGS`. first: a table before all others:
     {title, note, caption, columns, rows, problems}."""
-    by = {name: groups for name, groups in document["by"].items() if name != "hour"}
+    by = {name: groups for name, groups in document["by"].items() if name not in ("hour", "minute")}
     return _page("report", {"document": {**document, "by": by}, "first": first, **_columns(document)})
 
 
@@ -51,14 +53,22 @@ def replay_page(document: Document, traces: Sequence[str], drop_tail: bool, last
 
 def _columns(document: Document) -> Document:
     """Hours, some together: the page of a year is no larger than that of a week. An hour without a row is one in which
-    nobody asked for anything."""
-    hours = document["by"]["hour"]
+    nobody asked for anything. Minutes, where there are some and they are all of it."""
+    minutes, hours = document["by"].get("minute"), document["by"]["hour"]
+    if minutes and document["until_s"] - document["since_s"] <= MINUTES_HOURS_MAX * HOUR_S:
+        lasted_s = document["until_s"] - minutes[0]["minute_s"]
+        lengths = (length for length in COLUMN_MINUTES if 60 * length * COLUMNS_MAX >= lasted_s)
+        return _together(minutes, "minute_s", 60 * next(lengths, COLUMN_MINUTES[-1]))
     lasted_s = document["until_s"] - hours[0]["hour_s"] if hours else 0
     wanted = lasted_s / HOUR_S / COLUMNS_MAX
     step_s = HOUR_S * next((length for length in COLUMN_HOURS if length >= wanted), COLUMN_HOURS[-1])
+    return _together(hours, "hour_s", step_s)
+
+
+def _together(rows: Sequence[Document], at: str, step_s: int) -> Document:
     columns: dict[float, list[Document]] = {}
-    for hour in hours:
-        columns.setdefault(hour["hour_s"] // step_s * step_s, []).append({**hour, "tokens": hour["outcomes"]})
+    for row in rows:
+        columns.setdefault(row[at] // step_s * step_s, []).append({**row, "tokens": row["outcomes"]})
     made = [{"from_s": at_s, **figures(rows, 0)} for at_s, rows in columns.items()]
     return {"columns": made, "column_s": step_s}
 

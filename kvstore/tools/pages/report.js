@@ -100,7 +100,7 @@ function showTimes() {
   const of = columnsOf(samples, until, until - begin, 1)[0];
   const grid = { begin, step, columns: number, covered: columns.map(() => true), idle: "in all" };
   const hours = step / HOUR_S;
-  const [length, unit] = hours % 24 ? [hours, "hour"] : [hours / 24, "day"];
+  const [length, unit] = hours < 1 ? [step / 60, "minute"] : hours % 24 ? [hours, "hour"] : [hours / 24, "day"];
   const per = length === 1 ? `per ${unit}` : `per ${length} ${unit}s`;
   showTable(columns, per);
   if (number === 1) return showOnce();

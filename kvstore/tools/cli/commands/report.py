@@ -1,13 +1,16 @@
-"""What the cache gave back, and why not when it did not: of the last day, or since you say.
+"""What the cache gave back, and why not when it did not: of the last day, or of any time, or beside another one.
 
   kvstore report                       of the last 24 hours, in tables
   kvstore report --since 7d            since a span ago (30m, 24h, 7d, 2w) or a time (2026-11-21T15:00, UTC)
+  kvstore report --since 3h --until 1h             what came between two times
+  kvstore report --since 2h --against yesterday    what changed, beside the same time of the day before
   kvstore report --by tenant,hour      these groupings and nothing else: of tier, reason, model, tenant, region, hour
-  kvstore report --by minute           the last six hours by the minute, as far as the daemon has been running
+  kvstore report --by minute           the last six hours by the minute
   kvstore report --html page.html      one self-contained page of all of it with plots, beside the tables
   kvstore report -o json               for programs; docs/cli.md lists the fields
 
-Totals are kept by the hour, so a report begins with the whole hour that --since falls into.
+Minutes are kept for six hours: a report that begins within them begins at the minute, an older one with the whole hour.
+--against takes yesterday, before (the time just before), or how long before (7d).
 With the setting report.gpu_hour_price it also says what the saved prefill is worth.
 Exit code 0 also when there was nothing to report, 4 when no daemon answers.
 """
@@ -18,17 +21,22 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, NOT_FOUND, USAGE, CliError
-from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node, names
+from kvstore.tools.cli.commands.status import print_holdings
+from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, duration, is_of_node, names
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import count, format_bytes, format_duration, format_time, money, percent, short_count
 
+if TYPE_CHECKING:
+    from kvstore.client import Client
+
 BY = ("tier", "reason", "model", "tenant", "region", "hour", "minute")
 SHOWN = ("tier", "reason", "model", "tenant")  # in tables, unless --by says otherwise
 TIMES = ("hour", "minute")
+FOR_EVER_S = 1e12
 PREFIXES_SHOWN = 10
 PREFIX_COLUMNS = ("tokens saved", "hits", "length", "first hit", "last hit", "lives in")
 
@@ -40,11 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", default="24h", metavar="WHEN", help="30m, 24h, 7d, 2w, or a time in UTC (default 24h)"
     )
+    parser.add_argument("--until", default="", metavar="WHEN", help="the end, likewise (default: now)")
+    parser.add_argument(
+        "--against",
+        default="",
+        metavar="WHEN",
+        help="compare with the same time yesterday, before, or so long before (7d)",
+    )
     parser.add_argument(
         "--by", action="append", default=[], metavar="LIST", help=f"these groupings only, of {','.join(BY)}"
     )
     add_html_argument(parser)
-    add_node_arguments(parser)
+    add_node_arguments(parser, "until", "against")
 
 
 def add_html_argument(parser: argparse.ArgumentParser) -> None:
@@ -57,16 +72,55 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = names("report: --by", args.by, BY)
     require_page(args.html, "report")
-    since_s = _since(args.since)
-    by_minute = report.MINUTE in chosen
+    since_s, until_s = _span(args)
+    by_minute = report.MINUTE in chosen or args.html is not None
     if is_of_node(args):
         return _present(args, _of_node(args, since_s, by_minute), chosen)
-    answer, minutes = ask(
-        args,
-        "report",
-        lambda client: (client.report(since_s), client.live(since_s)["minutes"] if by_minute else None),
-    )
-    return _present(args, report.document(answer, since_s, minutes=minutes), chosen)
+    if args.against:
+        return _compare(args, since_s, until_s, chosen)
+
+    def question(client: Client) -> Document:
+        minutes = client.live(since_s)["minutes"] if by_minute else None
+        kept = minutes and [minute for minute in minutes if minute["minute_s"] < until_s]
+        return report.document(client.report(since_s, until_s), since_s, minutes=kept)
+
+    return _present(args, ask(args, "report", question), chosen)
+
+
+def _compare(args: argparse.Namespace, since_s: float, until_s: float, chosen: list[str]) -> int:
+    """What changed between two times."""
+    from kvstore.ledger import report
+    from kvstore.ledger.comparing import changes, per_hour
+    from kvstore.ledger.totals import hour_of
+    from kvstore.tools.cli.commands.report_changes import GROUPINGS, print_changes
+
+    if args.html is not None:
+        raise CliError("report: --html does not go with --against", exit_code=USAGE)
+    for name in chosen:
+        if name not in GROUPINGS:
+            raise CliError(
+                f"report: --by {name}: with --against known are {', '.join(GROUPINGS)}", exit_code=USAGE
+            )
+    shift_s = _shift(args.against, min(until_s, time.time()) - since_s)
+
+    def question(client: Client) -> tuple[Document, Document]:
+        then = report.document(client.report(since_s - shift_s, min(until_s, time.time()) - shift_s), 0)
+        is_whole_hours = then["since_s"] == hour_of(since_s - shift_s)
+        begin_s = hour_of(since_s) if is_whole_hours else since_s  # like with like
+        return report.document(client.report(begin_s, until_s), begin_s), then
+
+    now, then = ask(args, "report", question)
+    wanted = chosen or GROUPINGS
+    document = {
+        **{name: now[name] for name in ("region", "since_s", "until_s", "totals")},
+        "per_hour": per_hour(now),
+        "against": {
+            **{name: then[name] for name in ("since_s", "until_s", "totals")},
+            "per_hour": per_hour(then),
+        },
+        "changes": {name: rows for name, rows in changes(now, then).items() if name in wanted},
+    }
+    return present(args, document, lambda shown: print_changes(shown, is_whole=not chosen))
 
 
 def _of_node(args: argparse.Namespace, since_s: float, by_minute: bool) -> Document:
@@ -89,13 +143,29 @@ def _present(args: argparse.Namespace, document: Document, chosen: list[str]) ->
     return present(args, document, lambda shown: _print(shown, is_whole=not chosen))
 
 
-def _since(text: str) -> float:
+def _span(args: argparse.Namespace) -> tuple[float, float]:
+    """Since when and until when. Raises CliError."""
+    since_s = _time("--since", args.since)
+    until_s = _time("--until", args.until) if args.until else FOR_EVER_S
+    if until_s <= since_s:
+        raise CliError(f"report: --until {args.until}: not later than --since {args.since}", exit_code=USAGE)
+    return since_s, until_s
+
+
+def _time(option: str, text: str) -> float:
     from kvstore.ledger import report
 
     try:
         return report.since(text, time.time())
     except ValueError as error:
-        raise CliError(f"report: --since {text}: {error}", exit_code=USAGE) from error
+        raise CliError(f"report: {option} {text}: {error}", exit_code=USAGE) from error
+
+
+def _shift(text: str, span_s: float) -> float:
+    """How long before the other time was. Raises CliError."""
+    if text in ("yesterday", "before"):
+        return {"yesterday": 86_400.0, "before": span_s}[text]
+    return duration("report: --against", text, 60, 90 * 86_400, "; or yesterday, before")
 
 
 def require_page(path: Path | None, command: str) -> None:
@@ -142,12 +212,14 @@ def _print(document: Document, is_whole: bool) -> None:
             _print_shares("misses by reason", name, "share", groups)
         elif name == "minute" and not groups:
             print(
-                "The daemon has no minute of this time in memory: a restart forgets them, and hours are kept.\n"
+                "The daemon has no minute of this time: they are kept for six hours, whole hours for 90 days.\n"
             )
         else:
             _print_sums(name, groups, document["currency"])
     if is_whole:
         _print_prefixes(document)
+        if document["holdings"]:
+            print_holdings(document["holdings"])
 
 
 def _print_totals(document: Document) -> None:
@@ -200,11 +272,22 @@ def _print_sums(name: str, groups: list[Document], currency: str) -> None:
         cells = [count(g["lookups"]), count(g["tokens"]), count(g["hit_tokens"]), percent(g["hit_ratio"])]
         cells += [format_bytes(g["bytes"]["loaded"]), format_bytes(g["bytes"]["stored"])]
         cells += [format_duration(g["prefill_s_saved"])] * timed + [money(g["money_saved"], currency)] * paid
-        rows.append([label, *map(Figure, cells)])
+        rows.append([label, *map(Figure, cells), *[_most_missed(g)] * (name in TIMES)])
     columns = [f"{name} (UTC)" if name in TIMES else name, "lookups", "tokens", "of these hits", "hit ratio"]
     columns += ["loaded", "stored"] + ["prefill saved"] * timed + ["money saved"] * paid
+    columns += ["missed most for"] * (name in TIMES)
     drop = ("money saved", "prefill saved", "stored", "loaded", "of these hits", "lookups")
     print_table(f"by {name}", columns, rows, drop)
+
+
+def _most_missed(group: Document) -> str:
+    """The reason of most misses, with its share of them."""
+    from kvstore.ledger.report import misses
+
+    if not group["missed_tokens"]:
+        return ""
+    name, tokens = next(iter(misses(group["outcomes"]).items()))
+    return f"{name} {percent(tokens / group['missed_tokens'])}"
 
 
 def _print_prefixes(document: Document) -> None:
