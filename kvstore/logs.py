@@ -6,6 +6,9 @@ tiers and client need nothing of ours; here, once, all of it is given one form:
     {"event": "serving", "level": "info", "logger": "kvstore.service", "time": "2025-…Z", …}
 
 Facts travel as fields: `log.info("serving", extra={"socket": …})`. Who writes them is in kvstore/output.py.
+
+A warning that comes again and again is written a few times and then now and then, with how many were left out: a fault that meets
+every pack, request or block fills no disk, and hides no other line.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Literal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -21,8 +27,49 @@ from structlog.typing import EventDict, Processor
 from kvstore.output import HandedOver, handed_over
 from kvstore.units import harmless
 
+REPEATS_MAX: Final = 10.0  # lines of one wording at once
+REPEAT_S: Final = 300.0  # … and one more each
+WORDINGS_MAX: Final = 1024  # remembered
+
 # What a LogRecord has of its own; anything else came in through `extra`.
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class Guard(logging.Filter):
+    """Lets REPEATS_MAX lines of one wording through at once, and one more each REPEAT_S. Problems have a wording of each kind."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._rooms: dict[tuple[str, str, object], _Room] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.__dict__.get("kind")
+        if record.levelno < logging.WARNING and kind is None:
+            return True
+        key, now_s = (record.name, str(record.msg), kind), self._clock()
+        room = self._rooms.pop(key, None) or _Room(now_s)
+        self._rooms[key] = room
+        if len(self._rooms) > WORDINGS_MAX:
+            del self._rooms[next(iter(self._rooms))]
+        room.left = min(REPEATS_MAX, room.left + (now_s - room.at_s) / REPEAT_S)
+        room.at_s = now_s
+        if room.left < 1:
+            room.left_out += 1
+            return False
+        room.left -= 1
+        if room.left_out:
+            record.left_out, room.left_out = room.left_out, 0
+        return True
+
+
+@dataclass(slots=True)
+class _Room:
+    """For lines of one wording."""
+
+    at_s: float
+    left: float = REPEATS_MAX
+    left_out: int = 0  # since the last one that was written
 
 
 def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
@@ -42,6 +89,7 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_render(console)],
         )
     )
+    handler.addFilter(Guard())
     if isinstance(stream := handed_over(sys.stderr), HandedOver):
         stream.note = lambda lost: handler.format(_missing(lost))
     root = logging.getLogger()

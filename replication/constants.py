@@ -28,6 +28,9 @@ SOURCE_TOMBSTONES_S: Final = 60.0
 TOMBSTONES_INTERVAL_S: Final = 15.0  # between two looks for new ones
 
 PROBLEMS_TOLD: Final = 8  # in a place's status
+PROBLEM_LASTS_S: Final = (
+    300.0  # of one that nobody can see to end: over when it was not met again for so long
+)
 
 ORDERS_MAX: Final = 64  # in force at a time; of more, the latest
 NODE_INTERVAL_S: Final = 600.0  # between two reports of one daemon

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from replication.constants import PROBLEM_LASTS_S
 from replication.problems import Problems
 from tiers.together import first_failure
 
@@ -40,11 +41,11 @@ async def kept_going(
     when it ends without a failure."""
     loop, failures = asyncio.get_running_loop(), 0
     while True:
-        begun_s, settled = loop.time(), loop.call_later(TASK_SETTLED_S, problems.over, name)
+        begun_s, settled = loop.time(), loop.call_later(TASK_SETTLED_S, problems.over, name, "task")
         try:
             await work()
             if may_end:
-                problems.over(name)
+                problems.over(name, "task")
                 return
             reason = "it ended"
         except asyncio.CancelledError as error:
@@ -59,7 +60,7 @@ async def kept_going(
         finally:
             settled.cancel()
         failures = failures + 1 if loop.time() - begun_s < TASK_SETTLED_S else 1
-        problems.note(name, f"{reason}; begun again")
+        problems.note(name, f"{reason}; begun again", "task", "the log has more; please report it")
         await asyncio.sleep(min(TASK_PAUSE_S_MIN * 2.0 ** min(failures - 1, 32), TASK_PAUSE_S_MAX))
 
 
@@ -86,7 +87,13 @@ class Tasks:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("%s: %s failed", self._problems.where, task.get_name(), exc_info=error)
-            self._problems.note(task.get_name(), reason_of(error))
+            self._problems.note(
+                task.get_name(),
+                reason_of(error),
+                "task",
+                "the log has more; please report it",
+                lasts_s=PROBLEM_LASTS_S,
+            )
 
     async def close(self) -> None:
         """Cancel what goes on, and wait for its end."""

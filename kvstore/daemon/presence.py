@@ -5,8 +5,8 @@
     arena         the next daemon finds the memory by its names
     NVMe          slabs are opened by name: another file system may be mounted over them
 
-Others remove files: an operator who tidies up, a cleaner of old files, an unmount. What is gone is a line in the log and a
-problem in `kvstore status` for as long as it is. All looks are made by I/O threads: a file system that hangs holds up
+Others remove files: an operator who tidies up, a cleaner of old files, an unmount. What is gone is a
+problem for as long as it is. All looks are made by I/O threads: a file system that hangs holds up
 nothing but the look at itself.
 """
 
@@ -60,13 +60,9 @@ class Presence:
 
     def _saw(self, name: str, problem: str) -> None:
         self._under_way.discard(name)
-        before = self.missing.pop(name, "")
+        self.missing.pop(name, None)
         if problem:
             self.missing[name] = problem
-        if problem and problem != before:
-            log.error("%s", problem)
-        elif before and not problem:
-            log.info("%s: is there again", name)
 
     def _look_at_socket(self) -> Seen:
         """In an I/O thread: what is wrong, and another socket where one was needed and could be had."""

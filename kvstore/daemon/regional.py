@@ -23,8 +23,10 @@ from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
 from replication.erasure.erased import Erased
 from replication.formats.tombstones import Tombstone
+from replication.problems import Problem
 from replication.region.read_through import ReadThrough
 from replication.region.region_node import RegionNode
+from replication.watched import Watched
 
 OBJECT_JOBS_MAX, OBJECT_BATCH_RECORDS = 64, 64  # loads from the bucket under way, and records of each
 
@@ -42,6 +44,14 @@ class Levels(NamedTuple):
         """The fields are documented in docs/cli.md."""
         far = [{"name": name, **level.status()} for name, level in self.far.items()]
         return {**self.home.status(), "read_through": far}
+
+    def wrong(self) -> list[Problem]:
+        """What is wrong with any of them now."""
+        return [
+            problem
+            for problems in (self.home.wrong(), *(level.wrong() for level in self.far.values()))
+            for problem in problems
+        ]
 
     def close(self) -> bool:
         """Let go of all buckets; False if something hangs."""
@@ -81,10 +91,10 @@ def region_levels(config: Config, reply: Reply) -> Levels | None:
     deployment = load_regions(Path(config.regions_file))
     place = deployment.place(config.region, "region")
     far: dict[str, RegionLevel[ReadThrough]] = {
-        name: RegionLevel(f"read-through {name}", reply, _limits(deployment.regions[name]), is_far=True)
+        name: RegionLevel(f"read-through {name}", reply, _limits(deployment.regions[name]), name, is_far=True)
         for name in place.read_through
     }
-    return Levels(deployment, ObjectLevel(reply, _limits(place)), far)
+    return Levels(deployment, ObjectLevel(reply, _limits(place), config.region), far)
 
 
 def join_regions(
@@ -108,7 +118,7 @@ def join_regions(
 
     async def join() -> RegionNode:
         node = await RegionNode.join(
-            deployment.regions[config.region].open(),
+            Watched(deployment.regions[config.region].open(), config.region, levels.home.problems),
             deployment.deployment,
             config.region,
             data_dir.catalogue_path,
@@ -124,7 +134,7 @@ def join_regions(
 
     async def follow(name: str) -> ReadThrough:
         return await ReadThrough.follow(
-            deployment.regions[name].open(),
+            Watched(deployment.regions[name].open(), name, levels.far[name].problems),
             deployment.deployment,
             name,
             data_dir.path / "read_through" / name / "catalogue",

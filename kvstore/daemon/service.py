@@ -32,6 +32,7 @@ from kvstore.constants import (
     require,
 )
 from kvstore.daemon import heap
+from kvstore.daemon.attention import Attention, Parts
 from kvstore.daemon.beside.children import Lasting
 from kvstore.daemon.beside.doors import grpc_process, web_process
 from kvstore.daemon.beside.eventing import publisher_of
@@ -124,11 +125,8 @@ class Service:
         self._exporter: Exporter | None = None
         self._loop_delay = Histogram()
         self._preloads = Preloads(config)
-        self._children: tuple[Lasting | Preloads, ...] = (
-            web_process(config),
-            grpc_process(config),
-            self._preloads,
-        )
+        self._web, self._grpc = web_process(config), grpc_process(config)
+        self._children: tuple[Lasting | Preloads, ...] = (self._web, self._grpc, self._preloads)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -150,7 +148,7 @@ class Service:
             self._make_engine(io, pools)
             await self._require_region()
             await self._open_door()
-            self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
+            self._begin_looking(io)
             self._signals.attach(
                 {
                     signal.SIGTERM: self._asked_to_stop,
@@ -235,6 +233,7 @@ class Service:
         return {
             "daemon": self._identity(),
             "health": self._health(),
+            "problems": self._attention.told(),
             "arena": {
                 "path": str(arena.path),
                 "pages": arena.page_kind,
@@ -276,6 +275,31 @@ class Service:
         words = "{0.name} is left alone until the next start: {0.left_alone}"
         return {m.name: words.format(m) if m.left_alone else "" for m in self.engine.nvme.members}
 
+    def _begin_looking(self, io: IoPool) -> None:
+        """At what may be wrong with this daemon."""
+        self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
+        region = self._region
+        parts = Parts(
+            self.engine,
+            self.settings,
+            lambda: self._problems,
+            lambda: self._presence.missing,
+            self._left_alone,
+            self._beside,
+            self._preloads.status,
+            region.wrong if region is not None else lambda: (),
+        )
+        self._attention = Attention(parts, self._loop_delay, time.time)
+
+    def _beside(self) -> Iterator[tuple[str, str, str]]:
+        """Of what goes on beside the loop the kind, the subject, and what is wrong with it."""
+        yield "web", self.config.web.listen, self._web.problem
+        yield "grpc", self.config.grpc.listen, self._grpc.problem
+        if self._publisher is not None:
+            yield "events", self.config.events.endpoint, self._publisher.failure
+        if self._exporter is not None:
+            yield "traces", self.config.traces.endpoint, self._exporter.problem
+
     def live_steps(self, minutes_since_s: float) -> Steps[answers.Live]:
         """What is going on, in steps; docs/cli.md says what each field means."""
         told = yield from live_steps(self.engine, minutes_since_s, time.time())
@@ -286,6 +310,7 @@ class Service:
         return {
             **self._identity(),
             "health": self._health(),
+            "problems": self._attention.told(),
             "left_alone": self._left_alone(),
             "missing": dict(self._presence.missing),
             **told,
@@ -475,6 +500,7 @@ class Service:
             self.engine.tick()
             self._write_budget_file.keep(self.engine.write_budget, self.engine.io)
             self._presence.look()
+            self._attention.look()
             if not self.storage.arena.is_whole():
                 self.failure = (
                     f"arena {self.storage.arena.path}: somebody cut it off; its records are lost, start again"

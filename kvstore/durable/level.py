@@ -18,8 +18,10 @@ from tiers.packs.packs import PackHeader
 class ObjectLevel(RegionLevel[RegionNode]):
     """Of our own region. Called from the engine's thread."""
 
-    def __init__(self, reply: Callable[[Callable[[], None]], object], limits: SharedLimits) -> None:
-        super().__init__("object", reply, limits)
+    def __init__(
+        self, reply: Callable[[Callable[[], None]], object], limits: SharedLimits, region: str = ""
+    ) -> None:
+        super().__init__("object", reply, limits, region)
 
     def persist(
         self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]

@@ -21,14 +21,19 @@ from kvstore.constants import JOIN_PAUSE_S, TICK_INTERVAL_S
 from kvstore.durable.loop_thread import LoopThread
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import Chained, Done, Fetched, SharedLevel, SharedLimits, Wanted
+from replication.constants import PROBLEMS_TOLD
 from replication.errors import RegionError, ReplicationError
-from replication.problems import Problems
+from replication.problems import Problem, Problems
 from replication.region.region_reader import RegionReader
 from replication.tasks import TO_END, kept_going, reason_of
 from tiers.base import Get
 from tiers.errors import ObjectRefused, TierError
 
 REGION_CLOSE_S = 2.0  # at a stop, for requests under way
+NOT_JOINED = "not_joined"
+NOT_JOINED_FIX = (
+    "credentials? network? kvstore region ls asks by itself; it is tried again, and DRAM and NVMe serve"
+)
 
 log = logging.getLogger("kvstore.durable.region_level")
 
@@ -44,19 +49,22 @@ class RegionLevel(SharedLevel, Generic[Reader]):
         name: str,
         reply: Callable[[Callable[[], None]], object],
         limits: SharedLimits,
+        region: str = "",
         is_far: bool = False,
     ) -> None:
-        """reply: runs a call on the engine's thread."""
+        """reply: runs a call on the engine's thread. region: which one, for people."""
         self.name = name
+        self._region = region or name
         self.limits = limits
         self.is_far = is_far
+        self.problems = Problems()  # with its bucket, and with what goes on beside it
         self.problem = ""  # why it is not open, for people
         self.refusal = ""  # … where waiting is no use: settings and bucket do not fit
         self.tried = threading.Event()  # the first try to join ended
         self._reply = reply
         self._reader: Reader | None = None
         self._status: dict[str, object] = {}
-        self._problems = Problems(name)  # with what goes on beside it
+        self._wrong: list[Problem] = []  # as its reader said last
         self._thread = LoopThread(f"kvstore-{name}", reply)
 
     def start(
@@ -96,9 +104,12 @@ class RegionLevel(SharedLevel, Generic[Reader]):
                 tasks.create_task(reader.run())
                 tasks.create_task(self._keep_status(reader))
                 if beside is not None:
-                    tasks.create_task(kept_going("beside", lambda: beside(reader), self._problems))
+                    tasks.create_task(
+                        kept_going(f"{self.name}: warming", lambda: beside(reader), self.problems)
+                    )
         finally:
             self._reader = None
+            self._wrong = []
             await reader.stop()
             reader.close()
 
@@ -117,6 +128,7 @@ class RegionLevel(SharedLevel, Generic[Reader]):
                 self._failed(f"{reason_of(error)}; the log has more")
             else:
                 self.problem = self.refusal = ""
+                self.problems.over(self._region, NOT_JOINED)
                 log.info("joined the region", extra={"bucket": reader.where, "region": reader.region})
                 return reader
             finally:
@@ -125,13 +137,12 @@ class RegionLevel(SharedLevel, Generic[Reader]):
 
     async def _keep_status(self, reader: Reader) -> None:
         while True:
-            self._status = reader.status()
+            self._status, self._wrong = reader.status(), reader.wrong()
             await asyncio.sleep(TICK_INTERVAL_S)
 
     def _failed(self, problem: str, refusal: str = "") -> None:
-        if problem != self.problem:
-            log.warning("%s: no region: %s", self.name, problem)
         self.problem, self.refusal = problem, refusal
+        self.problems.note(self._region, problem, NOT_JOINED, NOT_JOINED_FIX)
 
     @property
     def is_open(self) -> bool:
@@ -163,12 +174,14 @@ class RegionLevel(SharedLevel, Generic[Reader]):
 
     def status(self) -> dict[str, object]:
         """Not older than a second; the fields are documented in docs/cli.md."""
-        problem = self.problem or "; ".join(self._told())
+        problem = self.problem or "; ".join(
+            f"{one.subject}: {one.text}" for one in self.wrong()[:PROBLEMS_TOLD]
+        )
         return {"open": self.is_open, "problem": problem, **self._status}
 
-    def _told(self) -> list[str]:
-        told = self._status.get("problems", [])
-        return [*self._problems.told(), *(told if isinstance(told, list) else [])]
+    def wrong(self) -> list[Problem]:
+        """What is wrong with it now, whether it is joined or not."""
+        return [*self.problems.all(), *self._wrong]
 
     def close(self) -> bool:
         """Let go of the bucket; False if something hangs."""

@@ -95,7 +95,7 @@ class Warming:
                     restored = True
                 await put_node(self._node.objects, await self._ask(self._told))
             except ObjectError as error:
-                log.info("what this daemon is told of is written later: %s", error)
+                log.debug("what this daemon is told of is written later: %s", error)
             await asyncio.sleep(NODE_INTERVAL_S)
 
     async def _restore(self) -> None:

@@ -666,13 +666,18 @@ class Engine(Parts):
             "demoting_blocks": len(self.blocks.writes.waiting),
             "unverified_blocks": len(self.blocks.unverified),
             "adopting": not self.adoption.done,
-            "write_budget": self._write_budget_status(),
-            "breakers": [breaker.status() for source in sources for breaker in source.breakers()],
+            "write_budget": self.write_budget_status(),
+            "breakers": self.breakers(),
             "speeds": [source.speed_status() for source in sources],
             "queues": queues(self),
             "namespaces_total": len(self.namespaces),
             "models": self.models.status(),
         }
+
+    def breakers(self) -> list[answers.Breaker]:
+        """Of each directory and each bucket."""
+        sources = (*self.loader.devices, *self.loader.shared)
+        return [breaker.status() for source in sources for breaker in source.breakers()]
 
     def list_namespaces(self, skip: int) -> answers.Namespaces:
         """A page of all namespaces, behind the first `skip`."""
@@ -681,7 +686,8 @@ class Engine(Parts):
         left = max(0, len(self.namespaces) - skip - len(page))
         return {"namespaces": list(map(self.holdings.namespace, page)), "namespaces_left": left}
 
-    def _write_budget_status(self) -> answers.WriteBudget | None:
+    def write_budget_status(self) -> answers.WriteBudget | None:
+        """None without one."""
         if not self.nvme or not self.write_budget.limited:
             return None
         return {

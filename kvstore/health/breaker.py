@@ -24,7 +24,6 @@ Called from the engine's thread, but for `start`.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,8 +40,6 @@ BREAKER_PAUSE_S_MIN = 1.0  # before the first probe; doubles with each trip or f
 BREAKER_PAUSE_S_MAX = 60.0  # between two probes
 BREAKER_CALM_S = 60.0  # closed for so long: the next pause is the shortest one again
 require(BREAKER_PAUSE_S_MIN <= BREAKER_PAUSE_S_MAX, "pauses grow")
-
-log = logging.getLogger("kvstore.health.breaker")
 
 CLOSED, OPEN, PROBING = "closed", "open", "probing"
 
@@ -185,7 +182,6 @@ class Breaker:
         if self._clock() - self._closed_at_s > BREAKER_CALM_S:
             self._pauses = 0
         self.trips += 1
-        log.warning("%s: tripped: %s", self.name, reason, extra={"trips": self.trips})
         self._open(reason)
 
     def _open(self, reason: str) -> None:
@@ -197,7 +193,6 @@ class Breaker:
         self._become(OPEN)
 
     def _close(self) -> None:
-        log.warning("%s: works again", self.name, extra={"trips": self.trips})
         self._failures = 0
         self._closed_at_s = self._clock()
         self._become(CLOSED)

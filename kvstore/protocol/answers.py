@@ -208,6 +208,18 @@ class Identity(TypedDict):
     region_name: str
 
 
+class Problem(TypedDict):
+    """kind, subject: stable words. level: problem or warning. since_s: unix seconds. count: how often it was met. fix: what to do."""
+
+    kind: str
+    subject: str
+    level: str
+    text: str
+    fix: str
+    since_s: float
+    count: int
+
+
 class Health(TypedDict):
     ok: bool
     problems: list[str]
@@ -263,6 +275,7 @@ class Preload(TypedDict):
 class Status(EngineStatus):
     daemon: Identity
     health: Health
+    problems: list[Problem]
     arena: Arena
     region: dict[str, Any] | None  # what `replication` says of it, which knows nothing of us
     events: Events | None
@@ -371,6 +384,7 @@ class EngineLive(TypedDict):
 
 class Live(Identity, EngineLive):
     health: Health
+    problems: list[Problem]
     left_alone: dict[str, str]
     missing: dict[str, str]
     region: dict[str, Any] | None

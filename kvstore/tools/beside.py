@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from kvstore.daemon.listening import Listen
 from kvstore.daemon.process import Signals
@@ -54,8 +54,10 @@ def _step_back() -> None:
         file.write(str(DOOR_OOM_SCORE))
 
 
-async def bound(door: str, listen: Listen, is_patient: bool) -> socket.socket:
-    """A socket that listens. door: "web". Raises StartError."""
+async def bound(
+    door: str, listen: Listen, is_patient: bool, say: Callable[[str], None] = lambda line: None
+) -> socket.socket:
+    """A socket that listens. door: "web". say: called with a line for the daemon that waits for it, too. Raises StartError."""
     tries = 0
     while True:
         try:
@@ -68,9 +70,9 @@ async def bound(door: str, listen: Listen, is_patient: bool) -> socket.socket:
                 tries = BIND_TRIES
         tries += 1
         if tries == BIND_TRIES + 1:
-            log.warning(
-                "%s: nobody is served there until it is free; %s.listen chooses another one", problem, door
-            )
+            text = f"{problem}: nobody is served there until it is free; {door}.listen chooses another one"
+            log.warning("%s", text)
+            say(f"problem {text}")
         await asyncio.sleep(BIND_PAUSE_S if tries <= BIND_TRIES else BIND_RETRY_S)
 
 

@@ -101,7 +101,7 @@ class Auditing:
                 log.warning("the catalogue is made anew: %s", error)
                 self._tail.mend()
             except (ObjectError, ReplicationError) as error:
-                log.info("%s: the audit goes on later: %s", self._objects.where, error)
+                log.debug("%s: the audit goes on later: %s", self._objects.where, error)
                 self._run_again()
 
     def status(self) -> dict[str, object]:

@@ -136,11 +136,11 @@ class Erasure:
                     await self.look()
                     looked_s = loop.time()
             except ObjectError as error:
-                log.info("%s: tombstones are looked for again: %s", self._objects.where, error)
+                log.debug("%s: tombstones are looked for again: %s", self._objects.where, error)
             try:
                 await self.step()
             except (ObjectError, CatalogueDamaged) as error:
-                log.info("%s: erasing goes on later: %s", self._objects.where, error)
+                log.debug("%s: erasing goes on later: %s", self._objects.where, error)
             await asyncio.sleep(ERASE_INTERVAL_S)
 
     async def look(self) -> None:

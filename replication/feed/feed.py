@@ -214,7 +214,7 @@ class FeedWriter:
         try:
             await self._objects.put(head_name(self.id), encode_head(Head(self.number, self._clock())))
         except ObjectError as error:
-            log.info("head of writer %s: %s", self.id, error)
+            log.debug("head of writer %s: %s", self.id, error)
             return
         self._head_number = self.number
 

@@ -315,8 +315,7 @@ class Tail:
         )
 
     def _failed(self, failure: str) -> None:
-        if self._failures == 0:
-            log.warning("%s: not read: %s", self._objects.where, failure)
+        log.debug("%s: not read: %s", self._objects.where, failure)
         self._failures += 1
         self._failure = failure
 

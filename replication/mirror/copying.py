@@ -160,7 +160,7 @@ class Carrying(ABC):
 
     def _retry(self, job: Job, failure: str, longest_s: float) -> None:
         if not job.failure:
-            log.info("not copied: %s", failure)
+            log.debug("not copied: %s", failure)
         pause_s = min(COPY_BACKOFF_S_MIN * 2.0 ** min(job.attempts, 32), longest_s)
         now_s = asyncio.get_running_loop().time()
         self.jobs.retry(job, now_s + pause_s * self._chance.uniform(0.5, 1.0), failure)

@@ -213,8 +213,6 @@ class Mirror:
             await asyncio.sleep(MIRROR_JOIN_PAUSE_S)
 
     def _failed(self, problem: str) -> None:
-        if problem != self._problem:
-            log.warning("not mirrored: %s", problem, extra={"source": self._source})
         self._problem = problem
 
     async def _keep_state(self) -> None:
@@ -228,7 +226,7 @@ class Mirror:
                     await self._objects.put(MIRRORS + self._source, encode_state(state))
                     written, written_at_s = state, now_s
                 except ObjectError as error:
-                    log.info("the state of this mirror is not written: %s", error)
+                    log.debug("the state of this mirror is not written: %s", error)
             await asyncio.sleep(STATE_INTERVAL_S)
 
 

@@ -217,7 +217,7 @@ class Pull:
             brought |= known
             await self._bring_removals()
         except (ObjectError, CatalogueDamaged) as error:
-            log.info("tombstones are brought later: %s", error)
+            log.debug("tombstones are brought later: %s", error)
         return brought
 
     async def _bring_removals(self) -> None:

@@ -108,7 +108,7 @@ class OrderWatch:
                 try:
                     await self._look(tasks)
                 except ObjectError as error:
-                    log.info("%s: orders are looked for later: %s", self._objects.where, error)
+                    log.debug("%s: orders are looked for later: %s", self._objects.where, error)
                 await asyncio.sleep(ORDERS_INTERVAL_S)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
@@ -130,7 +130,7 @@ class OrderWatch:
                 told = await read_progress(self._objects, order, self._who)
                 break
             except ObjectError as error:
-                log.info("%s: an order is taken later: %s", self._objects.where, error)
+                log.debug("%s: an order is taken later: %s", self._objects.where, error)
             await asyncio.sleep(ORDER_RETRY_S)
         if told is not None and told.ended and not self._is_new:
             return
@@ -169,6 +169,6 @@ class OrderWatch:
                     await put_progress(self._objects, order, progress)
                     written, written_at_s = progress, loop.time()
                 except ObjectError as error:
-                    log.info("%s: progress is told later: %s", self._objects.where, error)
+                    log.debug("%s: progress is told later: %s", self._objects.where, error)
             if written is None or not written.ended:
                 await asyncio.sleep(ORDER_TELL_S)

@@ -95,7 +95,7 @@ class ReadThrough(RegionReader):
             try:
                 await self._there.look(self._objects)
             except ObjectError as error:
-                log.info("%s: tombstones are read later: %s", self.where, error)
+                log.debug("%s: tombstones are read later: %s", self.where, error)
             await asyncio.sleep(SOURCE_TOMBSTONES_S if self._there.is_read else TOMBSTONES_INTERVAL_S)
 
     async def _forget_outlived(self) -> None:

@@ -22,7 +22,7 @@ import xxhash
 from replication.audit.audit import Audit
 from replication.audit.auditing import Auditing, NodeHands
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import CLOCK_SKEW_S
+from replication.constants import CLOCK_SKEW_S, PROBLEM_LASTS_S
 from replication.erasure.erased import Erased
 from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
@@ -146,7 +146,7 @@ class RegionNode(RegionReader):
             try:
                 count = await self._objects.sweep()
             except ObjectError as error:
-                log.info("%s: half-written objects are looked for later: %s", self.where, error)
+                log.debug("%s: half-written objects are looked for later: %s", self.where, error)
             else:
                 if count:
                     log.info("%s: %d half-written objects of killed processes are removed", self.where, count)
@@ -174,8 +174,11 @@ class RegionNode(RegionReader):
             return False
         try:
             pack = await put_pack(self._objects, header, records, self.codec)
-        except (PackDamaged, ObjectError) as error:
-            log.warning("a pack was not put: %s", error)
+        except PackDamaged as error:
+            self.problems.note("packing", str(error), "bug", "please report it", lasts_s=PROBLEM_LASTS_S)
+            return False
+        except ObjectError as error:
+            log.debug("a pack was not put: %s", error)  # the bucket is watched: replication/watched.py
             return False
         self.catalogue.expect(pack)
         self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
@@ -240,7 +243,7 @@ class RegionNode(RegionReader):
             self._mend(error)
             return False
         except ObjectError as error:
-            log.warning("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
+            log.debug("%d packs and %d models are not announced yet: %s", len(entries), len(models), error)
             return False
         try:
             self.catalogue.add_packs(entries, models)

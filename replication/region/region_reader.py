@@ -17,16 +17,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from replication.catalogue.catalogue import Catalogue, Spot
-from replication.constants import MIB, PROBLEMS_TOLD
+from replication.constants import MIB, PROBLEM_LASTS_S, PROBLEMS_TOLD
 from replication.erasure.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail, TailStatus
 from replication.formats.region import MARKER, Region
-from replication.problems import Problems
+from replication.problems import Problem, Problems
 from replication.tasks import Tasks, kept_going
 from tiers.base import Get, Record
 from tiers.bucket.objects import Objects
@@ -38,6 +38,11 @@ from tiers.packs.packs import Pack
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
 DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
+FEED_LATE_S: Final = 60.0  # since all of it was read
+GAP_FIX: Final = "nothing: an audit goes on behind it within hours; kvstore region verify says what is there"
+FEED_FIX: Final = (
+    "see what is wrong with its bucket; what others have made durable since then is computed again meanwhile"
+)
 
 log = logging.getLogger("replication.region_reader")
 
@@ -83,6 +88,7 @@ class RegionReader(ABC):
         self._tail = tail
         self._erased = erased
         self.problems = Problems(objects.where)
+        self._seen = Problems()  # of the feed, as it is when somebody looks
         self._asked: list[_Asked] = []
         self._tasks = Tasks(self.problems)
         self._doubted: dict[bytes, None] = {}  # ids of packs, the latest ones
@@ -278,7 +284,10 @@ class RegionReader(ABC):
     def _doubt(self, pack: Pack) -> None:
         """It was not there, not handed out, or not what was announced. The way may be to blame once; the second time it is forgotten."""
         if pack.id in self._doubted:
-            log.warning("%s: %s: gone or damaged; forgotten", self.where, pack.name)
+            self.problems.note(
+                "packs", f"{pack.name}: gone or damaged; forgotten", "lost", "kvstore region verify --deep says what else is",
+                "warning", PROBLEM_LASTS_S,
+            )  # fmt: skip
             del self._doubted[pack.id]
             self.catalogue.lose(pack.id)
             return
@@ -322,19 +331,25 @@ class RegionReader(ABC):
             "snapshot": feed.snapshot,
             "catalogue_renewals": feed.renewals,
             "untrusted_objects": self._objects.untrusted,
-            "problems": self._told(feed),
         }
 
-    def _told(self, feed: TailStatus) -> list[str]:
-        """A line for each thing that is wrong and takes nothing else with it; a few of many."""
-        lines = [f"{reason}; an audit goes on behind it" for reason in feed.gap_reasons[:PROBLEMS_TOLD]]
+    def wrong(self) -> list[Problem]:
+        """What is wrong now, and takes nothing else with it."""
+        self._seen.only(self._of_feed(self._tail.status()))
+        found = (self._seen, self.problems, *dict.fromkeys(erased.problems for erased in self._erased))
+        return [problem for problems in found for problem in problems.all()]
+
+    def _of_feed(self, feed: TailStatus) -> Iterator[Problem]:
+        for gap, reason in zip(feed.gaps[:PROBLEMS_TOLD], feed.gap_reasons, strict=False):
+            yield Problem("gap", f"{self.where}: feed/{gap.writer}", reason, GAP_FIX, "warning")
         if feed.unsound:
-            lines.append(
-                f"{feed.unsound} entries of feeds cannot be true, and are left out: {feed.unsound_reason}"
-            )
-        for problems in (self.problems, *dict.fromkeys(erased.problems for erased in self._erased)):
-            lines += problems.told()
-        return lines
+            text = f"{feed.unsound} entries cannot be true, and are left out: {feed.unsound_reason}"
+            fix = "nothing: an audit finds their packs; look which node runs another version"
+            yield Problem("unsound", self.region, text, fix, "warning", count=feed.unsound)
+        if feed.age_s is not None and feed.age_s > FEED_LATE_S:
+            why = f": {feed.failure}" if feed.failures else ""
+            text = f"its feed was read {feed.age_s:.0f} s ago{why}"
+            yield Problem("feed", self.region, text, FEED_FIX, "warning", count=max(1, feed.failures))
 
 
 def _fits(spot: Spot, wanted: Wanted) -> bool:

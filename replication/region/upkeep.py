@@ -90,7 +90,7 @@ class Upkeep:
                 while await self.step():
                     pass
             except (ObjectError, CatalogueDamaged) as error:
-                log.info("%s: upkeep goes on later: %s", self._objects.where, error)
+                log.debug("%s: upkeep goes on later: %s", self._objects.where, error)
             interval_s = min(UPKEEP_INTERVAL_S, self._skew_s) * self._chance.uniform(0.5, 1.0)
             await asyncio.sleep(interval_s if self._deletes_since_s is None else UPKEEP_SURE_S)
 

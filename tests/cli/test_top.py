@@ -83,7 +83,7 @@ def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
         "tokens": [row("llama", "acme", dram=600, never_seen=300, engine=100)], "breakers": [], "queues": [],
         "tiers": [{"name": "dram", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29, "records": 5}],
         "latencies": {"request": {"lookup": histogram(b8=10)}, "load": {}, "store": {}, "loop_delay": {}},
-        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "left_alone": {"nvme0": "", "nvme1": ""}, "missing": {},
+        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "left_alone": {"nvme0": "", "nvme1": ""}, "missing": {}, "problems": [],
         **other,
     }  # fmt: skip
 
@@ -136,27 +136,12 @@ def test_an_account_that_was_mended_is_no_negative_rate() -> None:
 
 
 def test_what_needs_attention_is_told() -> None:
-    """Problems, open breakers, queues above half of their limit; memories that are full by design are no news."""
+    """Each problem that the daemon knows, with since when and how often; a start that goes on."""
     assert attention(live()) == []
-    queues = [("loads", 51), ("demoting", 50), ("tickets", 100)]
-    told = attention(
-        live(
-            health={"ok": False, "problems": ["the index is wrong", "nvme1 is left alone: broken"]},
-            left_alone={"nvme0": "", "nvme1": "nvme1 is left alone: broken"},
-            adopting=True,
-            breakers=[
-                {"name": "nvme0 loads", "state": "open", "retry_in_s": 3.2, "reason": "4 timeouts"},
-                {"name": "nvme0 stores", "state": "closed", "retry_in_s": 0, "reason": ""},
-            ],
-            queues=[{"name": name, "length": length, "limit": 100} for name, length in queues],
-            region={"name": "eu", "open": False, "problem": "no bucket"},
-            events={"problem": "address in use"},
-        )
-    )
-    assert [line.partition(":")[0] for line in told] == [
-        "books", "nvme1 is left alone", "start", "nvme0 loads", "queue loads", "region eu", "events"
-    ]  # fmt: skip
-    assert "open, tried again in 3 s: 4 timeouts" in told[3]
+    problem = {"kind": "credentials", "subject": "na", "level": "problem", "text": "403", "fix": "new ones"}
+    told = attention(live(problems=[{**problem, "since_s": NOW_S - 90, "count": 129}], adopting=True))
+    assert told[0] == "credentials na: 403 (for 90 s, 129 times)"
+    assert told[1].startswith("start: ")
 
 
 @pytest.mark.parametrize("columns", [1, 7, 20, 40, 59, 60, 80, 120, 300])
@@ -203,7 +188,7 @@ def test_once_is_for_programs_and_pipes(place: Place, serve: Serve) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        "now_s", "instance", "version", "uptime_s", "health", "adopting", "span_s", "sessions_total", "namespaces_total",
+        "now_s", "instance", "version", "uptime_s", "health", "problems", "adopting", "span_s", "sessions_total", "namespaces_total",
         "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s", "loaded_bytes_per_s", "stored_bytes_per_s",
         "promoted_bytes_per_s", "demoted_bytes_per_s", "hits", "misses", "tiers", "latencies", "attention", "models",
     }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvstore.tools.doctor.service import MEMORIES
+from kvstore.constants import MEMORIES
 from kvstore.tools.web.names import METRICS
 from tests.running import ROOT, TIMEOUT_S
 

@@ -27,17 +27,11 @@ def status(place: Place, serve: Callable[..., Daemon]) -> Status:
         return client.status()
 
 
-def bad_disk(s: Status) -> None:
-    words = "nvme1 is left alone until the next start: /mnt/b/kvstore: Input/output error"
-    s["health"] = {"ok": False, "problems": [words]}
-
-
-def bad_health(s: Status) -> None:
-    s["health"] = {"ok": False, "problems": ["used + free is not capacity"]}
-
-
-def open_breaker(s: Status) -> None:
-    s["breakers"][1] |= {"state": "open", "trips": 2, "reason": "EIO"}
+def problem(s: Status) -> None:
+    s["problems"] = [
+        {"kind": "left_alone", "subject": "nvme1", "level": "problem", "text": "/mnt/b/kvstore: Input/output error",
+         "fix": "mend it", "since_s": s["daemon"]["now_s"] - 90, "count": 3}
+    ]  # fmt: skip
 
 
 def tripped_breaker(s: Status) -> None:
@@ -50,16 +44,6 @@ def corrupt(s: Status) -> None:
 
 def corrupt_in_bucket(s: Status) -> None:
     s["counters"]["corrupt_shared"] = 2
-
-
-def full_queue(s: Status) -> None:
-    loads = next(queue for queue in s["queues"] if queue["name"] == "loads")
-    loads["length"] = loads["limit"]
-
-
-def full_memory(s: Status) -> None:
-    tickets = next(queue for queue in s["queues"] if queue["name"] == "tickets")
-    tickets["length"] = tickets["limit"]
 
 
 def wrong_peer(s: Status) -> None:
@@ -90,13 +74,15 @@ def space(**fields: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spoil", "check", "level", "says"),
     [
-        (bad_health, service.health, "problem", "used + free is not capacity"),
-        (bad_disk, service.health, "problem", "/mnt/b/kvstore: Input/output error"),
-        (open_breaker, service.breakers, "problem", "open: EIO"),
+        (
+            problem,
+            service.problems,
+            "problem",
+            "nvme1: /mnt/b/kvstore: Input/output error (for 90 s, 3 times)",
+        ),
         (tripped_breaker, service.breakers, "note", "opened 1 time, the last one: EIO"),
-        (corrupt, service.breakers, "warning", "3 blocks of nvme came back with other bytes"),
-        (corrupt_in_bucket, service.breakers, "warning", "2 blocks of a bucket came back with other bytes"),
-        (full_queue, service.queues, "warning", "loads is full: 65,536"),
+        (corrupt, service.health, "warning", "3 blocks of nvme came back with other bytes"),
+        (corrupt_in_bucket, service.health, "warning", "2 blocks of a bucket came back with other bytes"),
         (wrong_peer, service.refusals, "warning", "wrong_peer, 4 times"),
         (small_arena, service.health, "note", "50 % of the arena"),
         (old_engine, service.engines, "warning", "an engine is vLLM 0.9"),
@@ -161,16 +147,3 @@ def test_an_old_daemon_is_found(status: Status, tmp_path: Path) -> None:
     old_daemon(status)
     (found,) = [f for f in software.versions(case(tmp_path, status=status)) if f.check == "kvstore"]
     assert (found.level, found.action != "") == ("warning", True) and "the daemon is 0.0.9" in found.found
-
-
-def test_a_bad_disk_is_no_bug(status: Status) -> None:
-    """The books are told as they are, whatever became of a directory."""
-    bad_disk(status)
-    found = {finding.check: finding.level for finding in service.health(status)}
-    assert (found["directories"], found["books"]) == ("problem", "ok")
-
-
-def test_a_memory_may_be_full(status: Status) -> None:
-    """Queues that remember the latest requests are always full, and no warning."""
-    full_memory(status)
-    assert [f.level for f in service.queues(status)] == ["ok"]

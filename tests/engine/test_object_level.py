@@ -18,6 +18,7 @@ from kvstore.durable.persister import Life
 from kvstore.index.block import Namespace
 from kvstore.movement.shared import SharedLimits, Wanted
 from replication.errors import RegionError
+from replication.problems import Problem
 from tiers.base import Get
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PackHeader
@@ -50,6 +51,9 @@ class Node:
 
     def status(self) -> dict[str, object]:
         return {}
+
+    def wrong(self) -> list[Problem]:
+        return []
 
     async def stop(self) -> None:
         assert not self.closed

@@ -209,6 +209,7 @@ def test_what_is_gone_is_told(place: Place, serve: Serve, lose: Callable[[Place]
         lose(place)
         until(lambda: not health(client)["ok"], "it is noticed")
         assert any(says in problem for problem in health(client)["problems"]), health(client)
+        until(lambda: [one for one in client.status()["problems"] if says in one["text"]], "it is told")
         client.ping()
     assert daemon.stop() == 0
     assert says in daemon.log() and "Traceback" not in daemon.log()

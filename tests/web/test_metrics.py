@@ -23,6 +23,8 @@ from tests.web.told import live
 
 HOSTILE = '"} 1\nkvstore_up{x="<script>alert(1)</script>\\'
 NEVER_YET = {
+    "kvstore_problem",
+    "kvstore_problem_seconds",
     "kvstore_refused_total",
     "kvstore_slow_requests_total",
     "kvstore_model_loaded_bytes_total",

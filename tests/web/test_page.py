@@ -111,18 +111,32 @@ FULL = [
 ]
 
 
+def problem(kind: str, subject: str, text: str, level: str = "problem") -> dict[str, Any]:
+    """As a daemon tells it."""
+    since_s = told.NOW_S - 600
+    return {
+        "kind": kind,
+        "subject": subject,
+        "level": level,
+        "text": text,
+        "fix": "mend it",
+        "since_s": since_s,
+        "count": 3,
+    }
+
+
 @in_a_browser
-def test_what_is_sick_and_full_is_said_first(browser: Browser) -> None:
-    """An open breaker and a queue at its limit stand above all figures, with why; what is always full does not."""
-    with served(Told(told.live(breakers=SICK, queues=FULL), told.samples(900))) as url:
+def test_what_is_wrong_is_said_first(browser: Browser) -> None:
+    """Each problem that the daemon tells of stands above all figures, with why, since when and what to do."""
+    late, away = problem("feed", "na", "read 70 s ago", "warning"), problem("breaker", "nvme0 loads", "hangs")
+    with served(Told(told.live(breakers=SICK, problems=[late, away]), told.samples(900))) as url:
         page = opened(browser, url)
         lines = text(page, "#attention").splitlines()
         assert lines == [
-            "nvme0 loads switched off: a read took longer than 2 s; tried again in 12 s",
-            "nvme1 loads on probation: I/O error; being tried with one job now",
-            "Queue full: loads: 65536 of 65536",
+            "breaker nvme0 loads: hangs, for 10 min, 3 times → mend it",
+            "feed na: read 70 s ago, for 10 min, 3 times → mend it",
         ]
-        assert text(page, "#health") == "▲ 3 problems"
+        assert text(page, "#health") == "▲ 2 problems"
         assert "problems" in page.value("document.title")
         assert "■ off" in text(page, "#table-levels") and "▲ trying" in text(page, "#table-levels")
 
@@ -173,7 +187,7 @@ def test_names_are_text_whatever_they_say(browser: Browser, width: int) -> None:
         events={**EVENTS, "problem": EVIL, "endpoint": EVIL},
         breakers=[breaker(f"{EVIL} loads", "open", 1, EVIL * 9, 2.0)],
         speeds=[told.speed(EVIL, 0.1, 1.0)],
-        health={"ok": False, "problems": [EVIL]},
+        problems=[problem(EVIL, EVIL, EVIL * 9)],
         sessions=[{"label": name, "leases": 1} for name in nasty * 16],
         sessions_total=10_000,
         instance=EVIL,

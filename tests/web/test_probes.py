@@ -64,15 +64,30 @@ def test_a_healthy_daemon_is_healthy_and_ready(place: Place, serve: Serve) -> No
 
 
 def test_problems_make_it_unhealthy_and_leave_it_ready() -> None:
-    """Books that do not balance are a 503 of /healthz with the first of them; it can serve all the same."""
-    report = {"health": {"ok": False, "problems": ["slot 1 has two owners", "and more"]}, "adopting": False}
-    assert said("/healthz", **report) == (503, "problems: slot 1 has two owners (and 1 more)\n")
+    """Books that do not balance are a 503 of /healthz with the first of all problems; a bucket that is away is a line of it, and
+    no reason to be 503; it can serve all the same."""
+    books, bucket = (
+        {
+            "kind": kind,
+            "subject": kind,
+            "level": "problem",
+            "text": text,
+            "fix": "",
+            "since_s": 0.0,
+            "count": 1,
+        }
+        for kind, text in (("books", "slot 1 has two owners"), ("bucket", "no answer"))
+    )
+    report = {"health": {"ok": False, "problems": ["…"]}, "problems": [books, bucket], "adopting": False}
+    assert said("/healthz", **report) == (503, "problems: books books: slot 1 has two owners (and 1 more)\n")
     assert said("/readyz", **report) == (200, "ready\n")
+    report = {"health": {"ok": True, "problems": []}, "problems": [bucket], "adopting": False}
+    assert said("/healthz", **report) == (200, "ok: bucket bucket: no answer\n")
 
 
 def test_adopting_is_ready_with_a_note() -> None:
     """A daemon that still reads its rows answers, so that it is ready; the line says what it does."""
-    report = {"health": {"ok": True, "problems": []}, "adopting": True}
+    report = {"health": {"ok": True, "problems": []}, "problems": [], "adopting": True}
     assert said("/readyz", **report) == (
         200,
         "ready: still reading the rows of NVMe: what is not read yet is a miss\n",

@@ -41,6 +41,7 @@ def live(**changes: Any) -> dict[str, Any]:
         "now_s": NOW_S, "uptime_s": 29_000.0, "version": kvstore.__version__, "instance": "gpu-node-17", "pid": 4242,
         "socket_path": "/run/kvstore/kvstore.sock", "data_dir": "/var/lib/kvstore",
         "health": {"ok": True, "problems": []}, "left_alone": {"nvme0": "", "nvme1": ""}, "missing": {}, "adopting": False,
+        "problems": [],
         "tokens": [
             {"model": model, "tenant": tenant, "region": "", "lookups": int(300_000 * share), "tokens_asked": 0,
              "tokens": {name: int(n * share) for name, n in tokens.items()},

@@ -14,6 +14,7 @@ import logging
 import os
 import subprocess
 from pathlib import Path
+from typing import IO
 
 import kvstore
 from kvstore.daemon.config.config import Config
@@ -21,6 +22,7 @@ from kvstore.daemon.config.config import Config
 CHILD_LOOK_S = 0.5  # between two looks whether it lives
 # Pause before it is started again; doubles while it ends at once.
 CHILD_RESTART_S_MIN, CHILD_RESTART_S_MAX = (0.5, 60.0)
+CHILD_LINE_BYTES_MAX = 4096  # of a line that it says
 CHILD_STEADY_S = 30.0  # one that ran for so long did not end at once
 CHILD_END_S = (
     1.0  # at a stop, until it is killed: its clients should hear of it first, and it has nothing to lose
@@ -67,7 +69,8 @@ class Lasting:
     """A child that runs as long as the daemon does."""
 
     def __init__(self, name: str, command: list[str], is_wanted: bool) -> None:
-        self._name, self._command = name, command
+        self.problem = ""  # why nobody is served there now
+        self.name, self._command = name, command
         self._child = Child()
         self._child.is_wanted = is_wanted
         self.end, self.reap = self._child.end, self._child.reap
@@ -83,21 +86,49 @@ class Lasting:
                 return
             if clock() - started_s >= CHILD_STEADY_S:
                 pause_s = CHILD_RESTART_S_MIN
-            log.warning("%s ended (%s); it is started again in %g s", self._name, reason, pause_s)
+            log.warning("%s ended (%s); it is started again in %g s", self.name, reason, pause_s)
+            self.problem = f"ended ({reason}), and is started again"
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, CHILD_RESTART_S_MAX)
 
     async def _until_it_ends(self) -> str | None:
         """Why it did; None where it was asked to."""
         try:
-            process = self._child.start(self._command)
+            process = self._child.start(self._command, stdout=subprocess.PIPE)
         except OSError as error:
             return str(error)
+        lines = _Lines(process.stdout)
         while process.poll() is None:
+            for line in lines.new():
+                self.problem = line.removeprefix("problem ") if line.startswith("problem ") else ""
             await asyncio.sleep(CHILD_LOOK_S)
-        if process.stdin is not None:
-            process.stdin.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
         return reason_of(process.returncode) if self._child.is_wanted else None
+
+
+class _Lines:
+    """What a child says on its stdout: "ready …", or "problem …" as long as nobody is served."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+
+    def new(self) -> list[str]:
+        data = None if self._pipe is None else _read(self._pipe.fileno())
+        *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
+        self._rest = self._rest[-CHILD_LINE_BYTES_MAX:]
+        return [line.decode(errors="replace") for line in lines]
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, CHILD_LINE_BYTES_MAX)
+    except BlockingIOError:
+        return b""
 
 
 def reason_of(returncode: int) -> str:

@@ -61,6 +61,7 @@ class Exporter:
         self._dropped = 0  # by `take` alone
         self._dropped_known = self._lost = 0  # by the thread alone; lost: since the warning
         self._is_behind = False
+        self.problem = ""  # why spans are lost now
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="kvstore-traces", daemon=True)
         self._thread.start()
@@ -104,10 +105,11 @@ class Exporter:
         was_behind, self._is_behind = self._is_behind, dropped > 0 or not is_sent
         if self._is_behind and not was_behind:
             how = "takes spans too slowly" if is_sent else "does not take spans"
+            self.problem = f"it {how}; they are lost until it does"
             log.warning("traces.endpoint %s %s; they are lost until it does", self._endpoint, how)
         elif was_behind and not self._is_behind:
             log.info("traces.endpoint takes spans", extra={"lost": self._lost})
-            self._lost = 0
+            self._lost, self.problem = 0, ""
         return is_sent
 
     def _made(self, span: Span, shift_s: float) -> ReadableSpan:

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from kvstore.daemon.config.config import DEFAULT_FILE, Config, keys, plain, value_of
-from kvstore.daemon.config.config_sources import ConfigError, Given, Loaded, nearest, parse_one, variable
+from kvstore.daemon.config.config_sources import (
+    ConfigError,
+    Given,
+    Loaded,
+    nearest,
+    parse_one,
+    variable,
+    written,
+)
 from kvstore.daemon.config.reloading import CHANGEABLE, InForce, apply, carry_out
 from kvstore.errors import BadRequest
+from kvstore.units import format_bytes
 
 log = logging.getLogger("kvstore.daemon.settings")
 
@@ -35,6 +44,8 @@ class Settings:
         self.parts: InForce | None = None
         self._given: Mapping[str, Given] = loaded.given
         self._file: Path | None = loaded.file
+        self._wanted = loaded.config  # as the layers said when they were read last
+        self.refusal = ""  # why they changed nothing then
 
     def told(self, name: str) -> list[dict[str, Any]]:
         """What `kvstore get` tells of one key, of a section, or ("") of all. Raises BadRequest."""
@@ -96,9 +107,11 @@ class Settings:
             wanted = await asyncio.to_thread(load)
         except Exception as error:  # noqa: BLE001 a daemon that serves goes on with what it has
             log.error("nothing was changed: %s", error)
+            self.refusal = str(error)
             return
         if self.parts is None:
             return
+        self._wanted, self.refusal = wanted.config, ""
         self.config = apply(self.config, wanted.config, self.parts)
         in_force = {key for key in keys() if value_of(self.config, key) == value_of(wanted.config, key)}
         self._given = {
@@ -106,8 +119,23 @@ class Settings:
         }
         self._file = wanted.file
 
+    def waiting(self) -> Iterator[tuple[str, str, str]]:
+        """Keys whose value waits for a restart: as the layers say it, and as it is in force. What was set by hand waits for nothing."""
+        if self._wanted is self.config:
+            return
+        for key in keys():
+            wanted, now = value_of(self._wanted, key), value_of(self.config, key)
+            if wanted != now and self._of(key).source != "set":
+                yield key, _said(key, wanted), _said(key, now)
+
     def _of(self, key: str) -> Given:
         return self._given.get(key, DEFAULT)
 
     def _place(self) -> str:
         return str(self._file or DEFAULT_FILE)
+
+
+def _said(key: str, value: Any) -> str:
+    """For people: bytes as they are written."""
+    is_size = "bytes" in key.rsplit("_", 1)[-1] and isinstance(value, int)
+    return format_bytes(value) if is_size else written(value)

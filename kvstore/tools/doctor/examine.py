@@ -27,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
     memory.memory, memory.huge_pages, memory.swap, memory.killed, memory.arenas,
     places.data_directory, places.socket, places.descriptors, places.web, certificates.certificates,
     disks.disks, accelerators.accelerators,
-    *map(_answered, (service.health, service.breakers, service.queues, service.refusals, service.engines)),
+    *map(_answered, (service.problems, service.health, service.breakers, service.refusals, service.engines)),
     regions.region,
 )  # fmt: skip
 

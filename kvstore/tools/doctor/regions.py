@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from coldstart.fleet.bucket_admin import Bucket, BucketError
 from kvstore.daemon.config.regions_file import Deployment, Place, RegionsFileError, load_regions
-from kvstore.tools.doctor.findings import Case, Finding, Status
+from kvstore.tools.doctor.findings import Case, Finding
 from kvstore.units import format_duration, plural
 from replication.errors import ReplicationError
 from replication.formats.mirror_state import MirrorState, judged, read_mirrors
@@ -21,8 +21,6 @@ DOCTOR_BUCKET_S = 15.0  # for all that is asked of buckets
 
 def region(case: Case) -> Iterator[Finding]:
     """With regions_file only."""
-    if case.status is not None and case.status["region"] is not None:
-        yield from _as_the_daemon_says(case.status["region"])
     if case.config is None or not case.config.regions_file:
         return
     try:
@@ -33,21 +31,6 @@ def region(case: Case) -> Iterator[Finding]:
             yield Finding("regions file", "problem", problem, "deploy/regions.toml explains each key")
         return
     yield from asyncio.run(_bucket(deployment, case.config.region, case.clock()))
-
-
-def _as_the_daemon_says(region: Status) -> Iterator[Finding]:
-    if not region["open"]:
-        found = f"not joined: {region['problem'] or 'joining'}"
-        yield Finding("region", "problem", found, "credentials? network? kvstore region ls asks by itself")
-    elif region["feed_failures"]:
-        found = (
-            f"its feed could not be read {plural(region['feed_failures'], 'time')}: {region['feed_failure']}"
-        )
-        yield Finding("region", "warning", found, "it is tried again; what is new there is a miss until then")
-    for far in region["read_through"]:
-        if not far["open"]:
-            found = f"{far['name']} is not joined: {far['problem'] or 'joining'}"
-            yield Finding("read through", "warning", found, "what only that region has is a miss until then")
 
 
 async def _bucket(deployment: Deployment, name: str, now_s: float) -> list[Finding]:

@@ -1,11 +1,10 @@
-"""What the daemon says of itself: health, breakers, queues, refusals, damaged bytes, and the engines that use it."""
+"""What the daemon says of itself: its problems, breakers, refusals, damaged bytes, and the engines that use it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from kvstore.constants import MEMORIES
 from kvstore.ledger.engines import in_words
 from kvstore.tools.doctor.findings import Finding, Status
 from kvstore.tools.doctor.software import tested_vllm, within
@@ -36,22 +35,19 @@ _COLD_SHARE = 0.25  # of what the warmest finds
 _OF_SIZE = ("record bytes", "column bytes")
 
 
+def problems(status: Status) -> Iterator[Finding]:
+    """What the daemon itself knows to be wrong: the same list as in `kvstore status`."""
+    now_s = status["daemon"]["now_s"]
+    for one in status["problems"]:
+        often = f", {count(one['count'])} times" if one["count"] > 1 else ""
+        found = f"{one['subject']}: {one['text']} (for {format_duration(max(0.0, now_s - one['since_s']))}{often})"
+        yield Finding(one["kind"].replace("_", " "), one["level"], found, one["fix"])
+    if not status["problems"]:
+        yield Finding("daemon", "ok", "it knows of no problem")
+
+
 def health(status: Status) -> Iterator[Finding]:
-    """The books, as of the last check, and what became of memory and start."""
-    told = status["health"]["problems"]
-    left_alone = [problem for problem in told if " is left alone until the next start: " in problem]
-    if left_alone:
-        yield Finding(
-            "directories", "problem", "; ".join(left_alone), "mend what it names, then restart the daemon"
-        )
-    problems = [problem for problem in told if problem not in left_alone]
-    if problems:
-        found = f"{plural(len(problems), 'problem')} at the last check: {'; '.join(problems[:3])}"
-        yield Finding(
-            "books", "problem", found, "stop it, then kvstore fsck --repair; please report the problem"
-        )
-    else:
-        yield Finding("books", "ok", "they balanced at the last check")
+    """What became of memory, events and bytes since the start."""
     capacity_bytes, backed_bytes = (status["tiers"][0]["capacity_bytes"], status["arena"]["backed_bytes"])
     if backed_bytes < capacity_bytes and status["daemon"]["uptime_s"] > 120:
         found = f"{100 * backed_bytes / capacity_bytes:.0f} % of the arena has its memory"
@@ -59,25 +55,9 @@ def health(status: Status) -> Iterator[Finding]:
             "arena's memory", "note", found, "it comes with time; where memory is short, see `memory` above"
         )
     events = status["events"]
-    if events is not None and events["problem"]:
-        yield Finding("events", "problem", events["problem"], "restart the daemon once that is mended")
-    elif events is not None and events["lost_blocks"]:
+    if events is not None and not events["problem"] and events["lost_blocks"]:
         found = f"{count(events['lost_blocks'])} blocks came or went that no subscriber heard of"
         yield Finding("events", "note", found, "subscribers ask for all of it by themselves: docs/events.md")
-
-
-def breakers(status: Status) -> Iterator[Finding]:
-    """Disks and buckets that failed or hung: the daemon's own judgement, from every load and store."""
-    for breaker in status["breakers"]:
-        check = f"breaker {breaker['name']}"
-        if breaker["state"] != "closed":
-            action = "its disk or bucket fails or hangs; it is tried again by itself: look at dmesg, the bucket, the log"
-            yield Finding(check, "problem", f"{breaker['state']}: {breaker['reason']}", action)
-        elif breaker["trips"]:
-            found = f"opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
-            yield Finding(check, "note", found, "if it goes on: smartctl -a, dmesg")
-    if status["breakers"] and all(b["state"] == "closed" and not b["trips"] for b in status["breakers"]):
-        yield Finding("breakers", "ok", f"{plural(len(status['breakers']), 'breaker')}, none has ever opened")
     for level, (what, action) in _DAMAGED.items():
         blocks = status["counters"].get(f"corrupt_{level}", 0)
         if blocks:
@@ -85,16 +65,14 @@ def breakers(status: Status) -> Iterator[Finding]:
             yield Finding("damage", "warning", found, action)
 
 
-def queues(status: Status) -> Iterator[Finding]:
-    """A full queue means refused work."""
-    full = [q for q in status["queues"] if q["length"] >= q["limit"] and q["name"] not in MEMORIES]
-    for queue in full:
-        found = f"{queue['name']} is full: {count(queue['length'])}"
-        yield Finding(
-            "queues", "warning", found, "docs/operations.md#queues-and-their-limits says what happens then"
-        )
-    if not full:
-        yield Finding("queues", "ok", "none is full")
+def breakers(status: Status) -> Iterator[Finding]:
+    """Disks and buckets that failed or hung, and work again: the daemon's own judgement, from every load and store."""
+    for breaker in status["breakers"]:
+        if breaker["state"] == "closed" and breaker["trips"]:
+            found = f"opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
+            yield Finding(f"breaker {breaker['name']}", "note", found, "if it goes on: smartctl -a, dmesg")
+    if status["breakers"] and not any(breaker["trips"] for breaker in status["breakers"]):
+        yield Finding("breakers", "ok", f"{plural(len(status['breakers']), 'breaker')}, none has ever opened")
 
 
 def refusals(status: Status) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ async def _live(settings: Settings, gate: Gate, is_child: bool, ready: Callable[
     streams = Streams(settings.socket_path, settings.streams_max)
     door = Door(settings, gate, servicers(node, streams, operations))
     try:
-        port = await door.open(is_child)
+        port = await door.open(is_child, ready)
         log.info("serving gRPC at %s", Listen(settings.listen.host, port))
         ready(f"ready grpc={Listen(settings.listen.host, port)} socket={settings.socket_path}")
         while True:
@@ -133,11 +133,11 @@ class Door:
             )
         )
 
-    async def open(self, is_patient: bool) -> int:
-        """The port. Raises StartError."""
+    async def open(self, is_patient: bool, say: Callable[[str], None]) -> int:
+        """The port. say: see `bound`. Raises StartError."""
         while True:
             # gRPC says why it cannot listen in its own log only: so we try first.
-            held = await bound("grpc", self._settings.listen, is_patient)
+            held = await bound("grpc", self._settings.listen, is_patient, say)
             port: int = held.getsockname()[1]
             held.close()
             listen = Listen(self._settings.listen.host, port)

@@ -72,6 +72,7 @@ def families(answer: Answer) -> Iterator[Metric]:
     yield _one("kvstore_uptime_seconds", live["uptime_s"])
     others = {*live["left_alone"].values(), *live["missing"].values()}
     yield _one("kvstore_healthy", float(others.issuperset(live["health"]["problems"])))
+    yield from of_problems(live["problems"], live["now_s"])
     yield _one("kvstore_adopting", float(live["adopting"]))
     yield from _tokens(live["tokens"])
     for field in ("capacity_bytes", "used_bytes", "model_bytes", "records"):
@@ -90,6 +91,17 @@ def families(answer: Answer) -> Iterator[Metric]:
     for name, count in live["counters"].items():
         if counter_name(name) in METRICS and name not in COUNTERS_LEFT_OUT:
             yield _one(counter_name(name), count)
+
+
+def of_problems(problems: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[Metric]:
+    """A row for each that can be told apart: whoever may not read names sees kinds only."""
+    levels = dict.fromkeys((one["kind"], one["subject"], one["level"]) for one in reversed(problems))
+    ages_s: dict[tuple[str, ...], float] = {}
+    for one in problems:
+        labels = (one["kind"], one["subject"])
+        ages_s[labels] = max(ages_s.get(labels, 0.0), now_s - one["since_s"])
+    yield _family("kvstore_problem", [(labels, 1.0) for labels in levels])
+    yield _family("kvstore_problem_seconds", ages_s.items())
 
 
 def kind_of(outcome: str) -> str:

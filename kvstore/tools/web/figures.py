@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvstore.constants import MEMORIES
 from kvstore.ledger.sums import EVERYBODY_ELSE
 from kvstore.protocol.outcomes import HITS, NAMES
+from kvstore.tools.problems import in_a_line
 from kvstore.tools.web.samples import counts_of, latency, sample_of
 
 MINUTES = (1, 5, 15)
 MINUTES_BACK_S = 16 * 60  # the longest of them, and the minute under way
-QUEUE_SHARE_TOLD = 0.5  # of its limit; a shorter one is no news
 _TIERS = [NAMES[number] for number in HITS]
 _OF_A_TENANT = (
     *("now_s", "version", "span_s", "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s"),
@@ -49,7 +48,10 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
     spans = {"now": sample.tokens, **{f"{n}_min": _tokens_of(new, n) for n in MINUTES}}
     moved = ("loaded", "stored", "promoted", "demoted")
     return {
-        **{name: new[name] for name in ("now_s", "instance", "version", "uptime_s", "health", "adopting")},
+        **{
+            name: new[name]
+            for name in ("now_s", "instance", "version", "uptime_s", "health", "problems", "adopting")
+        },
         "span_s": round(span_s, 3),
         "sessions_total": new["sessions_total"],
         "namespaces_total": new["namespaces_total"],
@@ -177,20 +179,7 @@ def _models(old: Live, new: Live, per_s: Any) -> list[dict[str, Any]]:
 
 def attention(live: Live) -> list[str]:
     """What an operator should look at, a line each; none where all is well."""
-    of_disks = [*live["left_alone"].values(), *live["missing"].values()]
-    lines = [text if text in of_disks else f"books: {text}" for text in live["health"]["problems"]]
+    lines = [in_a_line(problem, live["now_s"]) for problem in live["problems"]]
     if live["adopting"]:
         lines.append("start: still reading the rows of NVMe; nothing is written there meanwhile")
-    for breaker in live["breakers"]:
-        if breaker["state"] != "closed":
-            again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""
-            lines.append(f"{breaker['name']}: {breaker['state']}{again}: {breaker['reason']}")
-    for queue in live["queues"]:
-        if queue["name"] not in MEMORIES and queue["length"] > QUEUE_SHARE_TOLD * queue["limit"]:
-            lines.append(f"queue {queue['name']}: {queue['length']:,} of {queue['limit']:,}")
-    region, events = live["region"], live["events"]
-    if region is not None and not region.get("open"):
-        lines.append(f"region {region['name']}: not joined: {region.get('problem') or 'joining'}")
-    if events is not None and events.get("problem"):
-        lines.append(f"events: nothing is published any more: {events['problem']}")
     return lines

@@ -44,6 +44,9 @@ _SERVICE: Final = (
     Metric("kvstore_uptime_seconds", "gauge", "seconds", (), "since the daemon was started"),
     Metric("kvstore_healthy", "gauge", "", (), "0 when the last check of the books found problems "
            "(`kvstore status` tells them); disks have their own metrics"),
+    Metric("kvstore_problem", "gauge", "", ("kind", "subject", "level"),
+           "1 for each problem of now, as `kvstore status` tells it; `level` is `problem` or `warning`"),
+    Metric("kvstore_problem_seconds", "gauge", "seconds", ("kind", "subject"), "since that problem began"),
     Metric("kvstore_adopting", "gauge", "", (), "1 while the rows of NVMe are read after a start; requests are answered"),
     Metric("kvstore_web_scrape_seconds", "gauge", "seconds", (), "how long the daemon took to answer this scrape"),
 )  # fmt: skip

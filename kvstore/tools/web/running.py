@@ -59,7 +59,7 @@ async def _live(
         log.warning(
             "%s: whoever reaches it can read the names of models and tenants, and how much they use", listen
         )
-    door = await bound("web", listen, is_child)
+    door = await bound("web", listen, is_child, ready)
     asking = Asking(socket_path)
     served = Web(asking, listen, Askers(names_for, gate), tls)
     runner = web.AppRunner(served.app(), access_log=None, shutdown_timeout=_CLOSE_S)

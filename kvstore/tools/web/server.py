@@ -2,7 +2,7 @@
 
     GET /              the page: index.html of kvstore/tools/web/page, and the files beside it by their names
     GET /metrics       for Prometheus; names.py has every metric
-    GET /healthz       200 while the daemon answers in time and has no problems, else 503; one line why, ?o=json
+    GET /healthz       200 while the daemon answers in time and is healthy itself, else 503; one line with what is wrong, ?o=json
     GET /readyz        200 while the daemon answers: it can serve, adopting or not
     GET /live.json     the newest answer of the daemon
     GET /history.json  samples of the last hours; ?since=T: newer than T (unix s); ?step=S: S seconds put together (5, 10, … 3600)
@@ -50,7 +50,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -211,10 +211,10 @@ class Web:
         answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
-        health = answer.report["health"]
-        return _told(
-            request, 200 if health["ok"] else 503, "ok" if health["ok"] else "problems", health["problems"]
-        )
+        status = 200 if answer.report["health"]["ok"] else 503
+        found = list(map(dict, answer.report["problems"]))
+        lines = [f"{one['kind']} {one['subject']}: {one['text']}" for one in found]
+        return _told(request, status, "ok" if status == 200 else "problems", lines, found)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         answer = self._for(request, await self._asked())
@@ -300,10 +300,13 @@ def _page_file(path: str) -> web.Response:
     return web.Response(body=body, content_type=content_type)
 
 
-def _told(request: web.Request, status: int, word: str, lines: list[str]) -> web.Response:
-    """One line, or JSON."""
+def _told(
+    request: web.Request, status: int, word: str, lines: list[str], details: Sequence[Any] | None = None
+) -> web.Response:
+    """One line, or JSON, with the lines themselves where there are no details of them."""
     if request.query.get("o") == "json":
-        body = msgspec.json.encode({"ok": status == 200, "status": word, "problems": lines})
+        told = lines if details is None else details
+        body = msgspec.json.encode({"ok": status == 200, "status": word, "problems": told})
         return _json(body, status)
     return _line(
         status, ": ".join([word, *lines[:1]]) + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")

@@ -26,7 +26,7 @@ from kvstore.security.tls import identity_of
 Names = Literal["user", "all"]
 
 _OPEN: Final = frozenset(
-    {"name", "state", "version", "instance", "region", "region_name", "host", "tiers"}
+    {"name", "state", "version", "instance", "region", "region_name", "host", "tiers", "kind", "level", "fix"}
 )  # text under these stays
 _NAMED: Final = frozenset({"model", "tenant"})
 HIDDEN: Final = "(for the daemon's user only)"

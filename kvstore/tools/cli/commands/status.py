@@ -12,12 +12,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvstore.constants import MEMORIES
 from kvstore.ledger.engines import in_words
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
+from kvstore.tools.problems import how_it_is, in_lines
 from kvstore.units import format_bytes, format_duration, format_time, percent, plural, printable
 
 if TYPE_CHECKING:
@@ -44,16 +44,15 @@ def _print(report: answers.Status) -> None:
 
 
 def _print_head(report: answers.Status) -> None:
-    daemon, arena, health = report["daemon"], report["arena"], report["health"]
+    daemon, arena = report["daemon"], report["arena"]
     capacity_bytes = report["tiers"][0]["capacity_bytes"]
     up = f"up {format_duration(daemon['uptime_s'])}"
     print(
         f"kvstore {daemon['version']}, pid {daemon['pid']}, {up}, at {format_time(daemon['now_s'], True)} UTC"
     )
-    problems = plural(len(health["problems"]), "problem")
-    print(f"health      {'ok' if health['ok'] else problems.upper()}")
-    for problem in health["problems"]:
-        print(f"            {problem}")
+    print(f"health      {how_it_is(report['problems'])}")
+    for line in in_lines(report["problems"], daemon["now_s"]):
+        print(line)
     touched = f"{format_bytes(arena['prefaulted_bytes'])} of {format_bytes(capacity_bytes)}"
     print(f"arena       {arena['path']} ({arena['pages']} pages, prefaulted {touched})")
     under_way = {
@@ -92,7 +91,7 @@ def _print_preload(preload: answers.Preload) -> None:
 def _print_events(events: answers.Events) -> None:
     """What routers are told."""
     if events["problem"]:
-        print(f"events      PROBLEM: nothing is published any more: {events['problem']}")
+        print(f"events      nothing is published any more: {events['problem']}")
         return
     told = f"{events['batches']} messages, {events['stored_blocks']} blocks stored, {events['removed_blocks']} removed"
     print(f"events      {events['endpoint']}: {told}, {events['lost_blocks']} lost")
@@ -121,10 +120,8 @@ def _print_bucket(what: str, region: Mapping[str, Any]) -> None:
     known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
     read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
     print(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}")
-    if region["feed_failures"] or region["feed_gaps"] or region["feed_damaged"]:
-        print(
-            f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged; {region['feed_failure']}"
-        )
+    if region["feed_gaps"] or region["feed_damaged"]:
+        print(f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged")
 
 
 def _fetched(region: Mapping[str, Any]) -> str:
@@ -175,14 +172,10 @@ def _print_health(report: answers.Status) -> None:
             print(f"{speed['name']:<11} loads take {took}{waiting}")
     for breaker in report["breakers"]:
         if breaker["trips"]:
-            again = f", tried again in {breaker['retry_in_s']:.0f} s" if breaker["state"] == "open" else ""
+            trips = plural(breaker["trips"], "trip")
             print(
-                f"breaker     {breaker['name']}: {breaker['state']}{again}; "
-                f"{breaker['trips']} trips, the last one: {breaker['reason']}"
+                f"breaker     {breaker['name']}: {breaker['state']}; {trips}, the last one: {breaker['reason']}"
             )
-    for queue in report["queues"]:
-        if queue["length"] >= queue["limit"] and queue["name"] not in MEMORIES:
-            print(f"queue full  {queue['name']}: {queue['length']}")
     print(flush=True)
 
 

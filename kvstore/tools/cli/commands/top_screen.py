@@ -21,6 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvstore.tools.problems import how_it_is
 from kvstore.units import NOTHING, format_bytes, format_duration, format_time, plural, printable, short_count
 
 NARROW = 60  # columns; below it the least important ones are left out
@@ -74,8 +75,8 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _head(console: Console, figures: Figures, away: str) -> list[RenderableType]:
-    is_well = figures["health"]["ok"] and not away
-    state = "ok" if is_well else "AWAY" if away else plural(len(figures["health"]["problems"]), "PROBLEM")
+    is_well = not away and not any(problem["level"] == "problem" for problem in figures["problems"])
+    state = "AWAY" if away else how_it_is(figures["problems"])
     left = f"kvstore {figures['instance'][:8]}  {state}  up {format_duration(figures['uptime_s'])}"
     right = format_time(figures["now_s"], True).split()[-1]
     if console.width >= NARROW:

@@ -128,7 +128,7 @@ function view() {
 function showHead(live) {
   const isDown = state.downMs !== null;
   document.body.dataset.state = isDown ? "down" : live ? "live" : "waiting";
-  const found = live && !isDown ? attention(live, state.body.sample) : [];
+  const found = live && !isDown ? attention(live) : [];
   const host = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) ? "" : location.hostname;
   if (live) say($("instance"), printable(state.body.host ?? (host || live.instance.slice(0, INSTANCE_DIGITS))));
   if (live) $("instance").title = printable(`instance ${live.instance}, ${live.socket_path}`);

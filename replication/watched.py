@@ -1,0 +1,158 @@
+"""A place for objects of which somebody watches whether it works: what fails there is one problem, whoever asked for what.
+
+    packs ──╮
+    feed ───┼─▶ Watched ─▶ bucket          fails FAILURES_MIN times in a row ─▶ a problem of the region: why, how often, what to do
+    orders ─╯                              answers again, and for SETTLED_S ──▶ over
+
+Reads and writes are watched apart, for credentials may allow one of them only. What is wrong with one object (missing, damaged, of
+another key) says nothing of the place. While reads fail, the failures of writes are theirs, and end with them: a node that
+persists little would not learn for long that it could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Final, TypeVar
+
+from replication.problems import Problems
+from tiers.bucket.objects import Bytes, ObjectInfo, Objects, Range
+from tiers.errors import ObjectError, ObjectKeyUnknown, ObjectRefused, ObjectUnavailable
+
+FAILURES_MIN: Final = 2  # in a row, of reads or of writes, and not all of one object
+SETTLED_S: Final = 10.0  # without a failure: it is over
+WRITES_DOUBT_S: Final = 300.0  # writes that failed, with none since: nobody knows
+UNTRUSTED_DOUBT_S: Final = 300.0  # since an object was read that nobody believes
+
+KINDS: Final = ("credentials", "clock", "bucket", "untrusted")
+_FIXES: Final = {
+    "credentials": "give the process credentials that the store takes, and restart it where they are in its environment",
+    "clock": "set this machine's clock: chrony or systemd-timesyncd",
+    "bucket": "look at the network, the endpoint and the store; kvstore region ls asks by itself; it is tried again",
+}
+_CLOCK: Final = ("RequestTimeTooSkewed", "RequestExpired")
+_CREDENTIALS: Final = (
+    *("no credentials", "answers 401", "answers 403", "ExpiredToken", "TokenRefreshRequired"),
+    *("InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "AccessDenied", "PermissionDenied"),
+)
+
+T = TypeVar("T")
+
+
+def kind_of(error: ObjectError) -> str:
+    """Of a failure of a place."""
+    text = str(error)
+    if any(word in text for word in _CLOCK):
+        return "clock"
+    return "credentials" if any(word in text for word in _CREDENTIALS) else "bucket"
+
+
+class Watched(Objects):
+    """The same place. region: what its problems are called by."""
+
+    def __init__(self, objects: Objects, region: str, problems: Problems) -> None:
+        self.where, self.seals = objects.where, objects.seals
+        self._objects = objects
+        self._region = region
+        self._problems = problems
+        self._failures: dict[str, set[str]] = {"read": set(), "write": set()}  # in a row, by name
+        self._failed_s = float("-inf")
+        self._noted: dict[str, str] = {}  # by direction, the kind of its problem
+
+    @property
+    def untrusted(self) -> int:  # type: ignore[override]
+        return self._objects.untrusted
+
+    async def put(self, name: str, content: Bytes, only_new: bool = False) -> bool:
+        return await self._watch("write", name, self._objects.put(name, content, only_new))
+
+    async def get(self, name: str) -> memoryview:
+        return await self._watch("read", name, self._objects.get(name))
+
+    async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
+        return await self._watch("read", name, self._objects.get_within(name, size_bytes_max))
+
+    async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        return await self._watch("read", name, self._objects.get_ranges(name, ranges))
+
+    async def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> bool:
+        return await self._objects.read_into(name, start, views)  # where it fails, `get_ranges` says why
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self._watch("read", name, self._objects.head(name))
+
+    async def list(self, prefix: str, after: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        pages = self._objects.list(prefix, after)
+        while (page := await self._watch("read", "", anext(pages, None))) is not None:
+            yield page
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        return await self._watch("read", "", self._objects.folders(prefix))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._watch("write", names[0] if names else "", self._objects.delete(names))
+
+    async def sweep(self) -> int:
+        return await self._watch("write", "", self._objects.sweep())
+
+    # -- watching --
+
+    async def _watch(self, direction: str, name: str, call: Awaitable[T]) -> T:
+        """name: of the object; "" where it is about the place."""
+        untrusted = self._objects.untrusted
+        try:
+            answer = await call
+        except ObjectKeyUnknown:
+            self._doubt()
+            raise
+        except (ObjectUnavailable, ObjectRefused) as error:
+            self._failed(direction, name, error)
+            raise
+        except ObjectError:
+            if self._objects.untrusted != untrusted:
+                self._doubt()
+            raise
+        self._works(direction)
+        return answer
+
+    def _failed(self, direction: str, name: str, error: ObjectError) -> None:
+        failures = self._failures[direction]
+        if len(failures) < FAILURES_MIN:
+            failures.add(name or f"#{len(failures)}")
+        self._failed_s = asyncio.get_running_loop().time()
+        if len(failures) < FAILURES_MIN and direction not in self._noted:
+            return
+        if direction == "write" and "read" in self._noted:
+            direction = "read"
+        kind = kind_of(error)
+        if self._noted.get(direction, kind) != kind:
+            self._end(direction)
+        self._noted[direction] = kind
+        lasts_s = WRITES_DOUBT_S if direction == "write" else float("inf")
+        self._problems.note(self._subject(direction), str(error), kind, _FIXES[kind], lasts_s=lasts_s)
+
+    def _works(self, direction: str) -> None:
+        self._failures[direction].clear()
+        if direction not in self._noted or asyncio.get_running_loop().time() - self._failed_s < SETTLED_S:
+            return
+        self._end(direction)
+        if direction == "read":
+            self._end("write")
+
+    def _end(self, direction: str) -> None:
+        kind = self._noted.pop(direction, None)
+        if kind is not None:
+            self._problems.over(self._subject(direction), kind)
+
+    def _subject(self, direction: str) -> str:
+        return self._region if direction == "read" else f"{self._region}, writing"
+
+    def _doubt(self) -> None:
+        self._problems.note(
+            self._region,
+            f"{self.where}: objects that have no seal of the deployment's key are left out; "
+            f"{self._objects.untrusted} times so far",
+            "untrusted",
+            "somebody else writes there, or the key file lacks a key: docs/regions.md",
+            lasts_s=UNTRUSTED_DOUBT_S,
+        )
