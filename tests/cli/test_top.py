@@ -27,6 +27,7 @@ from rich.screen import Screen
 from kvstore.client import Client
 from kvstore.ledger.latencies import BOUNDS_S
 from kvstore.ledger.sums import Sums
+from kvstore.tools.cli.commands.top import Before
 from kvstore.tools.cli.commands.top_screen import ATTENTION_MAX, screen
 from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
@@ -61,7 +62,9 @@ def row(model: str, tenant: str, **tokens: int) -> dict[str, Any]:
     }
 
 
-def drawn(found: dict[str, Any], columns: int, rows: int, away: str = "", styled: bool = False) -> list[str]:
+def drawn(
+    found: dict[str, Any], columns: int, rows: int, away: str = "", styled: bool = False, keys: str = ""
+) -> list[str]:
     """The lines of a terminal of that size."""
     console = Console(
         width=columns,
@@ -71,8 +74,16 @@ def drawn(found: dict[str, Any], columns: int, rows: int, away: str = "", styled
         _environ={},
     )
     with console.capture() as page:
-        console.print(Screen(screen(console, found, away)))
+        console.print(Screen(screen(console, found, away, [HOSTILE] * bool(away), keys)))
     return [line if styled else line.rstrip() for line in page.get().splitlines()]
+
+
+def session(label: str, number: int, requests: int = 0) -> dict[str, Any]:
+    return {
+        "id": number, "label": label, "pid": 40 + number, "uid": 0, "model": "llama", "tenant": "acme", "namespaces": 1,
+        "connected_s": 9.0, "requests": requests, "asked_blocks": 10, "hit_blocks": 9, "stored_bytes": 0, "loaded_bytes": 4096 * requests,
+        "leases": 0,
+    }  # fmt: skip
 
 
 def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
@@ -80,6 +91,9 @@ def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
     return {
         "now_s": NOW_S + uptime_s - 100.0, "uptime_s": uptime_s, "version": "1", "instance": "i" * 32, "pid": 7,
         "health": {"ok": True, "problems": []}, "adopting": False, "sessions_total": 2, "namespaces_total": 3,
+        "host": "gpu-7", "region_name": "eu", "sessions": [session("vllm", 1)], "holdings": [], "prefixes": [
+            {"block_hash": "ab" * 32, "model": "llama", "tenant": "acme", "tokens": 640, "uses": 3, "tokens_saved": 1920,
+             "last_s": NOW_S - 60, "tiers": ["dram"]}],
         "tokens": [row("llama", "acme", dram=600, never_seen=300, engine=100)], "breakers": [], "queues": [],
         "tiers": [{"name": "dram", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29, "records": 5}],
         "latencies": {"request": {"lookup": histogram(b8=10)}, "load": {}, "store": {}, "loop_delay": {}},
@@ -120,6 +134,27 @@ def test_minutes_are_those_that_were_asked_for() -> None:
     assert (total["now"], total["1_min"], total["5_min"], total["15_min"]) == (None, 0.8, 0.6667, 0.5)
 
 
+def test_clients_have_rates_of_the_interval() -> None:
+    """What each asked for and was given in the interval; one that came meanwhile counts from nothing, who asks most is first."""
+    old = live(sessions=[session("a", 1, 100), session("b", 2, 50)])
+    found = figures(
+        old, live(102.0, sessions=[session("a", 1, 102), session("b", 2, 60), session("c", 3, 2)])
+    )
+    rates = [(one["label"], one["requests_per_s"], one["loaded_bytes_per_s"]) for one in found["sessions"]]
+    assert rates == [("b", 5.0, 20_480.0), ("a", 1.0, 4096.0), ("c", 1.0, 4096.0)]
+
+
+def test_what_needed_attention_before_is_kept() -> None:
+    """A line that is over is shown with its times, once, whatever its numbers were; one that is there still is not."""
+    before = Before()
+    before.note(["nvme0: open, tried again in 3 s", "queue loads: 51 of 100"], NOW_S)
+    before.note(["nvme0: open, tried again in 2 s", "queue loads: 60 of 100"], NOW_S + 1)
+    assert before.lines() == []
+    before.note(["queue loads: 70 of 100"], NOW_S + 2)
+    (line,) = before.lines()
+    assert line == "08:00:30 to 08:00:31  nvme0: open, tried again in 2 s"
+
+
 def test_a_restart_is_no_difference() -> None:
     """Another life, or the same answer twice, is nothing to subtract; a clock that was set back meanwhile is no reason not to."""
     assert is_same_life(live(1), live(2)) and is_same_life(live(1), live(5, now_s=1.0))
@@ -149,7 +184,8 @@ def test_what_needs_attention_is_told() -> None:
 def test_lines_fit_any_terminal(columns: int, rows: int) -> None:
     """Never more lines than rows nor wider ones than columns, with wide characters, hostile and endless names."""
     tokens = [row(name, HOSTILE * 9, dram=5) for name in ("模型" * 40, HOSTILE, "x" * 400, "", "b")]
-    found = figures(live(), live(101.0, tokens=tokens))
+    sessions = [session(HOSTILE * n, n) for n in range(70)]
+    found = figures(live(), live(101.0, tokens=tokens, sessions=sessions, host=HOSTILE, region_name=HOSTILE))
     found["attention"] = [f"{HOSTILE} {n}" for n in range(9)]
     for styled in (False, True):
         lines = drawn(found, columns, rows, HOSTILE, styled)
@@ -165,12 +201,21 @@ def test_what_a_terminal_of_80_by_24_shows() -> None:
     found = figures(live(), live(101.0, tokens=tokens))
     found["attention"] = [f"line {n}" for n in range(ATTENTION_MAX + 2)]
     lines = drawn(found, 80, 24)
-    assert len(lines) == 24 and lines[0].startswith("kvstore iiiiiiii  ok  up ") and lines[0].endswith(" UTC")
+    assert (
+        len(lines) == 24 and lines[0].startswith("kvstore gpu-7 in eu  ok  up ") and lines[0].endswith(" UTC")
+    )
     page = "\n".join(lines)
     assert re.search(r"^hit rate +now +1 min +5 min +15 min$", page, re.MULTILINE)
     assert "! and 2 more: kvstore status" in page
     assert re.search(r"^model +tenant +hits +tokens/s +lookups/s +loaded +stored$", page, re.MULTILINE)
-    assert lines[-1].startswith("… and ")
+    assert "… and " in page and re.search(r"^client +pid +model", page, re.MULTILINE)
+    roomy = [*drawn(found, 120, 40, keys="q ends it")]
+    assert roomy[-1] == "q ends it" and sum(not line for line in roomy) <= 8
+    page = "\n".join(roomy)
+    assert re.search(
+        r"^client +pid +model +since +requests/s +loaded +stored +hits +leases$", page, re.MULTILINE
+    )
+    assert re.search(r"^prefix +model +saved +tokens +hits +last hit +lives in$", page, re.MULTILINE)
     narrow = "\n".join(drawn(found, 50, 60))
     assert re.search(r"^hit rate +now +1 min +15 min$", narrow, re.MULTILINE) and "lookups/s   " not in narrow
 
@@ -188,7 +233,7 @@ def test_once_is_for_programs_and_pipes(place: Place, serve: Serve) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        "now_s", "instance", "version", "uptime_s", "health", "problems", "adopting", "span_s", "sessions_total", "namespaces_total",
+        "now_s", "instance", "host", "region_name", "version", "uptime_s", "sessions", "prefixes", "holdings", "health", "problems", "adopting", "span_s", "sessions_total", "namespaces_total",
         "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s", "loaded_bytes_per_s", "stored_bytes_per_s",
         "promoted_bytes_per_s", "demoted_bytes_per_s", "hits", "misses", "tiers", "latencies", "attention", "models",
     }  # fmt: skip

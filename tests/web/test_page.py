@@ -18,7 +18,7 @@ from tests.kill import load
 from tests.running import Place
 from tests.web import told
 from tests.web.asked import Serve, Watching, url_of, with_web
-from tests.web.told import Told, breaker, served
+from tests.web.told import Told, breaker, served, session
 
 WIDTHS = (1300, 420)
 EVIL = '<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>'
@@ -188,15 +188,18 @@ def test_names_are_text_whatever_they_say(browser: Browser, width: int) -> None:
         breakers=[breaker(f"{EVIL} loads", "open", 1, EVIL * 9, 2.0)],
         speeds=[told.speed(EVIL, 0.1, 1.0)],
         problems=[problem(EVIL, EVIL, EVIL * 9)],
-        sessions=[{"label": name, "leases": 1} for name in nasty * 16],
+        sessions=[{**session(name, 1), "model": name} for name in nasty * 16],
         sessions_total=10_000,
-        instance=EVIL,
+        host=EVIL,
+        region_name=EVIL,
     )
+    live["holdings"][0] |= {"kinds": 2, "differs": [{"field": EVIL, "values": nasty}]}
     for row, name in zip(live["tokens"] + live["prefixes"], nasty * 4, strict=False):
         row["model"], row["tenant"] = name, name[::-1]
     with served(Told(live, told.samples(900))) as url:
         page = opened(browser, url, width)
         assert EVIL in text(page, "#table-sessions")
+        assert f"they differ in {EVIL}" in text(page, "#table-models .note")
         assert EVIL[:40] in text(page, "#attention")
         assert "\u202e" not in page.value("document.body.textContent")
         page.value("document.querySelector('#table-sessions .more').click()")

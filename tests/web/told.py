@@ -53,7 +53,13 @@ def live(**changes: Any) -> dict[str, Any]:
             {"name": "nvme", "capacity_bytes": 4096 * GIB, "used_bytes": 2710 * GIB, "records": 2_220_000, "model_bytes": 0},
         ],
         "counters": {"evicted_dram": 1_930_211, "evicted_nvme": 0, "corrupt_dram": 0, "corrupt_nvme": 0},
-        "sessions": [{"label": f"vllm rank {n}", "leases": n % 3} for n in range(8)], "sessions_total": 8,
+        "sessions": [session(f"vllm rank {n}", n) for n in range(8)], "sessions_total": 8,
+        "host": "gpu-node-17", "region_name": "eu-west",
+        "holdings": [
+            {"model": model, "tenant": tenant, "kinds": 1, "namespaces": 2, "blocks": 9, "dram_bytes": int(100 * GIB * share),
+             "nvme_bytes": int(1200 * GIB * share), "asked_blocks": 5, "hit_blocks": 4, "differs": []}
+            for model, tenant, share in rows
+        ],
         "model_loads": {"count": 2, "seconds": 4.5, "by_source": {"dram": 1 << 30}},
         "namespaces_total": 24,
         "breakers": [breaker(f"{device} {way}") for device in ("nvme0", "nvme1") for way in ("loads", "stores")]
@@ -73,6 +79,14 @@ def live(**changes: Any) -> dict[str, Any]:
             for n in range(10)
         ],
         **changes,
+    }  # fmt: skip
+
+
+def session(label: str, number: int) -> dict[str, Any]:
+    return {
+        "id": number + 1, "label": label, "pid": 4300 + number, "uid": 0, "model": "Llama-3.1-70B", "tenant": "chat", "namespaces": 1,
+        "connected_s": 3600.0 + number, "requests": 90_000 * number, "asked_blocks": 1000, "hit_blocks": 100 * number,
+        "stored_bytes": number * GIB, "loaded_bytes": 3 * number * GIB, "leases": number % 3,
     }  # fmt: skip
 
 

@@ -20,6 +20,10 @@ from kvstore.tools.web.samples import counts_of, latency, sample_of
 MINUTES = (1, 5, 15)
 MINUTES_BACK_S = 16 * 60  # the longest of them, and the minute under way
 _TIERS = [NAMES[number] for number in HITS]
+_OF_NOW = (
+    *("now_s", "instance", "host", "region_name", "version", "uptime_s", "health", "problems", "adopting"),
+    *("prefixes", "holdings"),
+)
 _OF_A_TENANT = (
     *("now_s", "version", "span_s", "lookups_per_s", "tokens_per_s", "prefill_s_saved_per_s"),
     *("loaded_bytes_per_s", "stored_bytes_per_s", "promoted_bytes_per_s", "demoted_bytes_per_s"),
@@ -48,10 +52,7 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
     spans = {"now": sample.tokens, **{f"{n}_min": _tokens_of(new, n) for n in MINUTES}}
     moved = ("loaded", "stored", "promoted", "demoted")
     return {
-        **{
-            name: new[name]
-            for name in ("now_s", "instance", "version", "uptime_s", "health", "problems", "adopting")
-        },
+        **{name: new[name] for name in _OF_NOW},
         "span_s": round(span_s, 3),
         "sessions_total": new["sessions_total"],
         "namespaces_total": new["namespaces_total"],
@@ -65,6 +66,7 @@ def figures(old: Live, new: Live) -> dict[str, Any]:
         "latencies": _latencies(old, new, span_s),
         "attention": attention(new),
         "models": _models(old, new, per_s),
+        "sessions": clients(old["sessions"], new["sessions"], span_s),
     }
 
 

@@ -1,6 +1,6 @@
 """What a running daemon does, live: rates, hits and why not, tiers, latencies, and who asks.
 
-  kvstore top                    on the whole terminal, every second; q or Control-C ends it
+  kvstore top                    on the whole terminal, every second; q or Control-C ends it, p pauses
   kvstore top --interval 5s      every five seconds
   kvstore top --once             once, over one interval; also where stdout is no terminal
   kvstore top -o json            for programs: one document over one interval; docs/cli.md lists the fields
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import STATUS_TIMEOUT_S
@@ -30,6 +32,7 @@ from kvstore.tools.cli.options import (
 from kvstore.tools.cli.output import is_terminal, print_json
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.cli.streams import can_draw, drawing
+from kvstore.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +46,8 @@ NODE_INTERVAL_S_MIN, NODE_INTERVAL_S_MAX = 1.0, 60.0
 COLUMNS_PLAIN = 100  # where there is no terminal to fit
 ROWS_PLAIN = 1000
 ENDS = ("q", "Q", "\x03", "\x04")
+PAUSES = ("p", "P", " ")
+BEFORE_MAX = 20  # lines of what needed attention and does not any more
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,10 +142,10 @@ def _watch(client: Client, console: Console, path: str, interval_s: float) -> No
 
     old: answers.Live | None = None
     document: dict[str, Any] | None = None
-    next_s, away = 0.0, ""
+    next_s, away, is_paused, before = 0.0, "", False, Before()
     with full_screen(console) as terminal:
         while True:
-            if time.monotonic() >= next_s:
+            if time.monotonic() >= next_s and not is_paused:
                 try:
                     new, away = _look(client, old), ""
                 except ClientError as error:
@@ -148,9 +153,45 @@ def _watch(client: Client, console: Console, path: str, interval_s: float) -> No
                 if new is not None:
                     if old is not None and is_same_life(old, new):
                         document = figures(old, new)
+                        before.note(document["attention"], new["now_s"])
                     old = new
                 is_early = document is None and new is not None
                 next_s = time.monotonic() + (min(interval_s, 1.0) if is_early else interval_s)
-            terminal.draw(screen(console, document, away) if document else connecting(path, away))
-            if any(key in ENDS for key in terminal.wait(next_s - time.monotonic())):
-                return
+            keys = f"q ends it   p {'goes on: PAUSED' if is_paused else 'pauses'}   every {format_duration(interval_s)}"
+            what = (
+                screen(console, document, away, before.lines(), keys) if document else connecting(path, away)
+            )
+            terminal.draw(what)
+            for key in terminal.wait(next_s - time.monotonic() if not is_paused else interval_s):
+                if key in ENDS:
+                    return
+                is_paused ^= key in PAUSES
+
+
+class Before:
+    """What needed attention since this began, and when it was seen first and last. A line counts as the same as another one that
+    differs from it in numbers."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[Any]] = {}  # first, last, the line
+        self._now: set[str] = set()
+
+    def note(self, lines: Sequence[str], now_s: float) -> None:
+        """What needs it at this moment."""
+        self._now = set()
+        for line in lines:
+            kind = re.sub(r"[0-9.]+", "#", line)
+            self._now.add(kind)
+            first_s = self._seen.pop(kind, [now_s])[0]
+            self._seen[kind] = [first_s, now_s, line]
+        while len(self._seen) > BEFORE_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def lines(self) -> list[str]:
+        """Those that do not any more, the latest first."""
+        gone = [seen for kind, seen in reversed(self._seen.items()) if kind not in self._now]
+        return [f"{_clock(first_s)} to {_clock(last_s)}  {line}" for first_s, last_s, line in gone]
+
+
+def _clock(at_s: float) -> str:
+    return format_time(at_s, True).split()[-1]

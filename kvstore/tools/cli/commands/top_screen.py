@@ -5,14 +5,18 @@
     hits by tier │ why not           side by side, one above the other where it is narrow
     tiers        │ latencies         likewise
     what needs attention             as many as there are, up to a few
-    models and tenants               as many as there is room for
+    models and tenants               these as far as there is room: a few of each,
+    clients                          and more of the first
+    prefixes that saved most
+    what needed attention before     since this began
+    keys                             the last line
 
 Names were chosen by clients: what could steer a terminal is taken out of every text, and what is too wide is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -26,7 +30,11 @@ from kvstore.units import NOTHING, format_bytes, format_duration, format_time, p
 
 NARROW = 60  # columns; below it the least important ones are left out
 ROWS_MAX = 5  # of a table
+HASH_DIGITS = 10
 ATTENTION_MAX = 4
+LIST_LINES = 2  # of a list besides its rows: a blank line, and the names of columns
+ROWS_LEAST = 3  # of a list, before another one has more
+ROWS_PLAIN_MAX = 50
 BOLD, ALARM = "bold", "bold red"
 NAMES = (
     "hit rate",
@@ -36,14 +44,20 @@ NAMES = (
     "latency",
     "model",
     "tenant",
+    "client",
+    "prefix",
+    "lives in",
 )  # to the left; figures to the right
-LONG = ("model", "tenant")  # cut first, where not all columns fit
+LONG = ("model", "tenant", "client")  # cut first, where not all columns fit
 
 Figures = Mapping[str, Any]
 
 
-def screen(console: Console, figures: Figures, away: str = "") -> Group:
-    """As high as the console at most. away: why the daemon does not answer, "" where it does."""
+def screen(
+    console: Console, figures: Figures, away: str = "", before: Sequence[str] = (), keys: str = ""
+) -> Group:
+    """As high as the console at most. away: why the daemon does not answer, "" where it does. before: lines of what needed attention
+    and does not any more. keys: what may be pressed."""
     narrow = console.width < NARROW
     blank = Text()
     parts: list[RenderableType] = [
@@ -57,12 +71,35 @@ def screen(console: Console, figures: Figures, away: str = "") -> Group:
         more = len(figures["attention"]) - ATTENTION_MAX
         shown = [*figures["attention"][:ATTENTION_MAX], *[f"and {more} more: kvstore status"] * (more > 0)]
         parts += [blank, *(_line(f"! {text}", ALARM) for text in shown)]
-    room = (
-        console.height - len(console.render_lines(Group(*parts))) - 2
-    )  # a blank line, and the names of columns
-    if room >= 0:
-        parts += [blank, _models(figures, narrow, room)]
+    room = console.height - len(console.render_lines(Group(*parts))) - bool(keys)
+    lists: list[tuple[int, Callable[[int], RenderableType]]] = [
+        (len(figures["models"]), lambda rows: _models(figures, narrow, rows)),
+        (len(figures["sessions"]), lambda rows: _sessions(figures, narrow, rows)),
+        (len(figures["prefixes"]), lambda rows: _prefixes(figures, narrow, rows)),
+        (len(before), lambda rows: _before(before, rows)),
+    ]
+    for rows, (_, table) in zip(_shared(room, [count for count, _ in lists]), lists, strict=True):
+        if rows:
+            parts += [blank, table(rows)]
+            room -= rows + LIST_LINES
+    if keys:
+        parts += [*[blank] * max(0, room), _line(keys)]
     return Group(*parts)
+
+
+def _shared(room: int, counts: Sequence[int]) -> list[int]:
+    """Rows of lists of so many: a few of each as far as there is room, then more of the first."""
+    rows = [0] * len(counts)
+    for most in (ROWS_LEAST, ROWS_PLAIN_MAX):
+        for number, count in enumerate(counts):
+            left = (
+                room
+                - sum(each + LIST_LINES for each in rows if each)
+                + (rows[number] + LIST_LINES) * bool(rows[number])
+            )
+            wanted = min(count, most, max(0, left - LIST_LINES))
+            rows[number] = max(rows[number], wanted)
+    return rows
 
 
 def connecting(path: str, why: str) -> Text:
@@ -77,7 +114,10 @@ def _line(text: str, style: str = "") -> Text:
 def _head(console: Console, figures: Figures, away: str) -> list[RenderableType]:
     is_well = not away and not any(problem["level"] == "problem" for problem in figures["problems"])
     state = "AWAY" if away else how_it_is(figures["problems"])
-    left = f"kvstore {figures['instance'][:8]}  {state}  up {format_duration(figures['uptime_s'])}"
+    place = f"{figures['host'] or figures['instance'][:8]}" + f" in {figures['region_name']}" * bool(
+        figures["region_name"]
+    )
+    left = f"kvstore {place}  {state}  up {format_duration(figures['uptime_s'])}"
     right = format_time(figures["now_s"], True).split()[-1]
     if console.width >= NARROW:
         engines = plural(figures["sessions_total"], "session")
@@ -170,6 +210,59 @@ def _models(figures: Figures, narrow: bool, room: int) -> Table:
     if len(shown) < len(rows) and room:
         _add(table, f"… and {len(rows) - len(shown)} more")
     return table
+
+
+def _sessions(figures: Figures, narrow: bool, room: int) -> Table:
+    """Who is connected and may hold leases, who asks most first."""
+    names = (
+        ("requests/s", "leases") if narrow else ("since", "requests/s", "loaded", "stored", "hits", "leases")
+    )
+    table = _table("client", "pid", *(() if narrow else ("model",)), *names)
+    rows = figures["sessions"]
+    shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
+    for row in shown:
+        rate, leases = short_count(row["requests_per_s"]), str(row["leases"])
+        who = [row["label"] or "unnamed", str(row["pid"] or "?")]
+        share = row["hit_blocks"] / row["asked_blocks"] if row["asked_blocks"] else None
+        if narrow:
+            _add(table, *who, rate, leases)
+        else:
+            moved = (_bytes_per_s(row[f"{way}_bytes_per_s"]) for way in ("loaded", "stored"))
+            _add(
+                table,
+                *who,
+                row["model"],
+                format_duration(row["connected_s"]),
+                rate,
+                *moved,
+                _percent(share),
+                leases,
+            )
+    if len(shown) < len(rows):
+        _add(table, f"… and {len(rows) - len(shown)} more")
+    return table
+
+
+def _prefixes(figures: Figures, narrow: bool, room: int) -> Table:
+    """Those that saved most."""
+    names = ("hits",) if narrow else ("tokens", "hits", "last hit", "lives in")
+    table = _table("prefix", "model", "saved", *names)
+    for row in figures["prefixes"][:room]:
+        ago = format_duration(max(0.0, figures["now_s"] - row["last_s"]))
+        more = (short_count(row["tokens"]), short_count(row["uses"]), ago, ", ".join(row["tiers"]) or "gone")
+        saved = short_count(row["tokens_saved"])
+        _add(
+            table,
+            row["block_hash"][:HASH_DIGITS],
+            row["model"] or "(none)",
+            saved,
+            *(more[1:2] if narrow else more),
+        )
+    return table
+
+
+def _before(lines: Sequence[str], room: int) -> Group:
+    return Group(_line("needed attention before", BOLD), *(_line(f"  {line}") for line in lines[:room]))
 
 
 def _bytes_per_s(number: float) -> str:

@@ -62,6 +62,8 @@ const tables = {
       right("tokens"),
       right("lookups", true),
       right("prefill saved", true),
+      right("in DRAM", true),
+      right("on NVMe", true),
     ],
     "No engine has looked anything up since the daemon started.",
   ),
@@ -79,7 +81,23 @@ const tables = {
     ],
     "No prefix was hit since the daemon started.",
   ),
-  sessions: table("sessions", "Sessions", [{ title: "name" }, right("leases")], "No engine is connected."),
+  sessions: table(
+    "sessions",
+    "Sessions",
+    [
+      { title: "name" },
+      { title: "model", drop: true },
+      right("pid"),
+      right("uid", true),
+      right("since"),
+      right("requests", true),
+      right("blocks hit"),
+      right("loaded", true),
+      right("stored", true),
+      right("leases"),
+    ],
+    "No engine is connected.",
+  ),
 };
 const region = new Facts(place("region"), "Region");
 const events = new Facts(place("events"), "KV events");
@@ -106,7 +124,7 @@ export function showTables(view) {
   );
   showQueues(live.queues);
   showReasons(view);
-  showModels(live.tokens);
+  showModels(live.tokens, live.holdings);
   tables.prefixes.fill(
     live.prefixes.map((prefix) => [
       { kind: "hash", text: prefix.block_hash },
@@ -120,13 +138,23 @@ export function showTables(view) {
     "The heaviest, since each was first hit. Ten digits are shown, all are copied.",
   );
   const hidden = live.sessions_total - live.sessions.length;
-  const sessions = live.sessions.map(({ label, leases }) => [name(label, "(no name)"), count(leases)]);
+  const sessions = live.sessions.map((one) => [
+    name(one.label, "(no name)"),
+    name(one.model, "(none yet)"),
+    one.pid === null ? "?" : String(one.pid),
+    String(one.uid),
+    duration(one.connected_s),
+    shortCount(one.requests),
+    one.asked_blocks ? percent(one.hit_blocks / one.asked_blocks) : NOTHING,
+    bytes(one.loaded_bytes),
+    bytes(one.stored_bytes),
+    count(one.leases),
+  ]);
   tables.sessions.fill(
     sessions,
     `${plural(live.sessions_total, "session")}, ${plural(live.door.connections, "connection")}` +
       (hidden > 0 ? `; ${count(hidden)} are not listed` : ""),
   );
-  place("sessions").classList.toggle("wide", !live.region === !live.events);
   region.fill(live.region ? regionFacts(live.region) : null);
   events.fill(live.events ? eventFacts(live.events) : null);
 }
@@ -207,7 +235,8 @@ function showReasons({ meanings, samples, nowS, span }) {
   tables.reasons.fill(rows, `Of ${shortCount(missed)} tokens that missed in the last ${spanText(span)}.`);
 }
 
-function showModels(rows) {
+function showModels(rows, holdings) {
+  const held = new Map(holdings.map((one) => [JSON.stringify([one.model, one.tenant]), one]));
   const most = Math.max(1, ...rows.map(({ tokens }) => sum(tokens)));
   const sorted = [...rows].sort((a, b) => sum(b.tokens) - sum(a.tokens));
   tables.models.fill(
@@ -219,9 +248,19 @@ function showModels(rows) {
       shortCount(sum(row.tokens)),
       count(row.lookups),
       row.prefill_s_saved ? duration(row.prefill_s_saved) : NOTHING,
+      ...["dram_bytes", "nvme_bytes"].map((field) => bytes(held.get(JSON.stringify([row.model, row.tenant]))?.[field] ?? 0)),
     ]),
-    "Since the daemon started, most tokens first. A bar is as long as the row has tokens; colours as above.",
+    "Since the daemon started, most tokens first; bytes are those held now. A bar is as long as the row has tokens; colours as above." +
+      holdings.map(differ).join(""),
   );
+}
+
+/** What tells kinds of engines of one model and tenant apart, in a sentence; "" where there is one kind. */
+function differ({ model, tenant, kinds, differs }) {
+  if (!differs.length) return "";
+  const fields = differs.map(({ field, values }) => `${field}: ${values.join(" / ")}`).join("; ");
+  const who = `${model || "(no name)"}, ${tenant || "(no tenant)"}`;
+  return printable(` ${count(kinds)} kinds of engines of ${who} share nothing: they differ in ${fields}.`);
 }
 
 function regionFacts(its) {

@@ -129,8 +129,7 @@ function showHead(live) {
   const isDown = state.downMs !== null;
   document.body.dataset.state = isDown ? "down" : live ? "live" : "waiting";
   const found = live && !isDown ? attention(live) : [];
-  const host = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) ? "" : location.hostname;
-  if (live) say($("instance"), printable(state.body.host ?? (host || live.instance.slice(0, INSTANCE_DIGITS))));
+  if (live) say($("instance"), printable(live.host || live.instance.slice(0, INSTANCE_DIGITS)));
   if (live) $("instance").title = printable(`instance ${live.instance}, ${live.socket_path}`);
   const pill = $("health");
   if (isDown) {
@@ -184,7 +183,8 @@ function showAge() {
   const live = state.body?.live;
   if (!live) return;
   const age = Math.max(0, (performance.now() - state.receivedMs) / 1000 + (state.body.age_s ?? 0));
-  const up = `${live.version} · up ${duration(live.uptime_s)}`;
+  const region = live.region_name ? `region ${printable(live.region_name)} · ` : "";
+  const up = `${region}${live.version} · up ${duration(live.uptime_s)}`;
   const when =
     state.pausedS !== null
       ? `paused at ${clock(state.pausedS, true)} UTC`
