@@ -244,7 +244,7 @@ def test_files_come_from_the_environment(
 
 def test_which_commands_have_it() -> None:
     """--node is where another node can do it, and nowhere else."""
-    here = {"serve", "web", "grpc", "mirror", "arena", "doctor", "config", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
+    here = {"serve", "web", "grpc", "mirror", "arena", "doctor", "config", "clients", "slow", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
     has = {
         command
         for command in COMMANDS
