@@ -24,10 +24,17 @@ class ObjectLevel(RegionLevel[RegionNode]):
         super().__init__("object", reply, limits, region)
 
     def persist(
-        self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]
+        self,
+        header: PackHeader,
+        records: Sequence[memoryview],
+        life: Life,
+        done: Callable[[bool], None],
+        prefix: bytes = b"",
     ) -> None:
-        """Put a pack and announce it; `done` is called once: whether it is durable now."""
-        self._ask(lambda node: node.persist(header, records, life.stored_s, life.kept_until_s), done, False)
+        """Put a pack and announce it; `done` is called once: whether it is durable now. prefix: the hashes of all blocks before it."""
+        self._ask(
+            lambda node: node.persist(header, records, life.stored_s, life.kept_until_s, prefix), done, False
+        )
 
     def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:
         """By block hash, until when the packs with these blocks are worth keeping."""

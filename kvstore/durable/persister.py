@@ -61,9 +61,15 @@ class Bucket(Protocol):
     def is_open(self) -> bool: ...
     def held(self, namespace: Namespace, hashes: bytes, start: int) -> int: ...
     def persist(
-        self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]
+        self,
+        header: PackHeader,
+        records: Sequence[memoryview],
+        life: Life,
+        done: Callable[[bool], None],
+        prefix: bytes = b"",
     ) -> None:
-        """Put a pack and announce it; `done` is called once on the engine's thread: whether it is durable now."""
+        """Put a pack and announce it; `done` is called once on the engine's thread: whether it is durable now. prefix: the hashes
+        of all blocks before it: of one that is erased, nothing is put."""
 
     def renew(self, namespace: Namespace, kept_until_s: Mapping[bytes, int]) -> None:
         """By block hash, until when the packs with these blocks are worth keeping."""
@@ -278,6 +284,7 @@ class Persister:
             memory,
             Life(records.stored_s, candidate.kept_until_s[last]),
             lambda is_durable: self._put(candidate, memory, is_durable),
+            candidate.hashes[: candidate.start * namespace.hash_bytes],
         )
 
     def _put(self, candidate: Candidate, memory: PackMemory, is_durable: bool) -> None:

@@ -152,8 +152,8 @@ class Engine(Parts):
         self.blocks.expiry.rows = partial(stored_times, self.blocks, io)
         self.retention = Retention(self.blocks, self.eviction, namespaces, io, clock, wall_clock, rules)
         self.holdings = Holdings(namespaces, self.blocks.quotas, self.background)
-        self.erasing = Erasing(self.blocks, namespaces)
         self.adoption = Adoption(self.blocks, namespaces, self.writer.changed, self.retention.adopted)
+        self.erasing = Erasing(self.blocks, namespaces, lambda: self.adoption.done)
         self.clearing = self._clearing()
 
     def _persister(self, persisting: Persisting, wall_clock: Callable[[], float]) -> Persister:
@@ -350,6 +350,8 @@ class Engine(Parts):
         lease.outstanding = 1  # so that it cannot finish before all are asked for
         blocks = self.blocks
         found = forest.chain(namespace, asked)
+        end = forest.shown(namespace, asked, parent)
+        found[end:] = [None] * (len(asked) - end)
         run = [block for block in found if block is not None and block.where & IN_ANY]
         over = blocks.expiry.over(run) if blocks.expiry else ()
         if over:
@@ -374,7 +376,7 @@ class Engine(Parts):
                 break  # nor is what is behind it of any use
             lease.outstanding += 1
             self.loader.want(block, LeaseWaiter(lease, position, blocks.pin))
-        if self.loader.shared and len(run) < len(asked) and not over:
+        if self.loader.shared and len(run) < end == len(asked) and not over:
             self._fetch(lease, hashes, found, parent, reach)
         self.loader.pump()
         lease.outstanding -= 1
@@ -479,7 +481,8 @@ class Engine(Parts):
         return len(hashes)
 
     def commit(self, session: Session, number: int, indexes: list[int], checksums: bytes) -> int:
-        """Make these blocks of a write lease visible; the others of it are given up."""
+        """Make these blocks of a write lease visible; the others of it are given up. None are that may have been erased since it began.
+        Returns how many are visible."""
         lease = session.leases.get(number)
         if not isinstance(lease, WriteLease):
             raise UnknownLease(f"write lease {number}: not held by this connection")
@@ -487,6 +490,9 @@ class Engine(Parts):
             raise BadRequest(f"commit: {len(checksums)} bytes of checksums for {len(indexes)} blocks")
         if len(set(indexes)) != len(indexes) or not lease.slots.keys() >= set(indexes):
             raise IndexNotReserved("commit: an index that is repeated or was not reserved by this lease")
+        if lease.erasures != lease.namespace.erasures:
+            self._drop_write_lease(session, lease)
+            return 0
         now_s = self.clock()
         run: list[Block] = []
         namespace, hashes = lease.namespace, lease.hashes

@@ -78,6 +78,11 @@ class Lookups:
         owned = len(hashes) // namespaces[0].hash_bytes
         for namespace in namespaces:
             owned = forest.rooted_prefix(namespace, hashes, owned)
+            if namespace.hidden:
+                owned = forest.shown(
+                    namespace,
+                    forest.split_hashes(hashes[: owned * namespace.hash_bytes], namespace.hash_bytes),
+                )
         live = owned
         if self._residency.expiry:
             for namespace in namespaces:

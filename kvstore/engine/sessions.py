@@ -86,7 +86,7 @@ class Session:
 @dataclass(slots=True, eq=False)
 class WriteLease:
     """Slots that one client fills: of the run `hashes`, which goes on behind `parent`, some positions. columns:
-    checksums of those that other clients have filled for it."""
+    checksums of those that other clients have filled for it. erasures: of its namespace when it began."""
 
     number: int
     namespace: Namespace
@@ -95,6 +95,10 @@ class WriteLease:
     prompt: Prompt
     slots: dict[int, int] = field(default_factory=dict)  # position -> arena slot, until committed
     columns: dict[int, bytes] = field(default_factory=dict)
+    erasures: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.erasures = self.namespace.erasures
 
     @property
     def size(self) -> int:

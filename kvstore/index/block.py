@@ -220,7 +220,9 @@ class Namespace:
         "column_count",
         "columns",
         "digest",
+        "erasures",
         "hash_bytes",
+        "hidden",
         "hit_blocks",
         "id",
         "incoming",
@@ -255,11 +257,26 @@ class Namespace:
         self.incoming = 0  # blocks that are not here, and on their way from a shared level
         self.asked_blocks = 0  # of lookups whose first namespace this is …
         self.hit_blocks = 0  # … and what they found
+        # Blocks that are handed out to nobody, nor is what is behind them: they are being erased. b"": all that there are.
+        self.hidden: dict[bytes, int] = {}  # for how many reasons each
+        self.erasures = (
+            0  # that have named it: what was asked of a shared level before the last one is not let in
+        )
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is here, and nothing comes that somebody has asked for."""
         return not (self.blocks or self.writing or self.incoming)
+
+    def hide(self, block_hash: bytes) -> None:
+        """For one more reason."""
+        self.hidden[block_hash] = self.hidden.get(block_hash, 0) + 1
+
+    def show(self, block_hash: bytes) -> None:
+        """For one reason less."""
+        self.hidden[block_hash] -= 1
+        if not self.hidden[block_hash]:
+            del self.hidden[block_hash]
 
     def names_of(self, hashes: Iterable[bytes]) -> list[int]:
         """Short names of these blocks' keys, signed and of 64 bits, for tables of this process that may be wrong once in

@@ -65,6 +65,21 @@ def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
     return count
 
 
+def shown(namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
+    """How many of these consecutive hashes come before the first one that is hidden. parent: the hash before them."""
+    hidden = namespace.hidden
+    if not hidden:
+        return len(hashes)
+    above = namespace.blocks.get(hashes[0] if hashes else b"") or namespace.blocks.get(parent)
+    while above is not None and above.hash not in hidden:
+        above = above.parent
+    if above is not None or b"" in hidden or parent in hidden:
+        return 0
+    if hidden.keys().isdisjoint(hashes):
+        return len(hashes)
+    return next(at for at, block_hash in enumerate(hashes) if block_hash in hidden)
+
+
 def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:
     """The block of each hash, None where the index has none.
 

@@ -14,7 +14,8 @@ digest can be registered with other sizes.
 
 A namespace that is *ended* is unknown to requests at once; it stays here, and its digest
 cannot be registered again, until its last block is dropped. The file keeps the digests of the last
-ones, with sizes of 0: rows that a kill left behind are dropped at the next start, not adopted.
+ones, with sizes of 0: rows that a kill left behind are dropped at the next start, not adopted. Nor are rows of
+one that is *erased* (kvstore/commands/erasing.py), who is called, too, when it becomes known whose a namespace is.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class NamespaceRegistry:
         self._never_adopted: dict[bytes, None] = {}  # digests of the last that were ended, in this order
         self.changed = False  # `save` has something to do
         self.saving = False
+        self.is_erased: Callable[[NamespaceSpec], bool] = lambda spec: False
+        self.named: Callable[[Namespace], None] = lambda namespace: None
         specs = self._read()
         self._never_adopted.update((spec.digest, None) for spec in specs if not spec.record_bytes)
         for spec in [spec for spec in specs if spec.record_bytes][-NAMESPACES_MAX:]:
@@ -101,6 +104,7 @@ class NamespaceRegistry:
         if (spec.fields and not adopted.fields) or (spec.block_tokens and not adopted.block_tokens):
             known.spec = spec
             self.changed = True
+            self.named(known)
         return known
 
     def used(self, namespace: Namespace) -> None:
@@ -153,7 +157,7 @@ class NamespaceRegistry:
     def found(self, key: bytes, record_bytes: int, columns: bytes = b"") -> Namespace | None:
         """The namespace of a key that a tier holds; added if only the tier knows it.
 
-        None if it was ended, if the key cannot belong to it (another size or other columns), or if no more fit.
+        None if it was ended or erased, if the key cannot belong to it (another size or other columns), or if no more fit.
         """
         if key[:NAMESPACE_BYTES] in self._never_adopted:
             return None
@@ -165,6 +169,8 @@ class NamespaceRegistry:
                 return None
             digest, hash_bytes = key[:NAMESPACE_BYTES], len(key) - NAMESPACE_BYTES
             known = self._add(NamespaceSpec(digest, record_bytes, hash_bytes, columns=columns))
+        if self.is_erased(known.spec):
+            return None
         return known if (known.record_bytes, known.columns) == (record_bytes, columns) else None
 
     def of_key(self, key: bytes) -> Namespace | None:
@@ -176,6 +182,7 @@ class NamespaceRegistry:
         self._next_id += 1
         self._by_id[namespace.id] = namespace
         self._by_digest[spec.digest] = namespace
+        self.named(namespace)
         return namespace
 
     def _make_room(self) -> None:

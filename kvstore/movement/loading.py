@@ -346,7 +346,7 @@ class Loader:
         self.feed()
 
     def _arrived(self, load: Load, slot: int) -> Block | None:
-        """The block in DRAM; None if its time is over."""
+        """The block in DRAM; None if its time is over, or it was erased since it was asked for."""
         block = load.block
         known = block.namespace.blocks.get(block.hash)
         if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
@@ -355,6 +355,9 @@ class Loader:
         if not isinstance(load.source, SharedSource):
             self._residency.promoted(block, slot)
             return block
+        if load.erasures != block.namespace.erasures:
+            self._residency.give_up(block.namespace, [slot])
+            return None
         run = self._residency.arrived_in_dram(block.namespace, [block.hash], load.parent, [slot])
         expiry = self._residency.expiry
         if expiry.covers(block.namespace):

@@ -16,7 +16,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.constants import LOAD_BATCH_RECORDS, MIB, PROBE_TARGETS_MAX, require
 from kvstore.health.breaker import Breaker, Job
@@ -43,13 +43,18 @@ Read = tuple[Get, bytes]  # what happened, and the checksum of a HIT
 @dataclass(slots=True, eq=False)
 class Load:
     """A block on its way into DRAM. parent: of one that the index does not know, as the request said. slot: of the arena, in
-    state WRITING, that its bytes go into. stored_s: when one that arrived was stored, 0 if that is not known."""
+    state WRITING, that its bytes go into. stored_s: when one that arrived was stored, 0 if that is not known. erasures: of its
+    namespace when it was asked for."""
 
     block: Block
     source: Source
     parent: bytes = b""
     slot: int = NO_SLOT
     stored_s: int = 0
+    erasures: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.erasures = self.block.namespace.erasures
 
 
 class Source(ABC):

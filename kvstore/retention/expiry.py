@@ -266,7 +266,7 @@ class Expiry:
                 namespace = self._known(digest)
                 if namespace is not None:
                     space.sweep_s = NEVER
-                    self._work.append(partial(self._sweep, digest, space, _all_leaves_first(namespace), 0))
+                    self._work.append(partial(self._sweep, digest, space, all_leaves_first(namespace), 0))
 
     def step(self, may_go_on: Callable[[], bool]) -> None:
         """Do what is to be done, a millisecond at a time, as long as `may_go_on` says so."""
@@ -347,7 +347,7 @@ def _no_rows(blocks: Sequence[Block], found: Callable[[Sequence[int]], None]) ->
     found([0] * len(blocks))
 
 
-def _all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
+def all_leaves_first(namespace: Namespace) -> Iterator[Block | None]:
     return leaves_first(top if top.parent is None else None for top in namespace.blocks.walk())
 
 

@@ -51,18 +51,17 @@ class Erased:
         return [tombstone for tombstone in self._known.by_id.values() if now_s < tombstone.watched_until_s]
 
     async def look(self, objects: Objects) -> list[Tombstone]:
-        """Learn of new tombstones. Returns those whose subject was not known to be erased. Raises ObjectError where there is no
-        list; what can be read is learned in any case."""
+        """Learn of new tombstones. Returns those by which something is to be erased, once more perhaps. Raises ObjectError where
+        there is no list; what can be read is learned in any case."""
         self.problems.where = objects.where
         members = await look_for_tombstones(objects, self._read, self.problems)
         read, self.unavailable = by_key(members), members.unavailable
         by_id = self._known.by_id
         now_s = self._clock()  # what is over erases nothing, though somebody may put it again
-        ends_s = {one.id: by_id[one.id].watched_until_s if one.id in by_id else 0 for one in read.values()}
-        news = [one for one in read.values() if ends_s[one.id] <= now_s < one.watched_until_s]
-        longer = {one.id: one for one in read.values() if one.watched_until_s >= ends_s[one.id]}
+        newer = {one.id: one for one in read.values() if one.id not in by_id or one.outranks(by_id[one.id])}
+        news = [one for one in newer.values() if _is_news(one, by_id.get(one.id), now_s)]
         if read:
-            self._known = _Known({**by_id, **longer}, {})
+            self._known = _Known({**by_id, **newer}, {})
             self._read |= read.keys()
         self.is_read = self.is_read or not self.unavailable
         return news
@@ -104,6 +103,12 @@ class Erased:
 
 
 _NOTHING = _Named(0.0, {})
+
+
+def _is_news(one: Tombstone, known: Tombstone | None, now_s: float) -> bool:
+    """Whether what a newer one names is to be erased: it was not, it was erased again, or it was not watched for any more."""
+    is_again = known is None or one.serial > known.serial or known.watched_until_s <= now_s
+    return is_again and now_s < one.watched_until_s
 
 
 def _named(spec: NamespaceSpec, tombstones: Iterable[Tombstone]) -> _Named:

@@ -34,7 +34,8 @@ log = logging.getLogger("replication.erasure")
 
 
 class Erasure:
-    """Of one catalogue and its bucket. told: called with each tombstone that is new here, and never twice."""
+    """Of one catalogue and its bucket. told: called with each tombstone that is new here, or that erases once more; and with one of a
+    prefix again when all that hangs on it is known, as what was fetched before that may have been behind it."""
 
     def __init__(
         self,
@@ -63,6 +64,9 @@ class Erasure:
         self._next = 0  # number of the first pack in the catalogue that was not looked at
         self._renewals = catalogue.renewals
         self._undeleted = False  # some of what is erased is in the bucket still
+        self._unswept: list[
+            Tombstone
+        ] = []  # of prefixes: the catalogue was not looked through since they are known
 
     @property
     def tombstones(self) -> list[Tombstone]:
@@ -72,12 +76,14 @@ class Erasure:
     def forbids(self, spec: NamespaceSpec, hashes: bytes = b"") -> bool:
         """Whether these blocks of a namespace, or one before them in `hashes`, are erased."""
         size = spec.hash_bytes
-        return self.known.forbids(spec, hashes) or any(
-            hashes[at : at + size] in behind
-            for tombstone in self.tombstones
-            if tombstone.names(spec) and (behind := self._behind.get(tombstone.id))
-            for at in range(0, len(hashes), size)
-        )
+        if self.known.forbids(spec, hashes):
+            return True
+        named = [tombstone.id for tombstone in self.tombstones if tombstone.names(spec)]
+        behind = [found for tombstone_id in named if (found := self._behind.get(tombstone_id))]
+        if not behind:
+            return False
+        blocks = [hashes[at : at + size] for at in range(0, len(hashes), size)]
+        return not all(found.isdisjoint(blocks) for found in behind)
 
     def covers(self, announced: Announced) -> bool:
         """Whether a pack is erased."""
@@ -148,6 +154,8 @@ class Erasure:
         for tombstone in await self.known.look(self._objects):
             self._next = 0
             self.told(tombstone)
+            if tombstone.block_hash:
+                self._unswept.append(tombstone)
         if self._undeleted:
             self._next, self._undeleted = 0, False
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
@@ -183,6 +191,9 @@ class Erasure:
                 self._next = min(self._next, first)
                 raise
         await self._keep_behind()
+        swept, self._unswept = self._unswept, []
+        for tombstone in swept:
+            self.told(tombstone)
 
     async def _look_at_lost(self) -> None:
         """What hangs on packs that are gone goes as if they were here."""

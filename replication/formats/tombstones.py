@@ -7,6 +7,9 @@
 Deletes are never copied between regions; a tombstone is. It forbids what it names until its grace is over, whatever
 the clocks of those say who stored it: so nothing that was erased comes back from a node that was away, or from a
 region that was. What is computed anew meanwhile is served by the tiers of its node, and is not persisted.
+
+The same is erased again by the same tombstone with a higher serial: whoever knows a lower one erases again. Of two of the same
+the one with the higher serial holds, wherever they meet.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from msgspec import Meta
 from replication.constants import MIB
 from replication.errors import Damaged
 from replication.formats.members import HEX_ID, Members, read_members
-from replication.formats.ranges import BlockHash, HexId, Id, Text, UntilS
+from replication.formats.ranges import BlockHash, Count, HexId, Id, Text, UntilS
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
 from tiers.bucket.objects import ObjectInfo, Objects
@@ -41,18 +44,24 @@ _BEHIND_MAGIC = b"KVBEHD1\n"
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
     """tenant: "" for any. namespaces: their digests, empty for all of the tenant. block_hash: of the last block of
-    a prefix, that block and all behind it are erased; b"" for everything. watched_until_s: unix seconds."""
+    a prefix, that block and all behind it are erased; b"" for everything. watched_until_s: unix seconds. serial: grows each
+    time that it is erased; unix milliseconds, so that a bucket which was restored does not count again."""
 
     tenant: Text = ""
     namespaces: tuple[Id, ...] = ()
     block_hash: BlockHash = b""
     watched_until_s: UntilS
+    serial: Count = 0
 
     @property
     def id(self) -> str:
-        """Follows from what is erased, so that erasing it twice is erasing it once."""
+        """Follows from what is erased."""
         said = msgspec.msgpack.encode((self.tenant, sorted(self.namespaces), self.block_hash))
         return xxhash.xxh3_128_hexdigest(said)
+
+    def outranks(self, other: Tombstone) -> bool:
+        """Whether it holds, and not the other one of the same."""
+        return (self.serial, self.watched_until_s) > (other.serial, other.watched_until_s)
 
     def names(self, spec: NamespaceSpec) -> bool:
         """Whether it is about this namespace, or a part of it."""
@@ -63,17 +72,35 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def bury(objects: Objects, tombstone: Tombstone) -> bool:
-    """Put a tombstone; False, and nothing changed, if one is there that is watched for as long. Raises ObjectError."""
-    name = TOMBSTONES + tombstone.id
-    try:
-        there = await _read(objects, name)
-        if there.watched_until_s >= tombstone.watched_until_s:
-            return False
-    except (ObjectMissing, ObjectRefused, Damaged):
-        pass
-    await objects.put(name, seal(_MAGIC, tombstone))
+async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
+    """Erase what it names, once more if it was erased before. Returns the tombstone that was put: it is watched for as long as the one
+    that was there, and has a higher serial. Raises ObjectError."""
+    there = await _there(objects, tombstone)
+    if there is not None:
+        tombstone = msgspec.structs.replace(
+            tombstone,
+            watched_until_s=max(tombstone.watched_until_s, there.watched_until_s),
+            serial=max(tombstone.serial, there.serial + 1),
+        )
+    await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
+    return tombstone
+
+
+async def bring(objects: Objects, tombstone: Tombstone) -> bool:
+    """Put one that another region has, unless the same or a later one is there; whether it was put. Raises ObjectError."""
+    there = await _there(objects, tombstone)
+    if there is not None and not tombstone.outranks(there):
+        return False
+    await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
     return True
+
+
+async def _there(objects: Objects, tombstone: Tombstone) -> Tombstone | None:
+    """The one of the same that is there, if anybody can read it. Raises ObjectError."""
+    try:
+        return await _read(objects, TOMBSTONES + tombstone.id)
+    except (ObjectMissing, ObjectRefused, Damaged):
+        return None
 
 
 async def read_tombstones(

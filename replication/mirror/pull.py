@@ -37,7 +37,7 @@ from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
-from replication.formats.tombstones import bury, put_behind, read_behind, read_tombstones
+from replication.formats.tombstones import bring, put_behind, read_behind, read_tombstones
 from replication.mirror.copying import Copying, Ways, is_lacking
 from replication.mirror.jobs import Job, Jobs
 from replication.mirror.model_copying import ModelCopying
@@ -209,7 +209,7 @@ class Pull:
         problems = self._problems
         try:
             for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
-                await bury(self._ways.home_bucket, tombstone)
+                await bring(self._ways.home_bucket, tombstone)
                 brought.add(name)
             known = set(brought)
             for found in await read_behind(self._ways.bucket, known, problems):

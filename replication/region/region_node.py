@@ -33,11 +33,11 @@ from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import Tombstone
 from replication.region.region_reader import RegionReader
-from replication.region.upkeep import Upkeep
+from replication.region.upkeep import Upkeep, delete_each
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError, PackDamaged
 from tiers.packs.pack_io import put_pack
-from tiers.packs.packs import PackHeader
+from tiers.packs.packs import Pack, PackHeader
 from tiers.together import together
 
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
@@ -164,13 +164,20 @@ class RegionNode(RegionReader):
     # -- persisting --
 
     async def persist(
-        self, header: PackHeader, records: Sequence[memoryview], stored_s: int, kept_until_s: int
+        self,
+        header: PackHeader,
+        records: Sequence[memoryview],
+        stored_s: int,
+        kept_until_s: int,
+        prefix: bytes = b"",
     ) -> bool:
-        """Put a pack, and have it announced soon: whether it was put. stored_s, kept_until_s: see `Announced`.
+        """Put a pack, and have it announced soon: whether it was put, which nothing is that is erased. stored_s, kept_until_s: see
+        `Announced`. prefix: the hashes of all blocks before it.
 
         It counts as held from now on, so that nobody here packs it again.
         """
-        if self.erasure.forbids(header.spec, header.parent + header.hashes):
+        blocks = (prefix or header.parent) + header.hashes
+        if self.erasure.forbids(header.spec, blocks):
             return False
         try:
             pack = await put_pack(self._objects, header, records, self.codec)
@@ -179,6 +186,9 @@ class RegionNode(RegionReader):
             return False
         except ObjectError as error:
             log.debug("a pack was not put: %s", error)  # the bucket is watched: replication/watched.py
+            return False
+        if self.erasure.forbids(header.spec, blocks):  # since it was begun
+            await delete_each(self._objects, [pack.name])
             return False
         self.catalogue.expect(pack)
         self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
@@ -267,6 +277,10 @@ class RegionNode(RegionReader):
                 child = msgspec.structs.replace(parent, kept_until_s=child.kept_until_s)
                 longer[child.pack.id], header = child, child.pack.header
         return list(longer.values())[::-1]
+
+    def _readable(self, pack: Pack) -> int:
+        header = pack.header
+        return 0 if self.erasure.forbids(header.spec, header.parent) else super()._readable(pack)
 
     # -- for people --
 

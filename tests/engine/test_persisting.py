@@ -53,10 +53,16 @@ class Bucket:
         self.kept_until_s.update(kept_until_s)
 
     def persist(
-        self, header: PackHeader, records: Sequence[memoryview], life: Life, done: Callable[[bool], None]
+        self,
+        header: PackHeader,
+        records: Sequence[memoryview],
+        life: Life,
+        done: Callable[[bool], None],
+        prefix: bytes = b"",
     ) -> None:
         validate(header)
         assert not header.parent or header.parent in self.durable, "a pack without its ancestors"
+        assert prefix[-8:] == header.parent, "not all that is before it"
         for index, record in enumerate(records):
             assert digest(record) == header.checksum_at(index)
         self.waiting.append((header, [bytes(record) for record in records], life, done))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from replication.catalogue.catalogue import LOST_KEPT_S, Catalogue
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
-from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, bury, read_tombstones
+from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, bring, bury, read_tombstones
 from tests.objects import MemoryObjects
 from tests.replication.durable import hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
@@ -151,14 +151,31 @@ def test_a_tombstone_whose_time_is_over_forbids_nothing() -> None:
     assert node.known() == {first.pack.id} and not node.erasure.forbids(SPECS[0])
 
 
-def test_erasing_again_prolongs_and_never_shortens() -> None:
-    """The same thing has one tombstone; the longer time holds, and a daemon is told of it once."""
+def test_erasing_again_erases_again_and_never_shortens() -> None:
+    """The same thing has one tombstone; the longer time holds. A daemon is told each time that it is erased, and what came since goes:
+    while it is watched for, and when that was over."""
     node = Node()
-    for until_s, is_new in ((100, True), (50, False), (200, True), (200, False)):
-        assert run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=until_s))) is is_new
+    for now_s, until_s, longest_s in ((0, 100, 100), (1, 50, 100), (2, 200, 200), (300, 400, 400)):
+        node.now_s = now_s
+        node.add(SPECS[0], (), (str(now_s),))
+        buried = run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=until_s)))
         node.work()
-    assert [stone.watched_until_s for stone in node.erasure.tombstones] == [200]
-    assert len(node.told) == 1
+        assert node.told[-1] == buried and [stone.watched_until_s for stone in node.erasure.tombstones] == [
+            longest_s
+        ]
+        assert not node.known() and not node.stored()
+    assert [stone.serial for stone in node.told] == [0, 1, 2, 3]
+
+
+def test_of_two_regions_the_later_erasing_holds() -> None:
+    """A tombstone that is brought erases at home, again if it was erased again there; an older one changes nothing."""
+    home, source = Node(), Node()
+    old = run(bury(source.objects, Tombstone(tenant="acme", watched_until_s=100)))
+    new = run(bury(source.objects, Tombstone(tenant="acme", watched_until_s=100)))
+    for tombstone, is_put in ((old, True), (new, True), (old, False), (new, False)):
+        assert run(bring(home.objects, tombstone)) is is_put
+        home.work()
+    assert home.told == [old, new]
 
 
 def test_damaged_tombstones_are_left_out() -> None:

@@ -6,7 +6,7 @@
   kvstore erase --tenant acme --region eu            in one region only
 
 A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
-from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again prolongs it. A
+from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again erases again, and prolongs it. A
 region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too).
 
 Exit code 0 when every bucket has the tombstone, 1 when one refused, 2 for wrong names, 3 when nothing that the daemon here knows
@@ -112,6 +112,7 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
         block_hash=whole_or_found(args, "erase", args.prefix) if args.prefix else b"",
         watched_until_s=int(time.time() + args.days * DAY_S),
+        serial=time.time_ns() // 1_000_000,
     )
 
 
