@@ -66,7 +66,8 @@ def _before_stale(namespace: Namespace, hashes: bytes, count: int) -> int:
 
 
 def shown(namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") -> int:
-    """How many of these consecutive hashes come before the first one that is hidden. parent: the hash before them."""
+    """How many of these consecutive hashes come before the first one that is hidden; while anything is, what is held and not rooted
+    is, too: it may be behind that. parent: the hash before them."""
     hidden = namespace.hidden
     if not hidden:
         return len(hashes)
@@ -75,9 +76,12 @@ def shown(namespace: Namespace, hashes: Sequence[bytes], parent: bytes = b"") ->
         above = above.parent
     if above is not None or b"" in hidden or parent in hidden:
         return 0
-    if hidden.keys().isdisjoint(hashes):
-        return len(hashes)
-    return next(at for at, block_hash in enumerate(hashes) if block_hash in hidden)
+    for at, block_hash in enumerate(hashes):
+        block = namespace.blocks.get(block_hash)
+        is_rooted = block is None or not block.where & IN_ANY or block.where & ROOTED
+        if block_hash in hidden or not is_rooted:
+            return at
+    return len(hashes)
 
 
 def chain(namespace: Namespace, hashes: list[bytes]) -> list[Block | None]:

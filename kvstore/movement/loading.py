@@ -352,12 +352,12 @@ class Loader:
         if known is not None and known.where & IN_DRAM:  # somebody stored it meanwhile
             self._residency.give_up(block.namespace, [slot])
             return known
-        if not isinstance(load.source, SharedSource):
-            self._residency.promoted(block, slot)
-            return block
         if load.erasures != block.namespace.erasures:
             self._residency.give_up(block.namespace, [slot])
             return None
+        if not isinstance(load.source, SharedSource):
+            self._residency.promoted(block, slot)
+            return block
         run = self._residency.arrived_in_dram(block.namespace, [block.hash], load.parent, [slot])
         expiry = self._residency.expiry
         if expiry.covers(block.namespace):

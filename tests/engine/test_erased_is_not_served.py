@@ -44,6 +44,7 @@ class World:
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path, self.chance = path, random.Random(seed)
+        self.now_s, self.pace_s = 0.0, (0.001, 3.0)[seed % 2]  # breakers trip where it is slow
         self.births = 0
         self.erased: dict[
             tuple[int, Block], int
@@ -63,7 +64,9 @@ class World:
         self.told.clear()
         self.arena = open_arena(self.path / "arena", SLABS * 2 * MIB, 2 * MIB, SIZE)
         drive = Drive(self.device, self.io)
-        self.engine = Engine(self.arena, [drive], NamespaceRegistry(), self.io, shared=[self.durable])
+        self.engine = Engine(
+            self.arena, [drive], NamespaceRegistry(), self.io, clock=lambda: self.now_s, shared=[self.durable]
+        )
         self.engine.adopt()
         self.session: Session = self.engine.open_session(0)
         self.reading: list[int] = []
@@ -212,6 +215,7 @@ class World:
 
     def go_on(self) -> None:
         """A little of everything that goes on by itself."""
+        self.now_s += self.pace_s
         what = self.chance.random()
         if what < 0.4 and self.io.waiting:
             self.io.step(self.chance.randrange(len(self.io.waiting)))
@@ -228,17 +232,18 @@ class World:
             if answer.lease in self.session.leases:
                 self.engine.release(self.session, answer.lease)
         self.writing.clear()
-        while self.reading:
-            self.release()
         for _ in range(200):
+            while self.reading:
+                self.release()
             self.io.run()
             while self.later:
                 self.later.pop()()
             self.engine.erasing.step()
-        self.engine.tick()
+            self.now_s += 1.0
+            self.engine.tick()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_what_is_erased_is_not_handed_out(tmp_path: Path, seed: int) -> None:
     """Trees of three namespaces of two tenants in DRAM, on NVMe and in a bucket; leases, loads, writes and adoption at every stage;
     tombstones of tenants, namespaces and prefixes, the same ones again, told late, and again in each life."""
@@ -257,7 +262,8 @@ def test_what_is_erased_is_not_handed_out(tmp_path: Path, seed: int) -> None:
         world.ask()
         world.go_on()
     world.settle()
-    assert all(world.engine.erasing.left(stone) == (0, False) for stone in world.buried.values())
+    left = {stone.id: world.engine.erasing.left(stone) for stone in world.buried.values()}
+    assert set(left.values()) <= {(0, False)}, left
     assert not any(namespace.hidden for namespace in world.engine.namespaces)
     assert world.engine.check() == []
     for which in range(len(SPECS)):  # and what is computed anew is served as ever
