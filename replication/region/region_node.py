@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from replication.formats.tombstones import Tombstone
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import Upkeep, delete_each
 from tiers.bucket.objects import Objects
-from tiers.errors import ObjectError, PackDamaged
+from tiers.errors import ObjectError, ObjectUnavailable, PackDamaged
 from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import Pack, PackHeader
 from tiers.together import together
@@ -188,7 +189,8 @@ class RegionNode(RegionReader):
             log.debug("a pack was not put: %s", error)  # the bucket is watched: replication/watched.py
             return False
         if self.erasure.forbids(header.spec, blocks):  # since it was begun
-            await delete_each(self._objects, [pack.name])
+            with suppress(ObjectUnavailable):  # or the keeper finds it
+                await delete_each(self._objects, [pack.name])
             return False
         self.catalogue.expect(pack)
         self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
