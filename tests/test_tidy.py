@@ -81,7 +81,7 @@ LINES_MAX = {
     "replication/formats": 1830,
     "replication/mirror": 2150,
     "replication/models": 450,
-    "replication/region": 1130,
+    "replication/region": 1160,
     "tiers": 1360,
     "tiers/bucket": 1410,
     "tiers/dram": 2130,
