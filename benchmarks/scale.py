@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replication.audit.auditing import AUDIT_INTERVAL_S, AUDITORS
+from replication.audit.auditing import AUDIT_INTERVAL_S
 from replication.constants import (
     NODE_INTERVAL_S,
     SOURCE_TOMBSTONES_S,
@@ -21,13 +21,15 @@ from replication.constants import (
 )
 from replication.feed.feed import FULL_LOOK_EVERY
 from replication.feed.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
+from replication.keeper.keeper import BEAT_INTERVAL_S, NEWS_INTERVAL_S
 from replication.region.order_watch import ORDERS_INTERVAL_S
 from replication.region.region_node import announce_interval_s
 from replication.region.region_reader import FETCH_RANGE_BYTES
-from replication.region.upkeep import UPKEEP_DELETERS, UPKEEP_SURE_S
+from replication.region.upkeep import UPKEEP_SURE_S
 
 MONTH_S = 365.25 / 12 * 86_400
 UPKEEP_PAUSE_SHARE = 0.75  # of the interval, on average
+PAUSE_SHARE = 0.95  # the same of a keeper's
 LIST_NAMES = 1000  # in one page of a LIST
 PUT_PRICE, GET_PRICE = 5e-6, 0.4e-6  # a request: PUT and LIST, GET and HEAD; deletes are free
 STORAGE_GB_MONTH_PRICE, TRANSFER_GB_PRICE = 0.023, 0.02
@@ -85,11 +87,17 @@ def announcing(nodes: int, load: Load) -> Requests:
 
 
 def persisting(nodes: int, load: Load) -> Requests:
-    """One node's packs put, and looked at by a few before they are deleted, who ask all writers before that."""
-    looks = min(1.0, UPKEEP_DELETERS / nodes) / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
+    """Packs of all nodes put, and looked at by the keeper before they are deleted, which asks all writers before that."""
+    looks = 1 / (UPKEEP_PAUSE_SHARE * UPKEEP_INTERVAL_S + UPKEEP_SURE_S)
     pages = math.ceil(nodes / LIST_NAMES)
-    puts = load.packs_per_s + looks * 2 * pages
-    return Requests(puts, UPKEEP_DELETERS * load.packs_per_s + looks * nodes)
+    packs = nodes * load.packs_per_s
+    return Requests(packs + looks * 2 * pages, packs + looks * nodes)
+
+
+def keeping(nodes: int) -> Requests:
+    """Who keeps, and who would."""
+    beats = 1 / (PAUSE_SHARE * BEAT_INTERVAL_S)
+    return Requests(2 * beats, (nodes - 1) / (PAUSE_SHARE * NEWS_INTERVAL_S))
 
 
 def fetching(load: Load) -> Requests:
@@ -109,7 +117,7 @@ def audit_lists(packs: float) -> int:
 def auditing(nodes: int, load: Load) -> Requests:
     """All audits of a region."""
     packs = nodes * load.packs_per_s * load.kept_s
-    return Requests(audit_lists(packs), 0.0).times(min(nodes, AUDITORS) / AUDIT_INTERVAL_S)
+    return Requests(audit_lists(packs), 0.0).times(1 / AUDIT_INTERVAL_S)
 
 
 def warming() -> Requests:
@@ -137,7 +145,8 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
     parts = {
         "following the feeds": [following(n, load).times(n) for n in NODES],
         "announcing": [announcing(n, load).times(n) for n in NODES],
-        "packs put and deleted": [persisting(n, load).times(n) for n in NODES],
+        "packs put and deleted": [persisting(n, load) for n in NODES],
+        "keeping": [keeping(n) for n in NODES],
         "packs fetched": [fetching(load).times(n) for n in NODES],
         "watching for tombstones": [watching().times(n) for n in NODES],
         "audits": [auditing(n, load) for n in NODES],

@@ -1,8 +1,9 @@
-"""Waits that make no tasks: loops wake thousands of times an hour."""
+"""Waits that make no tasks: loops wake thousands of times an hour. And how long something took, a machine's sleep included."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 
 async def within(limit_s: float | None, event: asyncio.Event) -> None:
@@ -12,3 +13,10 @@ async def within(limit_s: float | None, event: asyncio.Event) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+def passed_s() -> float:
+    """The loop's time, which goes on while the machine sleeps, too."""
+    awake_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    asleep_s = round(time.clock_gettime(time.CLOCK_BOOTTIME) - awake_s)  # the two are not read at once
+    return asyncio.get_running_loop().time() + asleep_s

@@ -72,6 +72,11 @@ class Watched(Objects):
     async def get_within(self, name: str, size_bytes_max: int) -> memoryview:
         return await self._watch("read", name, self._objects.get_within(name, size_bytes_max))
 
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        return await self._watch("read", name, self._objects.get_if_changed(name, e_tag, size_bytes_max))
+
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         return await self._watch("read", name, self._objects.get_ranges(name, ranges))
 

@@ -63,6 +63,15 @@ class MemoryObjects(Objects):
         await asyncio.sleep(0)
         return memoryview(self._found(name))
 
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        if name in self.stored and e_tag and self._info(name).e_tag == e_tag:
+            await asyncio.sleep(0)
+            return None
+        content = await self.get_within(name, size_bytes_max)
+        return content, digest(content).hex()
+
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         await asyncio.sleep(0)
         content = memoryview(self._found(name))
@@ -206,6 +215,19 @@ class FaultyObjects(Objects):
         if len(content) and self._happens("truncated"):
             return content[: self._chance.randrange(len(content))]
         return self._flipped([content])[0]
+
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        call = await self._begin("get", name)
+        found = await self.inner.get_if_changed(name, e_tag, size_bytes_max)
+        await self._end(call)
+        if found is None:
+            return None
+        content, e_tag = found
+        if len(content) and self._happens("truncated"):
+            return content[: self._chance.randrange(len(content))], e_tag
+        return self._flipped([content])[0], e_tag
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         call = await self._begin("get_ranges", name)

@@ -36,9 +36,9 @@ from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.seen import Seen
 from replication.constants import AUDIT_REQUESTS_MAX
 from replication.erasure.erasure import Erasure
-from replication.errors import CatalogueDamaged, RegionError
+from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
-from replication.formats.region import Region, open_region
+from replication.formats.region import Region, require_same
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 from tiers.packs.packs import PACKS
@@ -272,9 +272,7 @@ class Audit:
 
     async def _check_place(self) -> None:
         """That this is the region still. Raises RegionError, ObjectError."""
-        found = await open_region(self._objects, self._region.deployment, self._region.region)
-        if found.identity != self._region.identity:
-            raise RegionError(f"{self._objects.where}: is another region of this name by now")
+        await require_same(self._objects, self._region)
 
     def _check_same(self, renewals: int) -> None:
         if self._catalogue.renewals != renewals:

@@ -1,11 +1,9 @@
-"""Auditing: when a bucket is audited, and by whom.
+"""Auditing: when the keeper of a region audits its bucket.
 
-    a day has passed ─┐   a mirror is there ─▶ it does, and nobody else
-    a gap in a feed ──┴─▶ else ──────────────▶ a few of all writers, by chance ─▶ Audit
-                                                                                   └▶ gap: the feed goes on behind it
+    a day has passed ─┐
+    a gap in a feed ──┴─▶ Audit ─▶ gap: the feed goes on behind it, and a snapshot takes everybody there
 
-After a gap the packs themselves say what the lost segments said. Each writer that sees it waits, for a time drawn from so much that
-one of them has listed the bucket before the next begins; its snapshot helps everybody over the gap.
+After a gap the packs themselves say what the lost segments said.
 """
 
 from __future__ import annotations
@@ -21,27 +19,22 @@ import msgspec
 from replication.audit.audit import AUDIT_AGAIN_S, Audit, Report
 from replication.audit.model_audit import ModelReport
 from replication.audit.orphans import PARENTLESS_S, RESTORED_KEPT_S, Finding, Terms
-from replication.constants import HEARTBEAT_LATE_S, ORPHAN_GRACE_S
+from replication.constants import ORPHAN_GRACE_S
 from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed.feed import Gap
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
-from replication.formats.mirror_state import MIRRORS, source_of
+from replication.keeper.keeper import Keeper
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 from tiers.together import together
 
-AUDIT_INTERVAL_S: Final = 24 * 3600.0  # of one auditor, on average
-AUDITORS: Final = 3  # of all writers, on average; a mirror, where there is one, is the only one
-AUDIT_MIRROR_S: Final = 3600.0  # a mirror that wrote its state so long ago is there
+AUDIT_INTERVAL_S: Final = 24 * 3600.0  # on average
 AUDIT_LOOK_S: Final = 10.0  # between two looks whether one is due
 AUDIT_RETRY_S: Final = 300.0  # after one that failed
-# After a gap each writer waits for a share of so long × writers, so that few audit.
-AUDIT_GAP_S: Final = 20.0
-AUDIT_GAP_PER_PACK_S: Final = 1e-4  # the same for each pack, if that is more: what listing it takes
+AUDIT_GAP_S: Final = 20.0  # a gap may be filled for so long
 assert AUDIT_AGAIN_S < AUDIT_RETRY_S < ORPHAN_GRACE_S < PARENTLESS_S < RESTORED_KEPT_S
-assert HEARTBEAT_LATE_S < AUDIT_MIRROR_S
 
 log = logging.getLogger("replication.auditing")
 
@@ -63,19 +56,19 @@ class Auditing:
         objects: Objects,
         audit: Audit,
         tail: Tail,
-        packs: Callable[[], int],
+        keeper: Keeper,
         skew_s: float,
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        """packs: about how many there are. skew_s: by which clocks differ. clock: unix seconds."""
+        """skew_s: by which clocks differ. clock: unix seconds."""
         self.elsewhere: Elsewhere | None = None  # of a mirror
         self.audits = 0
         self.total = Report()  # of all of them, but for what is there
         self._objects = objects
         self._audit = audit
         self._tail = tail
-        self._packs = packs
+        self._keeper = keeper
         self._skew_s = skew_s
         self._clock = clock
         self._chance = random.Random(chance.random())  # drawn from often: what others draw stays the same
@@ -90,7 +83,9 @@ class Auditing:
             if not gaps:
                 self._gap_due_s = None
             elif self._gap_due_s is None:
-                self._gap_due_s = now_s + self._gap_pause_s()
+                self._gap_due_s = now_s + AUDIT_GAP_S
+            if not self._keeper.holds:
+                continue
             is_gap_due = self._gap_due_s is not None and self._gap_due_s <= now_s
             if not is_gap_due and not self._is_due(now_s):
                 continue
@@ -119,8 +114,6 @@ class Auditing:
 
     async def _run(self, gaps: Sequence[Gap]) -> None:
         elsewhere, age_s = self.elsewhere, self._tail.complete_age_s
-        if elsewhere is None and await self._has_mirror():
-            return
         is_blind = (elsewhere is not None and not elsewhere.is_ready()) or (age_s is None and not gaps)
         if is_blind:
             self._run_again()
@@ -143,28 +136,14 @@ class Auditing:
             self._run_again()
         log.info("audited %s: %s", self._objects.where, report)
 
-    async def _has_mirror(self) -> bool:
-        """Whether a mirror of this region was alive a while ago."""
-        since_s = self._clock() - AUDIT_MIRROR_S - self._skew_s
-        async for page in self._objects.list(MIRRORS):
-            if any(source_of(info.name) and info.modified_s > since_s for info in page):
-                return True
-        return False
-
     def _is_due(self, now_s: float) -> bool:
-        """By chance, which has no memory: restarts do not matter, nor how many writers there were at a start."""
+        """By chance, which has no memory: it does not matter how often another process begins to keep."""
         if self._again_s is not None:
             return self._again_s <= now_s
-        share = 1.0 if self.elsewhere is not None else max(1.0, self._tail.status().writers / AUDITORS)
-        return self._chance.random() < AUDIT_LOOK_S / (AUDIT_INTERVAL_S * share)
+        return self._chance.random() < AUDIT_LOOK_S / AUDIT_INTERVAL_S
 
     def _run_again(self) -> None:
         self._again_s = asyncio.get_running_loop().time() + AUDIT_RETRY_S * self._chance.uniform(0.5, 1.0)
-
-    def _gap_pause_s(self) -> float:
-        share_s = max(AUDIT_GAP_S, AUDIT_GAP_PER_PACK_S * self._packs())
-        writers = 1 if self.elsewhere is not None else max(1, self._tail.status().writers)
-        return self._chance.uniform(0, share_s * writers)
 
     def _count(self, report: Report) -> None:
         self.audits += 1
@@ -178,13 +157,13 @@ def _logged(finding: Finding) -> None:
 
 
 class NodeHands:
-    """Of a node that announces, and its bucket: what `Hands` promises."""
+    """Of a node that announces, and keeps its region: what `Hands` promises."""
 
     def __init__(
-        self, announce: Callable[[Announced | AnnouncedModel], Awaitable[None]], objects: Objects
+        self, announce: Callable[[Announced | AnnouncedModel], Awaitable[None]], keeper: Keeper
     ) -> None:
         self._announce = announce
-        self._objects = objects
+        self._keeper = keeper
 
     async def announce(self, packs: Sequence[Announced]) -> None:
         await together(map(self._announce, packs))
@@ -193,4 +172,4 @@ class NodeHands:
         await together(map(self._announce, models))
 
     async def delete(self, names: Sequence[str]) -> None:
-        await self._objects.delete(names)
+        await self._keeper.delete(names)

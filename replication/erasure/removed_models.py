@@ -70,7 +70,7 @@ async def read_removals(
         REMOVED,
         _NAME,
         lambda info: _read(objects, info.name),
-        problems or Problems(objects.where),
+        Problems(objects.where) if problems is None else problems,
         lambda info: _key(info) in known,
     )
     return {_key(info): removal for info, removal in members.found}

@@ -22,7 +22,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -118,15 +118,23 @@ class Snapshots:
     """The snapshots of one region. Every method raises ObjectError where the store fails, those with a catalogue
     CatalogueDamaged."""
 
-    def __init__(self, objects: Objects, clock: Callable[[], float], chance: random.Random) -> None:
-        """clock: unix seconds."""
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Callable[[], float],
+        chance: random.Random,
+        delete: Callable[[Sequence[str]], Awaitable[None]] | None = None,
+    ) -> None:
+        """clock: unix seconds. delete: removes objects, for as long as this process may."""
         self._objects = objects
+        self._delete_some = delete or objects.delete
         self._clock = clock
         self._chance = chance
 
-    async def write(self, catalogue: Catalogue) -> Manifest:
-        """Write what this catalogue knows. Cancelled or failed, it leaves parts that `retire` finds."""
-        positions, renewals = catalogue.positions, catalogue.renewals
+    async def write(self, catalogue: Catalogue, passed: Mapping[str, int] | None = None) -> Manifest:
+        """Write what this catalogue knows. passed: positions up to which it knows all, too. Cancelled or failed, it leaves parts that
+        `retire` finds."""
+        positions, renewals = {**catalogue.positions, **(passed or {})}, catalogue.renewals
         numbers = [int(name[:16], 16) async for name, _ in self._listed()]
         highest = max((number for number in numbers if number < NUMBERS_MAX), default=0)
         name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
@@ -238,7 +246,7 @@ class Snapshots:
     async def _delete(self, names: Iterable[str]) -> int:
         names = list(names)
         for at in range(0, len(names), DELETE_NAMES_MAX):
-            await self._objects.delete(names[at : at + DELETE_NAMES_MAX])
+            await self._delete_some(names[at : at + DELETE_NAMES_MAX])
         return len(names)
 
     async def _listed(self) -> AsyncIterator[tuple[str, ObjectInfo]]:

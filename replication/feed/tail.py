@@ -2,14 +2,15 @@
 
     start ─▶ filter from rows ─▶ (nothing known: newest snapshot) ─▶ pass ─▶ wait ─▶ pass ─▶ …
     pass    FeedReader.poll ─▶ Catalogue.add, until there is no more ─▶ a gap: newest snapshot ─▶ caught up
-    a gap that no snapshot covers ─▶ audit of the packs (auditing.py) ─▶ leave_behind ─▶ on, and a snapshot for the others
+    a gap that no snapshot covers ─▶ the keeper is told ─▶ it writes one; and where it has the gap itself
+                                  ─▶ audit of the packs (auditing.py) ─▶ leave_behind: a snapshot, and on
 
 A pass takes what there is, segment by segment, and lets others run in between. What cannot be read now is tried again
 in the next pass, and nothing behind it is taken meanwhile. A store that fails is left alone for longer and longer. A
 catalogue that is damaged is made anew.
 
-Every daemon writes snapshots, rarely: when reading the tail costs as much as reading a snapshot, one of them does, by
-chance. Two at once do no harm. Who follows a region without belonging to it (a mirror, a read-through) writes nothing.
+The keeper of the region writes snapshots, rarely: when reading the tail costs as much as reading a snapshot. Two at once do no harm.
+Nobody else writes anything.
 A listener is told what is learned: segments as they come, and that more than they say may have changed.
 """
 
@@ -28,7 +29,9 @@ from replication.constants import KIB
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
 from replication.feed.snapshots import Manifest, Snapshots, segments_behind
+from replication.formats.keeping import put_stuck, stuck
 from replication.formats.segment import Segment
+from replication.keeper.keeper import Keeper
 from replication.waits import within
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
@@ -40,6 +43,9 @@ BACKOFF_S_MIN: Final = 1.0  # after a failed pass; doubles
 BACKOFF_S_MAX: Final = 300.0
 SNAPSHOT_SEGMENTS_MIN: Final = 1024  # in the tail, before a new one is worth it
 SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
+STUCK_AFTER_S: Final = 20.0  # with a gap; then the keeper is told, and again after as long a pause
+STUCK_LOOK_S: Final = 15.0  # between two looks of the keeper whether somebody is stuck
+STUCK_SNAPSHOT_S: Final = 300.0  # between two snapshots for those who are stuck
 SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
 assert POLL_INTERVAL_S < HEAD_TRUST_S
 
@@ -90,17 +96,16 @@ class Tail:
         clock: Callable[[], float],
         chance: random.Random,
         listener: Listener | None = None,
-        is_member: bool = True,
+        keeper: Keeper | None = None,
     ) -> None:
-        """clock: unix seconds, of what is written. chance: jitter, and who writes a snapshot. listener: told what is
-        learned. is_member: of the region; who is not writes nothing."""
+        """clock: unix seconds, of what is written. listener: told what is learned. keeper: None: this process keeps nothing there."""
         self.caught_up = asyncio.Event()
         self._objects = objects
         self._catalogue = catalogue
         self._chance = chance
         self._listener = listener
-        self._is_member = is_member
-        self._snapshots = Snapshots(objects, clock, chance)
+        self._keeper = keeper
+        self._snapshots = Snapshots(objects, clock, chance, None if keeper is None else keeper.delete)
         self._reader = FeedReader(objects, catalogue.positions)
         self._woken = asyncio.Event()
         self._renewals = catalogue.renewals  # of what the reader goes on from
@@ -113,7 +118,7 @@ class Tail:
         self._sure_at_s: float | None = None
         self._read_all_renewals = -1  # of the catalogue then
         self._left_behind: list[Gap] = []  # in the next pass
-        self._owes_snapshot = False
+        self._stuck_s = self._looked_stuck_s = self._helped_s = float("-inf")  # loop's time
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -150,8 +155,8 @@ class Tail:
         self._woken.set()
 
     def leave_behind(self, gaps: Iterable[Gap]) -> None:
-        """What these hide was learned from the packs themselves: go on behind them, and write a snapshot, with which
-        everybody else does. One that has closed or changed by then stays."""
+        """What these hide was learned from the packs themselves: write a snapshot, with which everybody goes on behind them, and do
+        so. One that has closed or changed by then stays."""
         self._left_behind += gaps
         self._woken.set()
 
@@ -204,7 +209,7 @@ class Tail:
         await self._catalogue.load()
         if not self._catalogue.positions:
             await self._read_snapshot()
-        self._leave_gaps()
+        await self._leave_gaps()
         began_s = asyncio.get_running_loop().time()
         await self._read_feeds()
         self._unread_passes = 0 if self._reader.all_read else self._unread_passes + 1
@@ -214,13 +219,27 @@ class Tail:
         )
         if is_stuck and await self._read_snapshot():
             await self._read_feeds()
+        await self._tell_if_stuck()
         if self._reader.all_read:
             self._read_all_at_s, self._read_all_renewals = began_s, self._renewals
             if self._reader.is_full:
                 self._sure_at_s = began_s
             self.caught_up.set()
-        if self._reader.all_read or self._owes_snapshot:
+        if self._reader.all_read:
             await self._write_snapshot_if_due()
+
+    async def _tell_if_stuck(self) -> None:
+        """What this process lacks, the keeper may have read when it was there."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._reader.gaps:
+            self._stuck_s = now_s
+        if self._keeper is None or self._keeper.holds or now_s < self._stuck_s + STUCK_AFTER_S:
+            return
+        self._stuck_s = now_s
+        try:
+            await put_stuck(self._objects, self._keeper.holder)
+        except ObjectError as error:
+            log.info("%s: the keeper is told of a gap later: %s", self._objects.where, error)
 
     def _renew(self) -> None:
         """Make the catalogue anew, if nobody else has: whoever finds it damaged may."""
@@ -240,15 +259,19 @@ class Tail:
         self._reader = FeedReader(self._objects, self._catalogue.positions)
         self._tried = ""
         self._left_behind.clear()  # what an audit held against the packs is no more
-        self._owes_snapshot = False
 
-    def _leave_gaps(self) -> None:
-        gaps, self._left_behind = self._left_behind, []
-        passed = {gap.writer: gap.first_there - 1 for gap in gaps if gap == self._reader.gaps.get(gap.writer)}
+    async def _leave_gaps(self) -> None:
+        gaps = [gap for gap in self._left_behind if gap == self._reader.gaps.get(gap.writer)]
+        passed = {gap.writer: gap.first_there - 1 for gap in gaps}
+        if passed and self._keeper is not None:
+            if self._keeper.holds:  # first: who is killed in between would go on alone
+                self._tried = (await self._snapshots.write(self._catalogue, passed)).name
+            else:
+                passed = {}
+        self._left_behind.clear()
         if passed:
             self._catalogue.jump(passed)
             self._reader.jump(passed)
-            self._owes_snapshot = True
             if self._listener is not None:
                 self._listener.leapt()
 
@@ -292,20 +315,18 @@ class Tail:
 
     async def _write_snapshot_if_due(self) -> None:
         """That it cannot be written delays nothing: the next thousand segments bring the next attempt."""
-        if not self._is_member:
+        if self._keeper is None or not self._keeper.holds:
             return
-        is_rare = (
-            self._since_check < SNAPSHOT_SEGMENTS_MIN or self._chance.random() * self._reader.writers > 1
-        )
-        if is_rare and not self._owes_snapshot:
-            return
-        self._since_check = 0
         try:
-            newest = await self._snapshots.newest()
-            if not self._owes_snapshot and not _is_due(newest, self._catalogue.positions):
+            waiting = await self._stuck()
+            if self._since_check < SNAPSHOT_SEGMENTS_MIN and not waiting:
+                return
+            self._since_check = 0
+            if not waiting and not _is_due(await self._snapshots.newest(), self._catalogue.positions):
                 return
             written = await self._snapshots.write(self._catalogue)
-            self._tried, self._owes_snapshot = written.name, False
+            self._tried = written.name
+            await self._keeper.delete(waiting)
             retired = await self._snapshots.retire()
         except ObjectError as error:
             log.warning("%s: no snapshot: %s", self._objects.where, error)
@@ -313,6 +334,17 @@ class Tail:
         log.info(
             "snapshot %s: %d packs in %d parts; %s", written.name, written.packs, len(written.parts), retired
         )
+
+    async def _stuck(self) -> list[str]:
+        """What those have put who wait for a snapshot, if it is time for one. Raises ObjectError."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < max(self._looked_stuck_s + STUCK_LOOK_S, self._helped_s + STUCK_SNAPSHOT_S):
+            return []
+        self._looked_stuck_s = now_s
+        names = await stuck(self._objects)
+        if names:
+            self._helped_s = now_s
+        return names
 
     def _failed(self, failure: str) -> None:
         log.debug("%s: not read: %s", self._objects.where, failure)

@@ -129,7 +129,9 @@ async def read_orders(
     async def read(info: ObjectInfo) -> Order:
         return known.get(_key(info)) or await _read(objects, info.name)
 
-    members = await read_members(objects, ORDERS, HEX_ID, read, problems or Problems(objects.where))
+    members = await read_members(
+        objects, ORDERS, HEX_ID, read, Problems(objects.where) if problems is None else problems
+    )
     return {_key(info): order for info, order in members.found}
 
 

@@ -93,6 +93,13 @@ async def open_region(objects: Objects, deployment: str, region: str) -> Region:
     return found
 
 
+async def require_same(objects: Objects, region: Region) -> None:
+    """That this place is this region still: what is away has no marker. Raises RegionError, MarkerDamaged, ObjectError."""
+    found = await open_region(objects, region.deployment, region.region)
+    if found.identity != region.identity:
+        raise RegionError(f"{objects.where}: is another region of this name by now")
+
+
 class _MarkerMissing(RegionError):
     """There is no marker."""
 

@@ -110,7 +110,9 @@ async def read_tombstones(
 
     One that cannot be read erases nothing, and is a problem for as long as it is there.
     """
-    return by_key(await look_for_tombstones(objects, known, problems or Problems(objects.where)))
+    return by_key(
+        await look_for_tombstones(objects, known, Problems(objects.where) if problems is None else problems)
+    )
 
 
 async def look_for_tombstones(
@@ -173,7 +175,7 @@ async def read_behind(objects: Objects, known: set[str], problems: Problems | No
         BEHIND,
         _BEHIND_NAME,
         lambda info: fetch(objects, _BEHIND_MAGIC, Behind, info.name, TOMBSTONE_BYTES_MAX),
-        problems or Problems(objects.where),
+        Problems(objects.where) if problems is None else problems,
         lambda info: info.name in known,
     )
     known.update(info.name for info, _ in members.found)

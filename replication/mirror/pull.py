@@ -79,7 +79,7 @@ class Pull:
         """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. clock: unix seconds."""
         self.jobs = Jobs(paces)
         self.watermark = Watermark(watermark)
-        self.tail = Tail(ways.bucket, catalogue, clock, chance, self, is_member=False)
+        self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
         self.models = ModelCopying(ways, catalogue, paces, self._ended, self.tail.mend, clock, chance)
         self._orders = OrderedCopies(

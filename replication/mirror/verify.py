@@ -85,7 +85,7 @@ class Outside:
         self.region = region
         self.catalogue = Catalogue.open(directory, region.identity)
         self.erasure = Erasure(objects, self.catalogue, clock)
-        self._tail = Tail(objects, self.catalogue, clock, chance, is_member=False)
+        self._tail = Tail(objects, self.catalogue, clock, chance)
         self._skew_s = skew_s
         self._clock = clock
         self._chance = chance

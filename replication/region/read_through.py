@@ -48,7 +48,7 @@ class ReadThrough(RegionReader):
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        tail = Tail(objects, catalogue, clock, chance, is_member=False)
+        tail = Tail(objects, catalogue, clock, chance)
         self._there = Erased(clock)
         self._home = home
         self._skew_s = skew_s

@@ -33,6 +33,7 @@ from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import Tombstone
+from replication.keeper.keeper import Keeper
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import Upkeep, delete_each
 from tiers.bucket.objects import Objects
@@ -47,6 +48,7 @@ ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
 UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 # Between two looks for what killed processes left half written in a directory.
 SWEEP_STAGED_S: Final = 3600.0
+SWEEP_HOLDS_PAUSE_S: Final = 10.0  # between two looks whether this process keeps the region
 
 log = logging.getLogger("replication.region_node")
 
@@ -63,12 +65,14 @@ class RegionNode(RegionReader):
         tail: Tail,
         upkeep: Upkeep,
         erasure: Erasure,
+        keeper: Keeper,
     ) -> None:
-        super().__init__(objects, region, catalogue, tail, (erasure.known,))
+        super().__init__(objects, region, catalogue, tail, (erasure.known,), keeper.problems)
         self.codec = ""  # of packs that are put from now on, see tiers/packs/codecs.py
         self._writer = writer
         self._upkeep = upkeep
         self.erasure = erasure
+        self.keeper = keeper
         self.auditing: Auditing | None = None
         self._unannounced: list[tuple[Announced | AnnouncedModel, asyncio.Future[None]]] = []
         self._announcing: asyncio.Task[None] | None = None
@@ -86,9 +90,11 @@ class RegionNode(RegionReader):
         skew_s: float = CLOCK_SKEW_S,
         erased: Callable[[Tombstone], None] = lambda tombstone: None,
         tombstones: Erased | None = None,
+        is_mirror: bool = False,
     ) -> RegionNode:
         """instance: names this daemon, the same after each start. clock: unix seconds. skew_s: by which clocks differ.
-        erased: called with each tombstone that becomes known. tombstones: where others look them up, too.
+        erased: called with each tombstone that becomes known. tombstones: where others look them up, too. is_mirror: it copies from other
+        regions, and keeps its own before daemons do.
 
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
         """
@@ -96,12 +102,13 @@ class RegionNode(RegionReader):
         writer = FeedWriter(objects, xxhash.xxh3_64_hexdigest(instance.encode()), clock, chance)
         await writer.open()
         catalogue = Catalogue.open(catalogue_path, marker.identity)
-        tail = Tail(objects, catalogue, clock, chance)
-        upkeep = Upkeep(objects, catalogue, tail, skew_s, clock, chance)
+        keeper = Keeper(objects, marker, chance, is_mirror)
+        tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
+        upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, clock, chance)
         erasure = Erasure(objects, catalogue, clock, erased, tombstones)
-        node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure)
-        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, objects), clock)
-        node.auditing = Auditing(objects, audit, tail, lambda: catalogue.counts.packs, skew_s, clock, chance)
+        node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
+        audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), clock)
+        node.auditing = Auditing(objects, audit, tail, keeper, skew_s, clock, chance)
         return node
 
     @property
@@ -127,8 +134,10 @@ class RegionNode(RegionReader):
             await asyncio.sleep(UP_TO_DATE_PAUSE_S)
 
     def work(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """Follow the feed, remove what is over, erased or half written, audit the bucket."""
+        """Follow the feed; and, for as long as this process keeps the region, remove what is over, erased or half written, and audit
+        the bucket."""
         work = {
+            "keeping": self.keeper.run,
             "following the feed": self._tail.run,
             "upkeep": self._keep_up,
             "erasing": self.erasure.run,
@@ -144,6 +153,8 @@ class RegionNode(RegionReader):
     async def _sweep(self) -> None:
         """Now and then, as whoever was killed in the middle of a put has nobody else to clear up."""
         while True:
+            while not self.keeper.holds:
+                await asyncio.sleep(SWEEP_HOLDS_PAUSE_S)
             try:
                 count = await self._objects.sweep()
             except ObjectError as error:
@@ -190,7 +201,7 @@ class RegionNode(RegionReader):
             return False
         if self.erasure.forbids(header.spec, blocks):  # since it was begun
             with suppress(ObjectUnavailable):  # or the keeper finds it
-                await delete_each(self._objects, [pack.name])
+                await delete_each(self._objects.delete, [pack.name])
             return False
         self.catalogue.expect(pack)
         self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))

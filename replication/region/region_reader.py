@@ -78,16 +78,22 @@ class RegionReader(ABC):
     """What reads of a region; who extends it says what else goes on there."""
 
     def __init__(
-        self, objects: Objects, region: Region, catalogue: Catalogue, tail: Tail, erased: Sequence[Erased]
+        self,
+        objects: Objects,
+        region: Region,
+        catalogue: Catalogue,
+        tail: Tail,
+        erased: Sequence[Erased],
+        problems: Problems | None = None,
     ) -> None:
-        """erased: what may not be read, whoever says so."""
+        """erased: what may not be read, whoever says so. problems: where those with this region are noted."""
         self.where = objects.where
         self.region = region.region
         self.catalogue = catalogue
         self._objects = objects
         self._tail = tail
         self._erased = erased
-        self.problems = Problems(objects.where)
+        self.problems = Problems(objects.where) if problems is None else problems
         self._seen = Problems()  # of the feed, as it is when somebody looks
         self._asked: list[_Asked] = []
         self._tasks = Tasks(self.problems)

@@ -1,11 +1,11 @@
 """Upkeep: packs whose life is over leave the catalogue, and the bucket.
 
     stored ──────── kept_until_s ───── + skew ───────── + 2 × skew
-           worth keeping        │ may still be renewed │ no more  │ forgotten by everybody, deleted by a few
+           worth keeping        │ may still be renewed │ no more  │ forgotten by everybody, deleted by the keeper
 
-Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and who deletes one has asked all writers since, so nobody
-deletes a pack that another one may still renew. Everybody forgets what is over; of w writers each deletes it with a chance of 3 in w, so that few are left over and
-few requests are made twice. A pack that was put again meanwhile is younger than the life that is over: it stays.
+Clocks may differ by `skew_s`. Who renews a pack looks at its own clock, and the keeper, who deletes it, has asked all writers since, so
+nobody deletes a pack that another one may still renew. Everybody forgets what is over. A pack that was put again meanwhile is younger
+than the life that is over: it stays.
 
 Packs are deleted from the end of their prefix, because what hangs on a prefix is never kept longer than the prefix.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from replication.catalogue.catalogue import Catalogue
@@ -23,13 +23,13 @@ from replication.constants import UPKEEP_INTERVAL_S
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
+from replication.keeper.keeper import Keeper
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused
 from tiers.together import together
 
 UPKEEP_SURE_S: Final = 1.0  # between two looks whether all writers were asked
 UPKEEP_PACKS: Final = 256  # in one step
-UPKEEP_DELETERS: Final = 3  # of all writers, on average
 
 log = logging.getLogger("replication.upkeep")
 
@@ -43,16 +43,16 @@ async def forget_outlived(catalogue: Catalogue, until_s: float) -> list[Announce
     return over
 
 
-async def delete_each(objects: Objects, names: Sequence[str]) -> int:
+async def delete_each(delete: Callable[[Sequence[str]], Awaitable[None]], names: Sequence[str]) -> int:
     """Delete what can be deleted, together if possible; returns how many. Raises ObjectUnavailable."""
     try:
-        await objects.delete(names)
+        await delete(names)
     except (ObjectDamaged, ObjectRefused) as error:
         if len(names) == 1:
-            log.warning("%s: %s: cannot be deleted: %s", objects.where, names[0], error)
+            log.warning("%s: cannot be deleted: %s", names[0], error)
             return 0
         middle = len(names) // 2
-        return await delete_each(objects, names[:middle]) + await delete_each(objects, names[middle:])
+        return await delete_each(delete, names[:middle]) + await delete_each(delete, names[middle:])
     return len(names)
 
 
@@ -64,6 +64,7 @@ class Upkeep:
         objects: Objects,
         catalogue: Catalogue,
         tail: Tail,
+        keeper: Keeper,
         skew_s: float,
         clock: Callable[[], float],
         chance: random.Random,
@@ -74,10 +75,11 @@ class Upkeep:
         self._objects = objects
         self._catalogue = catalogue
         self._tail = tail
+        self._keeper = keeper
         self._skew_s = skew_s
         self._clock = clock
         self._chance = chance
-        self._deletes_since_s: float | None = None  # by the loop's clock, while this node is one of the few
+        self._deletes_since_s: float | None = None  # by the loop's clock, while this node keeps the region
 
     def may_renew(self, announced: Announced) -> bool:
         """Whether nobody deletes this pack before a renewal that is announced now is read."""
@@ -102,7 +104,7 @@ class Upkeep:
         if self._deletes_since_s is None:
             if not self._catalogue.outlived(before_s, 1):
                 return False
-            if self._chance.random() * tail.status().writers < UPKEEP_DELETERS:
+            if self._keeper.holds:
                 self._deletes_since_s = loop.time()
                 tail.make_sure()
         deletes = self._deletes_since_s is not None
@@ -122,7 +124,7 @@ class Upkeep:
         """Those that cannot be are left to an audit, which says so: they take no other one with them."""
         ages = await together(self._is_over(announced) for announced in over)
         names = [announced.pack.name for announced, is_over in zip(over, ages, strict=True) if is_over]
-        self.deleted += await delete_each(self._objects, names)
+        self.deleted += await delete_each(self._keeper.delete, names)
 
     async def _is_over(self, announced: Announced) -> bool:
         try:

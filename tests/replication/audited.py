@@ -80,13 +80,21 @@ class Region:
     async def begin(self) -> None:
         await init_region(self.inner, "acme", self.name, self.clock)
 
-    async def node(self, name: str, skew_s: float = 10.0) -> RegionNode:
-        """A daemon that follows, with the disk it had when it was here before."""
+    async def node(self, name: str, skew_s: float = 10.0, is_mirror: bool = False) -> RegionNode:
+        """A daemon, or a mirror's process, that follows, with the disk it had when it was here before."""
         chance = random.Random(self.chance.random())
         while True:
             try:
                 node = await RegionNode.join(
-                    self.way, "acme", self.name, Path(name), name, chance, self.clock, skew_s
+                    self.way,
+                    "acme",
+                    self.name,
+                    Path(name),
+                    name,
+                    chance,
+                    self.clock,
+                    skew_s,
+                    is_mirror=is_mirror,
                 )
                 break
             except (ObjectError, ReplicationError):  # the way flips bits of the marker, too

@@ -100,7 +100,7 @@ class World:
     async def node(self) -> RegionNode:
         """A process of eu."""
         node = await RegionNode.join(
-            self.eu.way, "acme", "eu", Path("eu"), "mirror", random.Random(1), self.clock
+            self.eu.way, "acme", "eu", Path("eu"), "mirror", random.Random(1), self.clock, is_mirror=True
         )
         self.tasks.append(asyncio.ensure_future(node.run()))
         return node

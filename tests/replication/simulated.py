@@ -455,12 +455,13 @@ class Process:
     async def live(self) -> None:
         raise AssertionError("a kind of process lives")
 
-    async def joined(self, objects: FaultyObjects) -> RegionNode:
+    async def joined(self, objects: FaultyObjects, is_mirror: bool = False) -> RegionNode:
         while True:
             try:
                 return await RegionNode.join(
-                    objects, "acme", self.region, self.path, self.name, self.fresh(), self.clock, SKEW_S
-                )
+                    objects, "acme", self.region, self.path, self.name, self.fresh(), self.clock, SKEW_S,
+                    is_mirror=is_mirror,
+                )  # fmt: skip
             except (ObjectError, ReplicationError):
                 await asyncio.sleep(5.0)
 
@@ -578,7 +579,7 @@ class MirrorProcess(Process):
 
     async def live(self) -> None:
         self.mirrors = []
-        self.node = node = await self.joined(self.home)
+        self.node = node = await self.joined(self.home, is_mirror=True)
         paces: dict[Rule, float] = {}
         for name in self.sources:
             join = partial(self.source, name)

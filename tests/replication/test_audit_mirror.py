@@ -43,7 +43,7 @@ class Pair:
     async def begin(self, bytes_per_s: int = 0) -> RegionNode:
         for region in (self.na, self.eu):
             await region.begin()
-        node = await self.eu.node("mirror")
+        node = await self.eu.node("mirror", is_mirror=True)
         rules = [Rule(tenants=("acme",), copies=False), Rule(bytes_per_s=bytes_per_s)]
         self.mirror = Mirror(node, self.eu.way, "na", self.joined, rules, {}, self.eu.clock, random.Random(3))
         assert node.auditing is not None
@@ -141,7 +141,7 @@ def test_a_gap_at_home_is_closed_by_the_mirror() -> None:
         for one in made:
             await pair.eu.announce(one)
         await pair.eu.lose_segment(2)
-        again = await pair.eu.node("mirror")
+        again = await pair.eu.node("mirror", is_mirror=True)
         assert again.auditing is not None
         again.auditing.elsewhere = elsewhere([pair.mirror])
         pair.mirror._home = again

@@ -31,7 +31,9 @@ from replication.feed.snapshots import MANIFESTS
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.region import init_region
 from replication.formats.segment import FEED, Segment, decode, segment_number
+from replication.keeper.keeper import Keeper
 from tests.objects import Faults, FaultyObjects, MemoryObjects
 from tests.replication.durable import pack_of, spec_of
 from tests.replication.memory_rows import MemoryRows, small_catalogues
@@ -239,7 +241,11 @@ class Reading(Daemon):
         if self.chance.random() < 0.2:
             self.rows = {}
         self.catalogue = WatchedCatalogue(MemoryRows(self.rows), self.world.store)
-        await Tail(self.objects, self.catalogue, loop.time, self.chance).run()
+        keeper = Keeper(self.objects, self.world.region, self.chance)
+        tail = Tail(self.objects, self.catalogue, loop.time, self.chance, keeper=keeper)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keeper.run())
+            tasks.create_task(tail.run())
 
 
 class World:
@@ -274,6 +280,7 @@ class World:
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
+        self.region = await init_region(self.store, "acme", "na", loop.time)
         daemons: list[Daemon] = [*self.writers, *self.readers]
         for daemon in daemons:
             daemon.start()

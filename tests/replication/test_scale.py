@@ -17,6 +17,7 @@ from benchmarks.scale import (
     announcing,
     audit_lists,
     following,
+    keeping,
     persisting,
     reading_through,
     table,
@@ -33,10 +34,12 @@ from replication.feed.feed import FeedWriter
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.region import Region, init_region
+from replication.keeper.keeper import Keeper
 from replication.region.read_through import ReadThrough
 from replication.region.region_node import RegionNode
 from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
+from tests.replication.kept import kept
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.bucket.objects import Bytes, ObjectInfo
@@ -66,6 +69,13 @@ class CountedObjects(MemoryObjects):
         self.requests["get"] += 1
         return await super().get(name)
 
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        found = await super().get_if_changed(name, e_tag, size_bytes_max)
+        self.requests["get"] += found is None  # else it was counted as one
+        return found
+
     async def head(self, name: str) -> ObjectInfo:
         self.requests["head"] += 1
         return await super().head(name)
@@ -87,10 +97,12 @@ async def node_of(objects: CountedObjects, number: int, chance: random.Random) -
     catalogue = Catalogue(MemoryRows())
     writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance)
     await writer.open()
-    tail = Tail(objects, catalogue, clock, chance)
-    upkeep = Upkeep(objects, catalogue, tail, UPKEEP_INTERVAL_S, clock, chance)
-    region = Region(format=1, deployment="acme", region="na", made_s=0.0)
-    return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
+    region = await init_region(objects, "acme", "na", clock)
+    keeper = Keeper(objects, region, chance)
+    tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
+    upkeep = Upkeep(objects, catalogue, tail, keeper, UPKEEP_INTERVAL_S, clock, chance)
+    erasure = Erasure(objects, catalogue, clock)
+    return RegionNode(objects, region, catalogue, writer, tail, upkeep, erasure, keeper)
 
 
 async def live(node: RegionNode, packs_per_s: float, chance: random.Random) -> None:
@@ -122,9 +134,8 @@ def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     run(region())
-    planned = (following(nodes, load) + announcing(nodes, load) + persisting(nodes, load) + watching()).times(
-        nodes
-    )
+    each = (following(nodes, load) + announcing(nodes, load) + watching()).times(nodes)
+    planned = each + persisting(nodes, load) + keeping(nodes)
     assert (counted["put"] + counted["list"]) / RUN_S == pytest.approx(planned.puts, rel=0.1)
     assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
 
@@ -171,7 +182,7 @@ def test_an_audit_lists_no_more_than_planned() -> None:
             header = PackHeader(SPEC, b"", digest(b"%d" % number), digest(RECORD))
             pack = await put_pack(store, header, records)
             node.catalogue.add_packs([Announced(pack)] if number else [])
-        hands = NodeHands(node.announce, store)
+        hands = NodeHands(node.announce, kept(store))
         audit = Audit(store, region, node.catalogue, node.erasure, hands, asyncio.get_running_loop().time)
         store.requests.clear()
         report = await audit.run(Terms(settled_s=0.0))

@@ -16,6 +16,7 @@ from replication.feed.tail import BACKOFF_S_MAX, POLL_INTERVAL_S, Tail
 from replication.formats.segment import FEED, Head, Segment, encode, encode_head, head_name, segment_name
 from tests.objects import Faults, FaultyObjects, MemoryObjects, flip
 from tests.replication.durable import pack_of
+from tests.replication.kept import kept
 from tests.replication.memory_rows import MemoryRows
 from tests.replication.virtual_loop import run
 from tiers.errors import ObjectRefused
@@ -26,12 +27,20 @@ W = "000000000000000a"
 class Place:
     """A region with one writer, and a daemon that follows it."""
 
-    def __init__(self, rows: MemoryRows | None = None, objects: MemoryObjects | None = None) -> None:
+    def __init__(
+        self, rows: MemoryRows | None = None, objects: MemoryObjects | None = None, keeps: bool = True
+    ) -> None:
         self.inner = objects or MemoryObjects(clock=asyncio.get_running_loop().time)
         self.objects = FaultyObjects(self.inner, random.Random(0))
         self.writer = FeedWriter(self.inner, W, lambda: 0.0, random.Random(0))
         self.catalogue = Catalogue(rows or MemoryRows())
-        self.tail = Tail(self.objects, self.catalogue, lambda: 0.0, random.Random(1))
+        self.tail = Tail(
+            self.objects,
+            self.catalogue,
+            lambda: 0.0,
+            random.Random(1),
+            keeper=kept(self.objects) if keeps else None,
+        )
         self.announced = 0
         self.task = asyncio.ensure_future(self.tail.run())
 
@@ -103,7 +112,7 @@ def test_an_idle_region_costs_few_requests(writers: int, looks_per_hour_max: int
         for writer in (f"{number:016x}" for number in range(writers)):
             await objects.put(segment_name(writer, 1), encode(Segment(writer, 1, 0.0, [])))
             await objects.put(head_name(writer), encode_head(Head(1, 0.0)))
-        place = Place(objects=objects)
+        place = Place(objects=objects, keeps=False)
         await asyncio.wait_for(place.tail.caught_up.wait(), 3600)
         await asyncio.sleep(3600)
         assert len(place.catalogue.positions) == writers == place.tail.status().writers
@@ -178,8 +187,8 @@ def test_a_segment_that_stays_damaged_is_found_in_a_snapshot() -> None:
 
 
 def test_snapshots_are_written_when_they_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading what a newcomer must read never costs much more than reading the catalogue twice: daemons write snapshots and
-    retire segments without being told; that they may not write harms nothing else."""
+    """Reading what a newcomer must read never costs much more than reading the catalogue twice: the keeper writes snapshots and
+    retires segments without being told; that they may not write harms nothing else."""
     monkeypatch.setattr("replication.feed.tail.SNAPSHOT_SEGMENTS_MIN", 20)
 
     async def main(may_write: bool) -> None:

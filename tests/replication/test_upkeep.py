@@ -13,8 +13,9 @@ from replication.constants import UPKEEP_INTERVAL_S
 from replication.erasure.erasure import Erasure
 from replication.feed.feed import FeedWriter
 from replication.feed.tail import Tail
-from replication.formats.region import Region
+from replication.formats.region import init_region
 from replication.formats.segment import HEADS
+from replication.keeper.keeper import Keeper
 from replication.region.region_node import RegionNode
 from replication.region.upkeep import Upkeep
 from tests.objects import MemoryObjects
@@ -36,10 +37,12 @@ async def node(objects: Objects, number: int) -> RegionNode:
     catalogue = Catalogue(MemoryRows())
     writer = FeedWriter(objects, f"{number:016x}", clock, chance)
     await writer.open()
-    tail = Tail(objects, catalogue, clock, chance)
-    upkeep = Upkeep(objects, catalogue, tail, SKEW_S, clock, chance)
-    region = Region(format=1, deployment="acme", region="na", made_s=0.0)
-    return RegionNode(objects, region, catalogue, writer, tail, upkeep, Erasure(objects, catalogue, clock))
+    region = await init_region(objects, "acme", "na", clock)
+    keeper = Keeper(objects, region, chance)
+    tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
+    upkeep = Upkeep(objects, catalogue, tail, keeper, SKEW_S, clock, chance)
+    erasure = Erasure(objects, catalogue, clock)
+    return RegionNode(objects, region, catalogue, writer, tail, upkeep, erasure, keeper)
 
 
 def test_who_joins_late_promises_nothing_that_is_over() -> None:

@@ -32,7 +32,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
 from obstore.store import S3Store
 
 from tiers.bucket.direct_reads import DirectReads
@@ -47,7 +47,7 @@ from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefuse
 from tiers.together import together
 
 if TYPE_CHECKING:  # exist in obstore's stubs only
-    from obstore import ListStream, ObjectMeta
+    from obstore import GetOptions, ListStream, ObjectMeta
     from obstore.store import ObjectStore
 
 OBJECT_GAP_BYTES: Final = 64 * KIB  # between two ranges that are read with one request all the same
@@ -130,13 +130,32 @@ class StoredObjects(Objects):
 
     async def _get(self, name: str, size_bytes_max: int | None) -> memoryview:
         async def work() -> memoryview:
-            answer = await self._in_time(obstore.get_async(self._store, name), 0)
-            size_bytes = answer.meta["size"]
-            if size_bytes_max is not None and size_bytes > size_bytes_max:  # its bytes are not sent
-                raise too_large(self.where, name, size_bytes, size_bytes_max)
-            return memoryview(await self._in_time(answer.bytes_async(), size_bytes))
+            return (await self._answer(name, size_bytes_max))[0]
 
         return await self._call("get", self._checked(name), work, None)
+
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        async def work() -> tuple[memoryview, str] | None:
+            try:
+                return await self._answer(name, size_bytes_max, e_tag)
+            except NotModifiedError:
+                return None
+
+        found = await self._call("get", self._checked(name), work, None)
+        return found if found is None or not e_tag or found[1] != e_tag else None
+
+    async def _answer(
+        self, name: str, size_bytes_max: int | None, unless: str = ""
+    ) -> tuple[memoryview, str]:
+        """An object and its ETag. unless: it has this one."""
+        options: GetOptions | None = {"if_none_match": unless} if unless else None
+        answer = await self._in_time(obstore.get_async(self._store, name, options=options), 0)
+        size_bytes = answer.meta["size"]
+        if size_bytes_max is not None and size_bytes > size_bytes_max:  # its bytes are not sent
+            raise too_large(self.where, name, size_bytes, size_bytes_max)
+        return memoryview(await self._in_time(answer.bytes_async(), size_bytes)), answer.meta["e_tag"] or ""
 
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         self._checked(name)

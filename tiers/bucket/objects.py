@@ -62,6 +62,16 @@ class Objects(ABC):
             raise too_large(self.where, name, len(content), size_bytes_max)
         return content
 
+    async def get_if_changed(
+        self, name: str, e_tag: str, size_bytes_max: int
+    ) -> tuple[memoryview, str] | None:
+        """As `get_within`, with its ETag; None while it is the one with this ETag ("" for none). One small request where the store
+        knows such a thing."""
+        info = await self.head(name)
+        if e_tag and info.e_tag == e_tag:
+            return None
+        return await self.get_within(name, size_bytes_max), info.e_tag
+
     @abstractmethod
     async def get_ranges(self, name: str, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Parts of it, each exactly as long as asked; neighbours are read with one request.

@@ -123,6 +123,7 @@ class Mirroring:
                     random.Random(),
                     time.time,
                     deployment.clock_skew_s,
+                    is_mirror=True,
                 )
                 return objects, node
             except (RegionError, ObjectRefused, CatalogueBusy) as error:

@@ -120,7 +120,7 @@ class Planner:
         """All that a region has announced, to be closed. Raises RegionError, ObjectError."""
         marker = await open_region(objects, self._deployment.deployment, region)
         catalogue = Catalogue.open(directory / region, marker.identity)
-        tail = Tail(objects, catalogue, self._clock, random.Random(), is_member=False)
+        tail = Tail(objects, catalogue, self._clock, random.Random())
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:

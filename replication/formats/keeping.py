@@ -1,0 +1,106 @@
+"""Who keeps a region, and what it tells everybody else.
+
+    keeper/<number, 16 hex>    Term: who took the lease, once for each time it was taken; the highest one counts
+    news                       News: that its holder is alive, replaced every few seconds
+    stuck/<life>               a process cannot go on in a feed, and no snapshot helps it: the keeper writes one
+
+All are sealed. A term has its number inside: what lies under another name is damaged, and is no term.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from replication.constants import KIB, MIB, NUMBERS_MAX
+from replication.errors import Damaged
+from replication.formats.ranges import Count, WriterName
+from replication.formats.sealed import fetch, seal, unseal
+from replication.formats.segment import is_writer
+from tiers.bucket.objects import ObjectInfo, Objects
+
+TERM_BYTES_MAX: Final = 4 * KIB
+NEWS_BYTES_MAX: Final = 1 * MIB
+
+TERMS: Final = "keeper/"
+NEWS: Final = "news"
+STUCK: Final = "stuck/"
+TERM_NAME: Final = re.compile(r"[0-7][0-9a-f]{15}")
+_TERM_MAGIC: Final = b"KVTERM1\n"
+_NEWS_MAGIC: Final = b"KVNEWS1\n"
+_STUCK_MAGIC: Final = b"KVSTUK1\n"
+
+_TermNumber = Annotated[int, Meta(gt=0, le=NUMBERS_MAX)]
+_Host = Annotated[str, Meta(max_length=255)]
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """life: of one process, drawn when it begins. host: for people. is_mirror: it copies from other regions, and knows of them."""
+
+    life: WriterName
+    host: _Host
+    is_mirror: bool
+
+
+class Term(msgspec.Struct, frozen=True, array_like=True):
+    """beat: counts on where the news cannot be written."""
+
+    number: _TermNumber
+    holder: Holder
+    beat: Count = 0
+
+    @property
+    def name(self) -> str:
+        return term_name(self.number)
+
+
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """Of the holder of a term. beat: counts on. kept_s: for how long it has held the lease."""
+
+    term: _TermNumber
+    holder: Holder
+    beat: Count
+    kept_s: Count
+
+
+def term_name(number: int) -> str:
+    return f"{TERMS}{number:016x}"
+
+
+def encode_term(term: Term) -> bytes:
+    return seal(_TERM_MAGIC, term)
+
+
+def encode_news(news: News) -> bytes:
+    return seal(_NEWS_MAGIC, news)
+
+
+def decode_news(content: bytes | memoryview) -> News:
+    """Raises Damaged."""
+    return unseal(_NEWS_MAGIC, content, News, NEWS, NEWS_BYTES_MAX)
+
+
+async def read_term(objects: Objects, info: ObjectInfo) -> Term:
+    """Raises Damaged, ObjectError."""
+    term = await fetch(objects, _TERM_MAGIC, Term, info.name, TERM_BYTES_MAX)
+    if term.name != info.name:
+        raise Damaged(f"{info.name}: says it is {term.name}")
+    return term
+
+
+async def put_stuck(objects: Objects, holder: Holder) -> None:
+    """Raises ObjectError."""
+    await objects.put(STUCK + holder.life, seal(_STUCK_MAGIC, holder))
+
+
+async def stuck(objects: Objects) -> list[str]:
+    """The names of what those who are stuck have put. Raises ObjectError."""
+    return [
+        info.name
+        async for page in objects.list(STUCK)
+        for info in page
+        if is_writer(info.name.removeprefix(STUCK))
+    ]

@@ -1,0 +1,1 @@
+"""The keeper of a region: the one who does its housekeeping, and what it tells everybody else."""

@@ -1,0 +1,225 @@
+"""The keeper: of all processes of a region, the one that does its housekeeping, for as long as it holds the lease.
+
+    keeper/3 ◀─ taken, read back ─▶ news: beat, beat, beat ─▶ dead ─── LEASE_S ───▶ keeper/4 ◀─ somebody else
+                                     │ a higher term is there: it steps down
+
+Whoever would keep looks at the news every few seconds. It takes the next term when there is none, when neither news nor terms have
+changed for LEASE_S of its own clock, or, as a mirror, at once where a daemon keeps: a mirror knows what other regions have.
+
+What must always hold:
+
+* No answer is believed: a term is held by whoever's bytes are read back, a little later, from a store that may know no conditional
+  writes.
+* It is held (`holds`) for LEASE_S / 2 from the beginning of a beat that was stored, with our term in the list behind it and no
+  higher one: who was stopped, asleep or cut off holds nothing when it goes on, before anybody else does. A directory that is
+  away shows no term.
+* Who takes the lease from somebody alive waits until that one has noticed.
+* Every destructive step asks `holds` first. Should two hold all the same: what they do is the same, and done twice does no harm.
+* News that cannot be written cost no lease: then the term itself is replaced at each beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from replication.errors import Damaged, ReplicationError
+from replication.formats.keeping import (
+    NEWS,
+    TERM_NAME,
+    TERMS,
+    Holder,
+    News,
+    Term,
+    encode_news,
+    encode_term,
+    read_term,
+)
+from replication.formats.members import read_members
+from replication.formats.region import Region, require_same
+from replication.keeper.news_reader import LEASE_S, NewsReader
+from replication.problems import Problems
+from replication.waits import passed_s
+from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
+
+LEASE_JITTER_S: Final = 4.0  # a candidate waits for up to so much longer
+HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
+NEWS_INTERVAL_S: Final = 5.0  # between two looks at the news
+BEAT_INTERVAL_S: Final = 15.0
+SETTLE_S: Final = 2.0  # between putting a term and reading it back
+TAKE_TRIES_MAX: Final = 8  # numbers that something else lies under, in one try
+assert BEAT_INTERVAL_S < HELD_S and LEASE_S + LEASE_JITTER_S + SETTLE_S + NEWS_INTERVAL_S < 60
+
+log = logging.getLogger("replication.keeper")
+
+
+class Keeper:
+    """One process that keeps a region, or would. Bound to the loop that it is made in."""
+
+    def __init__(
+        self, objects: Objects, region: Region, chance: random.Random, is_mirror: bool = False
+    ) -> None:
+        self.problems = Problems(objects.where)
+        self.news = NewsReader(objects, self.problems)
+        self._objects = objects
+        self._region = region
+        self._chance = chance = random.Random(chance.random())
+        self.holder = Holder(f"{chance.getrandbits(64):016x}", socket.gethostname()[:255], is_mirror)
+        self._term: Term | None = None  # that we hold, or did until we find that we do not
+        self._taken_s = self._holds_from_s = self._beaten_s = 0.0
+        self._beat = 0
+        self._known: dict[tuple[str, str], Term] = {}  # by name and ETag
+        self._sign: tuple[str, str] | None = None  # the highest term there was, by name and ETag
+        self._sign_s = passed_s()  # when that changed
+        self._jitter_s = self._chance.uniform(0, LEASE_JITTER_S)
+        self._stuck: set[str] = set()  # terms that cannot be deleted
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process keeps the region now."""
+        now_s = passed_s()
+        return self._term is not None and self._holds_from_s <= now_s < self._beaten_s + HELD_S
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Objects of the region. Raises ObjectError; ObjectUnavailable where this process does not keep it (any more)."""
+        if not self.holds:
+            raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
+        await self._objects.delete(names)
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises nothing that the store can cause."""
+        while True:
+            try:
+                pause_s = await (self._look() if self._term is None else self._keep(self._term))
+            except (ObjectError, ReplicationError) as error:
+                log.info("%s: the lease is looked at later: %s", self._objects.where, error)
+                pause_s = NEWS_INTERVAL_S
+            await asyncio.sleep(pause_s * self._chance.uniform(0.9, 1.0))
+
+    # -- while somebody else keeps --
+
+    async def _look(self) -> float:
+        """Take the lease if it is due. Returns the pause until the next step."""
+        now_s = passed_s()  # what is answered was true then, or later
+        await self.news.look()
+        latest = self.news.latest if now_s < self.news.changed_s + LEASE_S else None
+        if latest is not None and not self._may_oust(latest.holder):
+            return NEWS_INTERVAL_S
+        highest = await self._highest()
+        is_still = now_s >= max(self._sign_s, self.news.changed_s) + LEASE_S + self._jitter_s
+        is_ours = highest is not None and highest.holder.life == self.holder.life
+        is_alive = not is_still and not is_ours and (highest is not None or latest is not None)
+        if not is_alive or self._may_oust((highest.holder if highest is not None else None) or self.holder):
+            await self._take(highest, is_alive)
+        return NEWS_INTERVAL_S if self._term is None else 0.0
+
+    def _may_oust(self, holder: Holder) -> bool:
+        return self.holder.is_mirror and not holder.is_mirror
+
+    async def _take(self, highest: Term | None, is_alive: bool) -> None:
+        """The next term, if nobody else does. is_alive: whoever holds the one before."""
+        await require_same(self._objects, self._region)  # a place that is away has no terms
+        first = max(highest.number if highest is not None else 0, self.news.term) + 1
+        for number in range(first, first + TAKE_TRIES_MAX):
+            term = Term(number, self.holder)
+            try:
+                await self._objects.put(term.name, encode_term(term), only_new=True)
+            except ObjectRefused:
+                raise
+            except ObjectError as error:
+                log.info(
+                    "%s: whether the lease is taken shows when it is read: %s", self._objects.where, error
+                )
+            await asyncio.sleep(SETTLE_S)
+            if (there := await self._holder_of(term)) is None:
+                continue  # something else lies there
+            if there == self.holder:
+                self._took(term, is_alive)
+            return
+        raise ObjectRefused(f"{self._objects.where}: {TERMS}: {TAKE_TRIES_MAX} objects that are no terms")
+
+    async def _holder_of(self, term: Term) -> Holder | None:
+        """Of the term of this name as it is; None where there is something else. Raises ObjectError: none is there, say."""
+        info = ObjectInfo(term.name, 0, "", 0.0)
+        try:
+            return (await read_term(self._objects, info)).holder
+        except (Damaged, ObjectRefused):
+            return None
+
+    def _took(self, term: Term, is_alive: bool) -> None:
+        self._term, self._taken_s = term, passed_s()
+        self._holds_from_s = self._taken_s + (HELD_S if is_alive else 0.0)
+        self._beaten_s = -HELD_S
+        log.info("keeping the region", extra={"bucket": self._objects.where, "term": term.number})
+
+    # -- while we keep --
+
+    async def _keep(self, term: Term) -> float:
+        begun_s = passed_s()
+        if begun_s >= self._beaten_s + HELD_S and not await self._is_ours(term):
+            return 0.0  # stopped for too long: it is not for us to write news
+        term = await self._tell(term)
+        if await self._is_ours(term):
+            self._beaten_s = begun_s
+            await self._delete_before(term)
+            return BEAT_INTERVAL_S
+        return 0.0
+
+    async def _tell(self, term: Term) -> Term:
+        """One beat. Returns the term as it is now."""
+        self._beat += 1
+        news = News(term.number, self.holder, self._beat, max(0, int(passed_s() - self._taken_s)))
+        try:
+            await self._objects.put(NEWS, encode_news(news))
+        except (ObjectRefused, ObjectDamaged) as error:
+            self.problems.note(NEWS, f"cannot be written: {error}")
+            self._term = term = replace(term, beat=self._beat)
+            await self._objects.put(term.name, encode_term(term))
+        else:
+            self.problems.over(NEWS)
+            self.news.tell(news)
+        return term
+
+    async def _is_ours(self, term: Term) -> bool:
+        """Whether nobody has taken it; else we hold nothing from now on. Raises ObjectError."""
+        highest = await self._highest()
+        if highest is not None and (highest.number, highest.holder) == (term.number, self.holder):
+            return True
+        log.info("the region is kept by another process", extra={"bucket": self._objects.where})
+        self._term, self._sign_s = None, passed_s()
+        self._jitter_s = self._chance.uniform(0, LEASE_JITTER_S)
+        return False
+
+    async def _delete_before(self, term: Term) -> None:
+        """Terms of others, and ours of before."""
+        over = {known.name for known in self._known.values() if known.number < term.number}
+        for name in sorted(over - self._stuck):
+            try:
+                await self.delete([name])
+            except (ObjectDamaged, ObjectRefused) as error:
+                self._stuck.add(name)
+                self.problems.note(name, f"is over, and cannot be deleted: {error}")
+
+    # -- terms --
+
+    async def _highest(self) -> Term | None:
+        """Of the terms that are there; None without any. Raises ObjectError, also where one cannot be read now."""
+        members = await read_members(self._objects, TERMS, TERM_NAME, self._read, self.problems)
+        if members.unavailable:
+            raise ObjectUnavailable(members.unavailable)
+        self._known = {(info.name, info.e_tag): term for info, term in members.found}
+        info, term = members.found[-1] if members.found else (None, None)
+        sign = (info.name, info.e_tag) if info is not None else None
+        if sign != self._sign:
+            self._sign, self._sign_s = sign, passed_s()
+        return term
+
+    async def _read(self, info: ObjectInfo) -> Term:
+        return self._known.get((info.name, info.e_tag)) or await read_term(self._objects, info)

@@ -1,0 +1,27 @@
+"""Keepers for tests that need one and look at something else."""
+
+from __future__ import annotations
+
+import random
+
+from replication.formats.region import Region, init_region
+from replication.keeper.keeper import Keeper
+from tiers.bucket.objects import Objects
+
+
+class Kept(Keeper):
+    """Of a region that nobody else would keep."""
+
+    @property
+    def holds(self) -> bool:
+        return True
+
+
+def kept(objects: Objects) -> Kept:
+    region = Region(format=1, deployment="acme", region="na", made_s=0.0)
+    return Kept(objects, region, random.Random(0))
+
+
+async def candidate(objects: Objects, chance: random.Random) -> Keeper:
+    """The real one, for `run`; the place is made a region."""
+    return Keeper(objects, await init_region(objects, "acme", "na", lambda: 0.0), chance)
