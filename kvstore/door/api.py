@@ -662,7 +662,7 @@ class Caller:
 
     def _set(self, r: frames.SetSetting) -> frames.Answer:
         if self.attached:
-            raise BadRequest("set: only for a connection without the arena, as that of `kvstore set`")
+            raise BadRequest("set: only for a connection without the arena, as that of `kvstore config set`")
         return frames.StatusReport(self._api.node.settings.change(r.key, r.text))
 
     def _clients(self, r: frames.Clients) -> frames.Answer:

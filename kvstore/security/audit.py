@@ -5,7 +5,7 @@
 
     local socket ─▶ the daemon ───────╮
     gRPC ────────▶ kvstore grpc ──────┼──▶ stderr, beside the log, at whatever level that is
-    kvstore erase, model rm … ────────╯──▶ syslog of the machine where it ran
+    kvstore region erase, … ──────────╯──▶ syslog of the machine where it ran
 
 Each action has one line, from the process that the caller came to: the daemon writes none for a connection of a door, which
 has written its own. A line has names of tenants and models, and no token, key or prompt.

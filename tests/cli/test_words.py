@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.tools.cli import COMMANDS
+from kvstore.daemon.config.config import Config
+from kvstore.daemon.config.config_sources import load
+from kvstore.tools.cli import COMMANDS, main
 from kvstore.units import plural
 from tests.running import ROOT, Daemon, Place, environment, kvstore
 
@@ -22,6 +24,7 @@ def test_help_is_of_a_command() -> None:
     """`kvstore help pin` is `kvstore pin --help`, `kvstore help` the overview; a wrong word has its nearest one."""
     assert kvstore("help", "pin").stdout == kvstore("pin", "--help").stdout != ""
     assert kvstore("help").stdout == kvstore("--help").stdout != ""
+    assert kvstore("help", "config", "set").stdout == kvstore("config", "set", "--help").stdout != ""
     done = kvstore("help", "pni")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "kvstore: unknown command pni: did you mean pin?\n"
@@ -66,7 +69,7 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
     assert completed(script, "clear", "--dry") == ["--dry-run"]
     assert completed(script, "status", "-o", "") == ["table", "json"]
     assert completed(script, "config", "i") == ["init"]
-    assert set(completed(script, "help", "p")) == {"ping", "pin"}
+    assert set(completed(script, "help", "p")) == {"ping", "pin", "prefetch"}
     assert "publish" in completed(script, "model", "")
     assert completed(script, "model", "verify", "--de") == ["--deep"]
 
@@ -133,13 +136,26 @@ def test_a_sample_configuration_is_written_once(tmp_path: Path) -> None:
     file.write_text("mine")
     done = kvstore("config", "init", "-o", "json", KVSTORE_CONFIG=str(file))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"kvstore: config: {file}: is there already, and is not written over\n"
+    assert done.stderr == f"kvstore: config init: {file}: is there already, and is not written over\n"
     assert file.read_text() == "mine"
     done = kvstore("config", "init", "--config", tmp_path / "no" / "such.toml")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
     os.symlink(tmp_path / "elsewhere", tmp_path / "link.toml")
     assert kvstore("config", "init", "--config", tmp_path / "link.toml").returncode == 1
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_sample_of_a_user_works_for_that_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the data directory and the socket are a user's own, the sample leaves both to be found, and says where that is."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr("kvstore.protocol.places._may_write", lambda path: path.startswith(str(tmp_path)))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = tmp_path / "kvstore.toml"
+    assert main(["config", "init", "--config", str(file)]) == 0
+    assert f'\n# data_dir = "{tmp_path}/state/kvstore"\n' in file.read_text()
+    loaded = load(file, environment={})
+    assert loaded.config == Config() and {"data_dir", "socket_path"}.isdisjoint(loaded.given)
 
 
 def test_numbers_agree_with_their_nouns() -> None:

@@ -1,4 +1,4 @@
-"""`kvstore erase`: what a tenant stored is gone from the bucket and from every node, and does not come back."""
+"""`kvstore region erase`: what a tenant stored is gone from the bucket and from every node, and does not come back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until(lambda: status(second)["blocks"] == 16)
     for tenant, hashes in prompts.items():
         assert read(second, space_of(second, tenant), hashes) == 8
-    said = kvstore("erase", "--tenant", "acme", "--regions", file, "-o", "json")
+    said = kvstore("region", "erase", "--tenant", "acme", "--regions", file, "-o", "json")
     assert said.returncode == 0 and json.loads(said.stdout)["regions"] == [
         {"region": "na", "state": "buried"}
     ]
@@ -77,9 +77,9 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
         (("--tenant", "a", "--region", "eu"), "known are na"),
         (("--tenant", "a", "--days", "0"), "allowed are"),
     ):
-        run = kvstore("erase", *words, "--regions", file)
+        run = kvstore("region", "erase", *words, "--regions", file)
         assert run.returncode == 2 and said in run.stderr and len(run.stderr.splitlines()) == 1
-    run = kvstore("erase", "--tenant", "a", "--regions", file)
+    run = kvstore("region", "erase", "--tenant", "a", "--regions", file)
     assert run.returncode == 1 and "kvstore region init" in run.stdout
     assert not list((tmp_path / "na").iterdir())
 
@@ -93,7 +93,16 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     with Client(str(place.socket), timeout_s=5.0) as client:
         hashes, space = chain("prompt", 3), space_of(client, "acme")
         store(client, space, hashes)
-    words: list[str | Path] = ["erase", "--namespace", space.digest.hex(), "--regions", file, "-o", "json"]
+    words: list[str | Path] = [
+        "region",
+        "erase",
+        "--namespace",
+        space.digest.hex(),
+        "--regions",
+        file,
+        "-o",
+        "json",
+    ]
     done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", place.socket)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["prefix"] == hashes[2].hex()

@@ -100,9 +100,9 @@ def contents(file: Path, region: str) -> dict[str, bytes]:
     return asyncio.run(all_of_it())
 
 
-def told(file: Path, verb: str = "status") -> tuple[int, dict[str, Any]]:
+def told(file: Path, *now: str) -> tuple[int, dict[str, Any]]:
     """What `kvstore region` says of the mirror from na to eu, and its exit code."""
-    done = kvstore("region", verb, "eu", "--regions", file, "-o", "json")
+    done = kvstore("region", "status", "eu", *now, "--regions", file, "-o", "json")
     assert done.stdout, done.stderr
     [pair] = json.loads(done.stdout)["mirrors"]
     assert (pair["source"], pair["region"]) == ("na", "eu")
@@ -130,8 +130,8 @@ def test_a_prompt_of_one_region_is_read_in_the_other_one(
     assert daemon.stop() == 0
     shutil.rmtree(place.path)
     until(lambda: contents(regions, "eu") == contents(regions, "na") != {})
-    until(lambda: told(regions)[0] == 0 and told(regions, "lag")[1]["segments_behind"] == 0, 60.0)
-    code, pair = told(regions, "lag")
+    until(lambda: told(regions)[0] == 0 and told(regions, "--now")[1]["segments_behind"] == 0, 60.0)
+    code, pair = told(regions, "--now")
     assert (code, pair["pending"], pair["failed"], pair["state"]) == (0, 0, 0, "ok")
     assert pair["copied_packs"] == len(contents(regions, "na")) and pair["in_time_share"] == 1.0
     begun_s = time.monotonic()

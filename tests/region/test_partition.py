@@ -93,7 +93,7 @@ class Truth:
 
 
 def converged(file: Path) -> bool:
-    code, pair = told(file, "lag")
+    code, pair = told(file, "--now")
     return (code, pair["segments_behind"], pair["pending"]) == (0, 0, 0)
 
 

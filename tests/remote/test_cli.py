@@ -15,8 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.tools.cli import COMMANDS, main, parser_of
-from kvstore.tools.cli.commands.model import OF_NODES
+from kvstore.tools.cli import COMMANDS, main, module_of, parser_of
 from kvstore.v1 import cache_pb2, models_pb2, nodes_pb2, regions_pb2, reports_pb2, types_pb2
 from tests.remote.servicer import Servicer, serving
 from tests.remote.test_calls import failing
@@ -79,8 +78,8 @@ Captured = pytest.CaptureFixture[str]
 namespaces = ["ab" * 16]
 ASKED: list[tuple[str, str, Any, Any, str]] = [
     ("retention", "CacheService/ListRules", cache_pb2.ListRulesResponse, {"pins": []}, ""),
-    ("get log", "NodeService/ListSettings", nodes_pb2.ListSettingsResponse, {"settings": []}, "name: log"),
-    ("set log.level debug", "NodeService/ChangeSetting", nodes_pb2.ChangeSettingResponse, SETTING, "key: log.level value: debug"),
+    ("config get log", "NodeService/ListSettings", nodes_pb2.ListSettingsResponse, {"settings": []}, "name: log"),
+    ("config set log.level debug", "NodeService/ChangeSetting", nodes_pb2.ChangeSettingResponse, SETTING, "key: log.level value: debug"),
     ("clear --all --yes", "CacheService/Erase", cache_pb2.EraseResponse, {"dry_run": False, "used_blocks": 0, "rows_left": 0}, "everything: True"),
     ("report --since 1h", "ReportService/GetReport", reports_pb2.GetReportResponse, {"by": {"tier": []}}, "since"),
     ("top", "ReportService/WatchFigures", reports_pb2.WatchFiguresResponse, {"now_s": 1}, "interval"),
@@ -89,7 +88,7 @@ ASKED: list[tuple[str, str, Any, Any, str]] = [
     ("model ls --local", "ModelService/ListModels", models_pb2.ListModelsResponse, {"revisions": []}, "local: True"),
     ("model show m", "ModelService/GetModel", models_pb2.GetModelResponse, MODEL, "model: m"),
     ("region status", "RegionService/GetRegions", regions_pb2.GetRegionsResponse, {"deployment": "d", "mirrors": [PAIR]}, ""),
-    ("region lag eu", "RegionService/GetRegions", regions_pb2.GetRegionsResponse, {"deployment": "d", "mirrors": [PAIR]}, "region: eu live: True"),
+    ("region status eu --now", "RegionService/GetRegions", regions_pb2.GetRegionsResponse, {"deployment": "d", "mirrors": [PAIR]}, "region: eu live: True"),
     ("region ls", "RegionService/ListRegions", regions_pb2.ListRegionsResponse, {"deployment": "d", "regions": [{"region": "eu", "url": "u", "state": "ready"}]}, ""),
     ("report --by minute", "ReportService/GetReport", reports_pb2.GetReportResponse, {"by": {}}, "by_minute: True"),
     ("warm eu --dry-run", "RegionService/PlanWarming", regions_pb2.PlanWarmingResponse, PLAN, "region: eu"),
@@ -129,7 +128,7 @@ WORKS: list[tuple[str, str, Any, Any, str, str]] = [
      {"model": "m", "revision": "r", "bytes": 1, "by_source": {"disk": 1024}, "seconds": 0.1}, "model: m", "m@r is in DRAM: 1 KiB"),
     ("region verify eu --deep --sample 1%", "RegionService/VerifyRegion", regions_pb2.VerifyRegionResponse, VERIFIED, "region: eu deep: True share: 0.01", "sound"),
     ("warm eu --model a* --budget 1MiB --for 1h --wait 0", "RegionService/WarmRegion", regions_pb2.WarmRegionResponse, {**PLAN, "state": "not taken"}, "models: a* budget_bytes: 1048576 in_force { seconds: 3600", "no daemon of the region"),
-    ("erase --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
+    ("region erase --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
      {"tombstone": "t", "prefix": "", "watched_until_s": 1, "regions": [{"region": "eu", "state": "buried"}]}, "tenant: acme", "eu      buried"),
 ]  # fmt: skip
 
@@ -214,11 +213,11 @@ def test_wrong_words_are_refused(capsys: Captured, monkeypatch: pytest.MonkeyPat
             "model publish: --by does not go with --node",
         ),
         (["model", "ls", *node, "--region", "eu"], "--region does not go with --node"),
-        (["erase", *node, "--tenant", "a", "--regions", "f"], "--regions does not go with --node"),
-        (["warm", *node, "--prefix", "abcd"], "--prefix does not go with --node"),
+        (["region", "erase", *node, "--tenant", "a", "--regions", "f"], "--regions does not go with --node"),
+        (["prefetch", *node, "abcd"], "unrecognized arguments: --node"),
         (["warm", "eu", *node, "--budget", "lots"], "--budget lots"),
         (["explain", *node, "--engines"], "--engines does not go with --node"),
-        (["region", "init", "eu", *node], "region init: --node does not go with it"),
+        (["region", "init", "eu", *node], "region init: unrecognized arguments: --node"),
         (["status", "--node-ca", "ca"], "--node-ca needs --node HOST:PORT"),
         (["status", "--node", "here"], "here: allowed is HOST:PORT"),
         (["status", *node, "--node-ca", "/none"], "/none: No such file"),
@@ -244,14 +243,19 @@ def test_files_come_from_the_environment(
 
 def test_which_commands_have_it() -> None:
     """--node is where another node can do it, and nowhere else."""
-    here = {"serve", "web", "grpc", "mirror", "arena", "doctor", "config", "clients", "slow", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
+    here = {"serve", "web", "grpc", "mirror", "arena", "doctor", "clients", "slow", "prefetch", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
     has = {
         command
         for command in COMMANDS
         if any("--node" in action.option_strings for action in parser_of(command)._actions)
     }
-    assert has == set(COMMANDS) - here - {"model"}
-    assert set(OF_NODES) == {"ls", "show", "verify", "publish", "preload", "rm", "gc", "pin", "unpin", "evict", "load", "unload"}  # fmt: skip
+    of_verbs = {
+        "model": {"ls", "show", "verify", "publish", "preload", "rm", "gc", "pin", "unpin", "evict", "load", "unload"},
+        "region": {"ls", "status", "verify", "erase"},
+        "config": {"get", "set"},
+    }  # fmt: skip
+    assert has == set(COMMANDS) - here - of_verbs.keys()
+    assert {command: set(module_of(command).VERBS.of_nodes) for command in of_verbs} == of_verbs
 
 
 def test_control_c_cancels(far: Far) -> None:

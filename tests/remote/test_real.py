@@ -84,8 +84,8 @@ def steady(document: Any) -> Any:
 
 
 READ = [
-    "retention", "get", "get log.level", "fsck", "report", "report --by minute", f"explain --prefix {HASHES[2].hex()}",
-    "pin ffffffff", "get no.such", "set no.such 1", f"clear --prefix {HASHES[3].hex()} --dry-run", "explain --prefix eeeeeeee",
+    "retention", "config get", "config get log.level", "fsck", "report", "report --by minute", f"explain --prefix {HASHES[2].hex()}",
+    "pin ffffffff", "config get no.such", "config set no.such 1", f"clear --prefix {HASHES[3].hex()} --dry-run", "explain --prefix eeeeeeee",
     "ttl 1h --namespace eeeeeeee", "clear --namespace eeeeeeee --yes", "explain --tokens 1,2,3 --model nobody",
 ]  # fmt: skip
 # What is done before, here and there, so that both find the same.
@@ -97,7 +97,7 @@ CHANGED = {
     "ttl never --tenant acme": "ttl 1h --tenant acme",
     f"quota --namespace {DIGEST} --dram 1MiB": f"quota --namespace {DIGEST} --dram none",
     f"quota --namespace {DIGEST} --dram none": f"quota --namespace {DIGEST} --dram 1MiB",
-    "set log.level warning": "set log.level info",
+    "config set log.level warning": "config set log.level info",
 }
 
 
@@ -130,7 +130,7 @@ def test_status_ping_and_top(
     assert code == 0 and status["daemon"]["pid"] == served.daemon.process.pid
     code, ping = said(["ping", "--node", served.target], capsys)
     assert (code, ping["node"], ping["pid"]) == (0, served.target, served.daemon.process.pid)
-    for words in (["status"], ["ping"], ["retention"], ["top", "--once"], ["report"], ["get"]):
+    for words in (["status"], ["ping"], ["retention"], ["top", "--once"], ["report"], ["config", "get"]):
         assert main([*words, "--node", served.target]) == 0, words
         assert capsys.readouterr().out.count("\n") >= 1
     assert main(["status", "--node", "127.0.0.1:1", "--node-token-file", "/none"]) == 1

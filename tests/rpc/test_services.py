@@ -191,7 +191,7 @@ def test_regions(world: World, admin: Reflecting) -> None:
     """Regions are listed and verified, warming is planned, ordered and taken back, and a tenant is erased: as the commands do."""
     assert document(admin.call("RegionService/ListRegions")) == asked(world, "region", "ls")
     assert document(admin.call("RegionService/GetRegions", region="na", live=True)) == asked(
-        world, "region", "lag", "na"
+        world, "region", "status", "na", "--now"
     )
     assert done(admin, admin.call("RegionService/VerifyRegion", region="na", deep=True, share=0.5))["ok"]
     lacking = ended(admin, admin.call("RegionService/VerifyRegion", region="nowhere"))
@@ -214,7 +214,9 @@ def test_the_node(world: World, admin: Reflecting) -> None:
     status = asked(world, "status")
     assert (node["instance"], node["region"]) == (status["daemon"]["instance"], "na")
     assert document(node).keys() == status.keys()
-    assert document(admin.call("NodeService/ListSettings", name="log")) == asked(world, "get", "log")
+    assert document(admin.call("NodeService/ListSettings", name="log")) == asked(
+        world, "config", "get", "log"
+    )
     changed = document(admin.call("NodeService/ChangeSetting", key="log.level", value="debug"))
     assert (changed["before"], changed["value"]) == ("info", "debug")
     code, reason, _ = admin.refused("NodeService/ChangeSetting", key="log.level", value="-o")

@@ -197,7 +197,7 @@ def test_no_key_and_no_token_is_shown_anywhere(
     bundle = tmp_path / "bundle.tar.gz"
     for words in (
         ["config", "show", *place.arguments, *arguments(files)],
-        ["get", f"--socket={place.socket}"],
+        ["config", "get", f"--socket={place.socket}"],
         ["doctor", f"--bundle={bundle}", f"--socket={place.socket}"],
         ["status", f"--socket={place.socket}", "-o", "json"],
     ):

@@ -128,7 +128,7 @@ def test_a_share_of_the_others_has_traces_of_its_own(
     daemon = serve(place, *place.arguments, *settings(collector))
     with Client(daemon.socket, 10, label="engine") as client:
         assert prompt(client, chain("before", 3), 1, "") == 0
-        done = kvstore("set", "traces.sample", "1", "--socket", daemon.socket)
+        done = kvstore("config", "set", "traces.sample", "1", "--socket", daemon.socket)
         assert done.returncode == 0, done.stderr
         assert prompt(client, chain("not", 3), 2, f"00-{TRACE}-{PARENT}-00") == 0
         assert prompt(client, chain("it", 3), 3, "") == 0

@@ -98,7 +98,7 @@ def load(
 
 def parse_one(key: str, text: str) -> Any:
     """The value of one known key, written as in `--set`. Raises ConfigError."""
-    return value_of(_validated({key: Given(text, "set", "kvstore set")}, [], alone=True), key)
+    return value_of(_validated({key: Given(text, "set", "kvstore config set")}, [], alone=True), key)
 
 
 def chosen_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, bool]:

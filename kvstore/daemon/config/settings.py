@@ -2,7 +2,7 @@
 
     default ◀ file ◀ environment ◀ flags ─▶ in force ◀─ kvstore set: until a restart, or SIGHUP
                                               │
-                    what `kvstore get` tells ◀╯
+                    what `kvstore config get` tells ◀╯
 
 What is set by hand is written nowhere: the layers say what a daemon starts with, and reading them again (SIGHUP) puts back
 what they say. So a setting that is tried out is gone after the next deployment, and never a surprise a year later.
@@ -33,7 +33,7 @@ from kvstore.units import format_bytes
 log = logging.getLogger("kvstore.daemon.settings")
 
 DEFAULT: Final = Given(None, "default", "default")
-BY_HAND: Final = "kvstore set"
+BY_HAND: Final = "kvstore config set"
 
 
 class Settings:
@@ -48,7 +48,7 @@ class Settings:
         self.refusal = ""  # why they changed nothing then
 
     def told(self, name: str) -> list[dict[str, Any]]:
-        """What `kvstore get` tells of one key, of a section, or ("") of all. Raises BadRequest."""
+        """What `kvstore config get` tells of one key, of a section, or ("") of all. Raises BadRequest."""
         known = list(keys())
         chosen = [key for key in known if not name or key == name or key.startswith(f"{name}.")]
         if not chosen:
@@ -65,14 +65,14 @@ class Settings:
         ]
 
     def change(self, key: str, text: str) -> dict[str, Any]:
-        """Another value from now on; what `kvstore set` tells of it. Raises BadRequest, with nothing changed."""
+        """Another value from now on; what `kvstore config set` tells of it. Raises BadRequest, with nothing changed."""
         if key not in keys():
             raise BadRequest(f"unknown key {key}: {nearest(key, list(keys()))}")
         (before,) = self.told(key)
         if key not in CHANGEABLE:
             raise BadRequest(
                 f"{key}: another value needs a restart: write it to {self._place()} "
-                "(kvstore get lists what may change while serving)"
+                "(kvstore config get lists what may change while serving)"
             )
         if self.parts is None:
             raise BadRequest("the daemon is starting")

@@ -4,7 +4,7 @@
             │
             └─▶ COMMANDS["status"] ─▶ import kvstore.tools.cli.commands.status ─▶ add_arguments(parser), run(args)
 
-Adding a command is one line in COMMANDS and one module with two functions:
+Adding a command is one line in HEADINGS and one module with two functions:
 
     def add_arguments(parser: argparse.ArgumentParser) -> None
     def run(args: argparse.Namespace) -> int          # the exit code
@@ -35,41 +35,53 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE = 0, 1, 2, 3, 4
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-COMMANDS = {
-    "serve": "run the daemon",
-    "ping": "whether a daemon answers, who it is, and how fast",
-    "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
-    "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
-    "clients": "who is connected to a running daemon, what each does; hang up on one",
-    "slow": "the last requests that took long, whose they were and why",
-    "web": "serve metrics, health and a live page of a running daemon",
-    "grpc": "serve the gRPC API of a running daemon, for other services",
-    "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
-    "explain": "where a prompt would hit, block by block, and why not",
-    "retention": "what is pinned, what expires, and who may hold how much",
-    "pin": "keep a prefix from being evicted",
-    "unpin": "let a pinned prefix be evicted again",
-    "ttl": "drop blocks so long after they were stored: of a prefix, a namespace, a tenant",
-    "quota": "how many bytes a namespace or a tenant may hold in each tier",
-    "clear": "drop what this node's tiers hold of a prefix, a namespace, a tenant, or everything",
-    "region": "the regions of a deployment: making their buckets ready, how far their mirrors are, whether all is there",
-    "mirror": "copy into this region what the rules say, from all others",
-    "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
-    "model": "models in a region's bucket: what is published there",
-    "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
-    "arena": "which arenas lie in memory, and giving one back",
-    "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
-    "fsck": "prove that the books balance; verify and repair stored records",
-    "config": "show or check the configuration, with where each value comes from; write a sample",
-    "get": "the settings that a running daemon works with, and where they come from",
-    "set": "give a setting of a running daemon another value, until it restarts",
-    "record": "write down the requests that engines ask for, for replay: lengths and what they share, no names",
-    "replay": "what each eviction policy would have hit on recorded traffic",
-    "bench": "what this machine does with our tiers, beside its limits",
-    "completion": "print what a shell needs to complete these commands and their options",
-    "version": "versions of kvstore and of what it runs on",
-    "help": "this overview, or the options of one command",
+# By heading, in the order in which they are shown.
+HEADINGS = {
+    "run": {
+        "serve": "run the daemon",
+        "mirror": "copy into this region what the rules say, from all others",
+        "web": "serve metrics, health and a live page of a running daemon",
+        "grpc": "serve the gRPC API of a running daemon, for other services",
+    },
+    "look": {
+        "ping": "whether a daemon answers, who it is, and how fast",
+        "status": "what a running daemon holds: tiers, sessions, namespaces, hits",
+        "top": "what a running daemon does, live: rates, hits, tiers, latencies, who asks",
+        "clients": "who is connected to a running daemon, what each does; hang up on one",
+        "slow": "the last requests that took long, whose they were and why",
+        "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
+        "explain": "where a prompt would hit, block by block, and why not",
+        "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
+        "fsck": "prove that the books balance; verify and repair stored records",
+    },
+    "keep and drop": {
+        "retention": "what is pinned, what expires, and who may hold how much",
+        "pin": "keep a prefix from being evicted",
+        "unpin": "let a pinned prefix be evicted again",
+        "ttl": "drop blocks so long after they were stored: of a prefix, a namespace, a tenant",
+        "quota": "how many bytes a namespace or a tenant may hold in each tier",
+        "prefetch": "load a prefix into the DRAM of this node, from its NVMe or the region's bucket",
+        "clear": "drop what this node's tiers hold of a prefix, a namespace, a tenant, or everything",
+        "arena": "which arenas lie in memory, and giving one back",
+    },
+    "regions": {
+        "region": "regions and their buckets: made ready, how far mirrors are, whether all is there; erasing in all of them",
+        "warm": "copy into a region what it lacks, and preload its daemons with what is most valuable",
+    },
+    "models": {"model": "models in a region's bucket and on this node: published, preloaded, loaded"},
+    "settings": {
+        "config": "the settings in force and those of a file: get, set, diff, show, check, init; the systemd unit",
+        "completion": "print what a shell needs to complete these commands and their options",
+        "version": "versions of kvstore and of what it runs on",
+        "help": "this overview, or the options of one command",
+    },
+    "try": {
+        "record": "write down the requests that engines ask for, for replay: lengths and what they share, no names",
+        "replay": "what each eviction policy would have hit on recorded traffic",
+        "bench": "what this machine does with our tiers, beside its limits",
+    },
 }
+COMMANDS = {name: summary for commands in HEADINGS.values() for name, summary in commands.items()}
 
 
 class CliError(Exception):
@@ -187,10 +199,10 @@ def _run(words: list[str]) -> int:
         code = int(module.run(args))
         outcome = f"exit code {code}" if code else "ok"
     finally:
-        if command in ("erase", "warm", "region", "model"):
+        if command in ("warm", "region", "model"):
             from kvstore.tools.cli import auditing
 
-            auditing.note(command, args, words[1:], outcome)
+            auditing.note(args, words[1:], outcome)
     return code
 
 
@@ -246,29 +258,35 @@ def _no_command(words: list[str]) -> int:
         print(f"kvstore {__version__}")
         return OK
     if not first:
-        raise CliError(f"no command: known are {', '.join(COMMANDS)} (see kvstore --help)", exit_code=USAGE)
+        raise CliError("no command (kvstore --help lists them)", exit_code=USAGE)
     raise unknown_command(first)
 
 
 def unknown_command(word: str) -> CliError:
     """It is no command, nor an option that stands in place of one."""
+    if word.startswith("-"):
+        return CliError(
+            f"unknown option {word}: options stand behind a command (kvstore --help lists them)",
+            exit_code=USAGE,
+        )
     close = difflib.get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(COMMANDS)}"
-    return CliError(
-        f"unknown {'option' if word.startswith('-') else 'command'} {word}: {hint}", exit_code=USAGE
-    )
+    hint = f"did you mean {close[0]}?" if close else "kvstore --help lists what there is"
+    return CliError(f"unknown command {word}: {hint}", exit_code=USAGE)
 
 
 def overview() -> str:
-    """All commands, a line each."""
+    """All commands, a line each, under their headings."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    lines = [
+        line
+        for heading, commands in HEADINGS.items()
+        for line in ("", f"{heading}:", *(f"  {name:<{width}}  {text}" for name, text in commands.items()))
+    ]
     return "\n".join(
         [
             "usage: kvstore COMMAND [options]     (kvstore COMMAND --help lists the options)",
             "",
             "A KV-cache daemon for inference engines, and the tools to look after it.",
-            "",
             *lines,
             "",
             "exit codes: 0 ok, 1 failed, 2 wrong usage or configuration, 3 not found, 4 no daemon answers",

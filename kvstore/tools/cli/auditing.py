@@ -14,11 +14,11 @@ from kvstore.security import audit
 from kvstore.security.principals import Access
 from kvstore.tools.cli import child
 
-# By command and, where it has some, action or verb.
+# By command and, where it has some, verb.
 _AUDITED: dict[str, Access] = {
-    "erase": "admin",
     "warm": "admin",
     "region init": "admin",
+    "region erase": "admin",
     "region reseal": "admin",
     "model publish": "publisher",
     "model rm": "publisher",
@@ -26,11 +26,13 @@ _AUDITED: dict[str, Access] = {
 }
 
 
-def note(command: str, args: argparse.Namespace, words: Sequence[str], outcome: str) -> None:
+_ELSEWHERE = ("node", "dry_run", "ls")  # noted there, or nothing was done
+
+
+def note(args: argparse.Namespace, words: Sequence[str], outcome: str) -> None:
     """After a command. Of a child its parent has noted it already."""
-    of_command = getattr(args, "action", None) or getattr(args, "verb", None)
-    name = f"{command} {of_command}" if of_command else command
-    if name not in _AUDITED or child.is_one or getattr(args, "node", None) or getattr(args, "prefix", None):
+    name: str = args.called
+    if name not in _AUDITED or child.is_one or any(getattr(args, word, None) for word in _ELSEWHERE):
         return
     audit.to_syslog()
     audit.note("cli", f"uid {os.getuid()}", _AUDITED[name], name, " ".join(words), outcome)

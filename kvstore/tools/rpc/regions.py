@@ -52,7 +52,7 @@ def _erase(request: pb.EraseRegionsRequest) -> list[str]:
     if not re.fullmatch("([0-9a-fA-F]{4,128})?", request.prefix):
         raise BadRequest("prefix: allowed are 4 to 128 hex digits, a block hash or its beginning")
     return [
-        "erase",
+        *("region", "erase"),
         *given("--namespace", *request.namespaces),
         *given("--tenant", *words_of("tenant", [request.tenant])),
         *given("--prefix", request.prefix),
@@ -64,7 +64,7 @@ def _erase(request: pb.EraseRegionsRequest) -> list[str]:
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["RegionService"]
 WORDS: Final[Mapping[str, Words]] = {
     "ListRegions": lambda _: ["region", "ls"],
-    "GetRegions": lambda r: ["region", "lag" if r.live else "status", *words_of("region", [r.region])],
+    "GetRegions": lambda r: ["region", "status", *words_of("region", [r.region]), *given("--now", r.live)],
     "PlanWarming": lambda r: [*_warming(r.warming), "--dry-run"],
     "WarmRegion": lambda r: [*_warming(r.warming), *given("--wait", span(r, "wait", 0.0, DAY_S))],
     "CancelWarming": lambda r: [*_warming(r.warming), "--cancel"],

@@ -10,7 +10,7 @@ On a terminal it says how much that is, and asks; elsewhere --yes is required. W
 What is in use stays if it is not given back within seconds.
 
 Only this node is cleared. Nothing is deleted from the region's bucket: what is durable there is fetched again when it
-is asked for. To have it erased everywhere: kvstore erase.
+is asked for. To have it erased everywhere: kvstore region erase.
 
 Exit code 0 when all but pinned blocks left, 1 when something was in use or you said no, 2 for bad names, 3 when nothing
 here has that name, 4 when no daemon answers.

@@ -29,16 +29,11 @@ file of regions, or any store: --to URL. docs/models.md says what is done, and w
 from __future__ import annotations
 
 import argparse
-import importlib
-from types import ModuleType
-from typing import Any
 
-from kvstore.tools.cli import Parser
-from kvstore.tools.cli.options import add_node_arguments, is_of_node
+from kvstore.tools.cli.options import is_of_node
+from kvstore.tools.cli.verbs import Verbs
 
-# Each is in the module kvstore.tools.cli.model_<verb>, or in one of TOGETHER, which is imported when it is used and has two functions:
-#     add_verb_arguments(parser)      run_verb(args), which returns the exit code
-VERBS = {
+SUMMARIES = {
     "publish": "put a model into the bucket: a directory, or one in a cache of Hugging Face",
     "env": "restore the compile caches of an engine, and print what it needs in its environment",
     "ls": "which models and revisions there are",
@@ -57,56 +52,35 @@ VERBS = {
     "plan": "how long until a model serves on new nodes, stage by stage, on paper",
     "volume": "JuiceFS volumes: format, mount, warmup, status, sync",
 }
-TOGETHER = {"path": "disk", "pin": "disk", "unpin": "disk", "evict": "disk", "load": "dram", "unload": "dram"}
-
-# Those that another node does as well, and what goes not with that (kvstore/tools/cli/commands/model_node.py).
-OF_NODES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ls", "show", "verify", "rm", "gc", "pin", "unpin", "evict", "load", "unload"), ()),
-    "publish": ("by", "below", "with_cache", "tp", "pp", "path"),
-    "preload": ("child",),
-}
-
-
-class VerbParser(Parser):
-    """Of one verb, whose module is imported when its words are read."""
-
-    _is_filled = False
-
-    def fill(self) -> None:
-        """Have all of its arguments. Idempotent."""
-        if not self._is_filled:
-            self._is_filled = True
-            verb = self.prog.rpartition(" ")[2]
-            module = module_of_verb(verb)
-            self.description = module.__doc__
-            module.add_verb_arguments(self)
-            if verb in OF_NODES:
-                self.set_defaults(called=f"model {verb}")
-                add_node_arguments(self, "region", "to", "endpoint", *OF_NODES[verb])
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; but what it does not know is refused here, where its options are known."""
-        self.fill()
-        found, left = super().parse_known_args(args, namespace)
-        self.refuse(left)
-        return found, left
+_NOT_OF_NODES = ("region", "to", "endpoint")
+VERBS = Verbs(
+    "model",
+    SUMMARIES,
+    together={
+        "path": "disk",
+        "pin": "disk",
+        "unpin": "disk",
+        "evict": "disk",
+        "load": "dram",
+        "unload": "dram",
+    },
+    of_nodes={
+        **dict.fromkeys(
+            ("ls", "show", "verify", "rm", "gc", "pin", "unpin", "evict", "load", "unload"), _NOT_OF_NODES
+        ),
+        "publish": (*_NOT_OF_NODES, "by", "below", "with_cache", "tp", "pp", "path"),
+        "preload": (*_NOT_OF_NODES, "child"),
+    },
+)  # what they are of a node: kvstore/tools/cli/commands/model_node.py
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for verb, summary in VERBS.items():
-        verbs.add_parser(
-            verb, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
+    VERBS.add_to(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.verb in OF_NODES and is_of_node(args):
+    if args.verb in VERBS.of_nodes and is_of_node(args):
         from kvstore.tools.cli.commands.model_node import run_of_node
 
         return run_of_node(args)
-    return int(module_of_verb(args.verb).run_verb(args))
-
-
-def module_of_verb(verb: str) -> ModuleType:
-    return importlib.import_module(f"kvstore.tools.cli.commands.model_{TOGETHER.get(verb, verb)}")
+    return VERBS.run(args)

@@ -1,4 +1,13 @@
-"""`kvstore region verify NAME`: whether a region's bucket has what was announced, and nothing else; what is wrong, and its repair."""
+"""Whether a region's bucket has what was announced, and nothing else; what is wrong, and its repair.
+
+  kvstore region verify NAME                 by listings
+  kvstore region verify NAME --deep          read every byte of its packs, too
+  kvstore region verify NAME --repair        announce what is sound and unknown, delete what is damaged
+  kvstore region verify NAME --against OTHER what should be copied from there, and is not
+
+Exit code 0 when nothing was found, or all of it was repaired, 1 when not or when the bucket refuses, 2 for wrong words, 4 when a bucket
+does not answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
 from kvstore.tools.cli.buckets import asked, place_of
-from kvstore.tools.cli.options import size
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
+from kvstore.tools.cli.options import is_of_node, size
 from kvstore.tools.cli.output import Progress, later, present, progress_bars
 from kvstore.units import count, format_bytes, plural, printable
 
@@ -36,34 +46,36 @@ class Asked(NamedTuple):
     against: str
 
 
-def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("verify")
-    group.add_argument("--deep", action="store_true", help="read packs, too, and compare every checksum")
-    group.add_argument(
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--deep", action="store_true", help="read packs, too, and compare every checksum")
+    parser.add_argument(
         "--sample", default="", metavar="SHARE", help="of the packs, with --deep, such as 1%% (default: all)"
     )
-    group.add_argument(
+    parser.add_argument(
         "--bytes-per-s", default="", metavar="SIZE", help="read no faster, with --deep, such as 50MiB"
     )
-    group.add_argument(
+    parser.add_argument(
         "--repair",
         action="store_true",
         help="announce what is sound and unknown, delete what is damaged; with --against, copy models that are not here",
     )
-    group.add_argument(
+    parser.add_argument(
         "--against", default="", metavar="NAME", help="a region: what should be copied from it, and is not"
     )
+    add_region_arguments(parser)
 
 
-def is_given(args: argparse.Namespace) -> str:
-    """The first option of `verify` that is given; "" without any."""
-    for name in ("deep", "sample", "bytes_per_s", "repair", "against"):
-        if getattr(args, name):
-            return "--" + name.replace("_", "-")
-    return ""
+def run_verb(args: argparse.Namespace) -> int:
+    """Verify a region, say what was found; the exit code. Raises CliError."""
+    if is_of_node(args):
+        from kvstore.tools.cli.nodes import run_there
+
+        wanted = _fields(args)
+        return run_there(args, args.called, lambda node: node.verify_region(args.region, **wanted), _show)
+    return _verify(args, load_deployment(args))
 
 
-def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
+def _asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
     """Raises CliError."""
     from replication.mirror.verify import Deep
 
@@ -79,7 +91,7 @@ def asked_for(args: argparse.Namespace, deployment: Deployment) -> Asked:
     return Asked(args.region, deep, args.repair, args.against)
 
 
-def fields(args: argparse.Namespace) -> dict[str, Any]:
+def _fields(args: argparse.Namespace) -> dict[str, Any]:
     """The same for another node, which knows its regions itself. Raises CliError."""
     share = _share(args.sample) if args.sample else 0.0
     return {
@@ -108,14 +120,14 @@ def _share(text: str) -> float:
     return share
 
 
-def verify(args: argparse.Namespace, deployment: Deployment) -> int:
+def _verify(args: argparse.Namespace, deployment: Deployment) -> int:
     """Verify a region, say what was found; the exit code. Raises CliError."""
-    wanted = asked_for(args, deployment)
+    wanted = _asked_for(args, deployment)
     found = _Found()
     with tempfile.TemporaryDirectory(prefix="kvstore-verify-") as directory, progress_bars() as bars:
         facts = asked(lambda: _verified(deployment, wanted, Path(directory), found, later(bars)))
     facts |= {"repaired": found.repaired, "counts": dict(found.counts), "ok": not found.open}
-    present(args, {**facts, "findings": [finding._asdict() for finding in found.told]}, show)
+    present(args, {**facts, "findings": [finding._asdict() for finding in found.told]}, _show)
     return FAILED if found.open else OK
 
 
@@ -140,7 +152,7 @@ class _Found:
 async def _verified(
     deployment: Deployment, wanted: Asked, directory: Path, found: _Found, progress: Progress
 ) -> dict[str, Any]:
-    home = await _followed(deployment, wanted.region, directory, found.add, wanted.repairs)
+    home = await followed(deployment, wanted.region, directory, found.add, wanted.repairs)
     try:
         report = await home.audit(wanted.repairs, found.add, progress)
         facts: dict[str, Any] = {
@@ -169,7 +181,7 @@ async def _verified(
         if wanted.repairs:
             facts["snapshot"] = await home.end_repair()
         if wanted.against:
-            source = await _followed(deployment, wanted.against, directory, lambda finding: None)
+            source = await followed(deployment, wanted.against, directory, lambda finding: None)
             try:
                 facts["against"] = wanted.against
                 rules = deployment.copy_rules()
@@ -182,7 +194,7 @@ async def _verified(
         home.close()
 
 
-async def _followed(
+async def followed(
     deployment: Deployment, name: str, directory: Path, told: Callable[[Finding], None], repairs: bool = False
 ) -> Outside:
     """A region, all of which was read; to be closed."""
@@ -205,7 +217,7 @@ async def _followed(
     return outside
 
 
-def show(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any]) -> None:
     print(
         f"{facts['bucket']}: {plural(facts['packs'], 'pack')} ({format_bytes(facts['bytes'])}) there,"
         f" {count(facts['announced_packs'])} announced"

@@ -1,5 +1,4 @@
-"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons. Or warm
-one daemon: load prefixes that you name into its DRAM.
+"""Warm a region: copy what is missing there, and preload its most valuable prefixes into the tiers of its daemons.
 
   kvstore warm eu --regions regions.toml                  everything that is durable, into DRAM, as far as there is room
   kvstore warm eu --dry-run                               only say what it would take, and bring
@@ -8,7 +7,6 @@ one daemon: load prefixes that you name into its DRAM.
   kvstore warm eu --weights qwen3-8b                      a published model, NAME or NAME@REVISION: copied to the region if it lacks
                                                           there, and onto the disks of daemons that preload models
   kvstore warm eu --cancel                                take the order back that was given with these words
-  kvstore warm --prefix 6f66b1302f                        this node: a prefix, from its NVMe or the region's bucket into DRAM
 
 The order lies in the region's bucket, and so does its progress: nothing else has to be reached from here. Daemons take it
 within a quarter of a minute, and so do those that start while it is in force. Mirrors of the region copy first what it names.
@@ -16,12 +14,9 @@ Ordering the same again is looking at it. Control-C leaves it running.
 
 Serving goes first, and nothing that a daemon holds leaves for it: what finds no free room in the tier is not loaded.
 
-With --prefix, once for each one or several, no region is named and no bucket is asked for an order: the daemon of this node loads them
-with all that comes before, shows how far it is, and stops at Control-C. What is used less may leave DRAM for it.
-
-Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had (with
---prefix: or found no room); 2 for wrong words, 3 when nothing has such a name or there is no such order to cancel, 4 when a bucket,
-or with --prefix the daemon, does not answer.
+Exit code 0 when all daemons are done, or have no room for more; 1 when none took it, one stopped, or something could not be had; 2 for
+wrong words, 3 when nothing has such a name or there is no such order to cancel, 4 when a bucket does not answer. Prefixes that you name, into
+this node: kvstore prefetch.
 """
 
 from __future__ import annotations
@@ -58,17 +53,7 @@ NAME_CHARS_MAX = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("region", nargs="?", metavar="REGION", help="a region of the file")
-    parser.add_argument(
-        "--prefix",
-        action="append",
-        default=[],
-        metavar="HASH",
-        help="beginning of the hash of a prefix's last block: load it on this node; may be given several times",
-    )
-    parser.add_argument(
-        "--namespace", default="", metavar="DIGEST", help="with --prefix: beginning of the namespace's digest"
-    )
+    parser.add_argument("region", metavar="REGION", help="a region of the file")
     for name in ("model", "tenant"):
         parser.add_argument(
             f"--{name}",
@@ -99,20 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--cancel", action="store_true", help="take the order back")
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser, "prefix", "namespace")
+    add_node_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if is_of_node(args):
         return _of_node(args)
     args.to = args.to or ("nvme" if args.weights else "dram")
-    if args.prefix:
-        from kvstore.tools.cli.commands.warm_prefix import run_prefixes
-
-        return run_prefixes(args)
-    if args.region is None or args.namespace:
-        what = "--namespace goes with --prefix" if args.namespace else "give a REGION, or --prefix HASH"
-        raise CliError(f"warm: {what} (see kvstore warm --help)", exit_code=USAGE)
     clock = time.time
     made_s = clock()
     order = _order(args, made_s)
@@ -142,8 +120,6 @@ def _of_node(args: argparse.Namespace) -> int:
     from kvstore.tools.cli.commands.warm_plan import Plan
     from kvstore.tools.cli.nodes import node_of, run_there
 
-    if args.region is None:
-        raise CliError("warm: with --node: a REGION", exit_code=USAGE)
     wait_s = None if args.wait is None else duration("warm: --wait", args.wait, 0.0, WAIT_S_MAX)
     warming = {
         "region": args.region,

@@ -1,6 +1,14 @@
-"""`kvstore warm --prefix`: one daemon loads prefixes that somebody names, and says how far it is.
+"""Load prefixes that you name into the DRAM of this node, from its NVMe or the region's bucket.
 
-beginning of a hash ─▶ the daemon finds it ─▶ asked every few milliseconds until all is over ─▶ a row for each prefix
+  kvstore prefetch 6f66b1302f                     a prefix, by the hash of its last block, or a beginning of it
+  kvstore prefetch 6f66b1302f 09ab --namespace 3fa2     several, in one namespace
+  kvstore prefetch 6f66b1302f -o json             for programs; docs/cli.md lists the fields
+
+The daemon loads each with all that comes before it, and this shows how far it is. Engines go first; what is used less may leave DRAM for
+it. Control-C stops it, and what is loaded stays. A whole region: kvstore warm.
+
+Exit code 0 when all are there, 1 when something was in no tier, found no room or could not be read, 2 for wrong words, 3 when nothing
+has a prefix like that, 4 when no daemon answers.
 """
 
 from __future__ import annotations
@@ -11,7 +19,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import WARM_PAUSE_S
-from kvstore.tools.cli import FAILED, INTERRUPTED, OK, USAGE, CliError
+from kvstore.tools.cli import FAILED, INTERRUPTED, OK
+from kvstore.tools.cli.options import add_config_arguments
 from kvstore.tools.cli.output import (
     HASH_DIGITS_SHOWN,
     Figure,
@@ -31,48 +40,37 @@ if TYPE_CHECKING:
 Told = dict[str, Any]
 
 
-def run_prefixes(args: argparse.Namespace) -> int:
-    namespace = _checked(args)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prefixes",
+        nargs="+",
+        metavar="PREFIX",
+        help="hash of the last block of a prefix, in hex, or a unique beginning of it",
+    )
+    parser.add_argument(
+        "--namespace", default="", metavar="DIGEST", help="beginning of the namespace's digest (default: all)"
+    )
+    add_config_arguments(parser, "table", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    for text in args.prefixes:
+        require_beginning("prefetch", text)
+    namespace = namespace_of("prefetch", args)
     rows: list[Told] = []
     try:
         with progress_bars(of_bytes=True) as show:
-            ask(args, "warm", lambda client: _warm_all(client, args.prefix, namespace, later(show), rows))
+            ask(args, "prefetch", lambda client: _load(client, args.prefixes, namespace, later(show), rows))
     except KeyboardInterrupt:
-        print("kvstore: warm: stopped; what is loaded stays", file=sys.stderr)
+        print("kvstore: prefetch: stopped; what is loaded stays", file=sys.stderr)
         return INTERRUPTED
-    present(args, {"to": args.to, "prefixes": rows}, lambda _: _print(rows))
+    present(args, {"to": "dram", "prefixes": rows}, lambda _: _print(rows))
     return OK if all(row["state"] == "done" for row in rows) else FAILED
 
 
-def _checked(args: argparse.Namespace) -> str:
-    """The beginning of a digest. Raises CliError for words that do not go together."""
-    of_orders = {
-        "a REGION": args.region is not None,
-        "--model": args.model,
-        "--tenant": args.tenant,
-        "--budget": args.budget,
-        "--dry-run": args.dry_run,
-        "--cancel": args.cancel,
-        "--weights": args.weights,
-        "--to nvme": args.to != "dram",
-        "--for": args.life is not None,
-        "--wait": args.wait is not None,
-        "--regions": args.regions is not None,
-    }
-    for name, is_given in of_orders.items():
-        if is_given:
-            raise CliError(
-                f"warm: --prefix is loaded into the DRAM of this node: {name} does not go with it",
-                exit_code=USAGE,
-            )
-    for text in args.prefix:
-        require_beginning("warm", text)
-    return namespace_of("warm", args)
-
-
-def _warm_all(client: Client, prefixes: list[str], namespace: str, show: Progress, rows: list[Told]) -> None:
+def _load(client: Client, prefixes: list[str], namespace: str, show: Progress, rows: list[Told]) -> None:
     """All are found before the first one is loaded."""
-    found = [find_prefix(client, "warm", text, namespace) for text in prefixes]
+    found = [find_prefix(client, "prefetch", text, namespace) for text in prefixes]
     for block_hash in dict.fromkeys(found):
         while not (told := client.warm_prefix(block_hash, namespace))["is_over"]:
             loaded = told["loaded_bytes"]

@@ -1,11 +1,11 @@
 """Give a setting of a running daemon another value, at once.
 
-  kvstore set log.level debug
-  kvstore set nvme.write_bytes_per_day 2TiB
-  kvstore set log.level debug -o json        for programs
+  kvstore config set log.level debug
+  kvstore config set nvme.write_bytes_per_day 2TiB
+  kvstore config set log.level debug -o json        for programs
 
 Until the daemon restarts, or reads its configuration again (SIGHUP): nothing is written anywhere, and where to write it to
-keep it is told. `kvstore get` lists which settings may change while serving. A value is written as in `--set`.
+keep it is told. `kvstore config get` lists which settings may change while serving. A value is written as in `--set`.
 Exit code 0, 2 for a key or value that is not allowed or needs a restart (nothing has changed), 4 when no daemon answers.
 """
 
@@ -16,30 +16,29 @@ from typing import Any
 
 from kvstore.protocol.frames import SETTING_CHARS_MAX
 from kvstore.tools.cli import USAGE, CliError
-from kvstore.tools.cli.commands.get import as_written
-from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
+from kvstore.tools.cli.commands.config import as_written
+from kvstore.tools.cli.options import add_config_arguments
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask
 from kvstore.units import printable
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY", help="as kvstore get lists them")
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="as kvstore config get lists them")
     parser.add_argument("value", metavar="VALUE", help="as in --set")
     add_config_arguments(parser, "text", "json")
-    add_node_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_verb(args: argparse.Namespace) -> int:
     for what, text, most in (
         ("KEY", args.key, SETTING_CHARS_MAX // 8),
         ("VALUE", args.value, SETTING_CHARS_MAX),
     ):
         if len(text) > most:
             raise CliError(
-                f"set: {what}: {len(text)} characters, at most {most} are allowed", exit_code=USAGE
+                f"{args.called}: {what}: {len(text)} characters, at most {most} are allowed", exit_code=USAGE
             )
-    changed = ask(args, "set", lambda client: client.change_setting(args.key, args.value))
+    changed = ask(args, args.called, lambda client: client.change_setting(args.key, args.value))
     return present(args, changed, _print)
 
 

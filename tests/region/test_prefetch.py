@@ -1,4 +1,4 @@
-"""kvstore warm --prefix: from the region's bucket, where this node's tiers have nothing left."""
+"""kvstore prefetch: from the region's bucket, where this node's tiers have nothing left."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_prefix_comes_from_the_bucket(tmp_path: Path, serve: Callable[..., Dae
     assert kvstore("clear", "--all", "--yes", "--socket", place.socket).returncode == 0
     with Client(str(place.socket), timeout_s=5.0, attach=False) as client:
         assert not any(client.residency(space_of(client, ""), hashes))
-    done = kvstore("warm", "--prefix", hashes[-1].hex(), "-o", "json", "--socket", place.socket)
+    done = kvstore("prefetch", hashes[-1].hex(), "-o", "json", "--socket", place.socket)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(done.stdout)["prefixes"]
     assert (row["state"], row["loaded"], row["loaded_bytes"]) == ("done", BLOCKS, BLOCKS * RECORD_BYTES)
     with Client(str(place.socket), timeout_s=5.0, attach=False) as client:
         assert all(where & IN_DRAM for where in client.residency(space_of(client, ""), hashes))
-    done = kvstore("warm", "--prefix", "ab" * 32, "--socket", place.socket)
+    done = kvstore("prefetch", "ab" * 32, "--socket", place.socket)
     assert (
         done.returncode == 3 and "neither a tier of this node nor the region's bucket has it" in done.stderr
     )

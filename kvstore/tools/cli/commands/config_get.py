@@ -1,9 +1,9 @@
 """The settings that a running daemon works with, where each comes from, and which may change while it serves.
 
-  kvstore get                     all of them
-  kvstore get log                 those of a section
-  kvstore get log.level           one
-  kvstore get -o json             for programs
+  kvstore config get                   all of them
+  kvstore config get log               those of a section
+  kvstore config get log.level         one
+  kvstore config get -o json           for programs
 
 `kvstore config show` tells what a daemon would start with; this asks the one that runs.
 Exit code 0, 2 for a key that there is not, 4 when no daemon answers.
@@ -14,21 +14,21 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
+from kvstore.tools.cli.commands.config import as_written
+from kvstore.tools.cli.options import add_config_arguments
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import ask
 
 WHEN = {True: "at once", False: "restart"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", default="", metavar="KEY", help="a key, or a section of them")
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    settings: list[dict[str, Any]] = ask(args, "get", lambda client: client.settings(args.key))
+def run_verb(args: argparse.Namespace) -> int:
+    settings: list[dict[str, Any]] = ask(args, args.called, lambda client: client.settings(args.key))
     return present(args, {"settings": settings}, _print)
 
 
@@ -36,12 +36,3 @@ def _print(document: dict[str, Any]) -> None:
     settings = document["settings"]
     rows = [(s["key"], as_written(s["key"], s["value"]), WHEN[s["changeable"]], s["where"]) for s in settings]
     print_table("settings in force", ["key", "value", "changes", "from"], rows, ("from",))
-
-
-def as_written(key: str, value: Any) -> str:
-    """A value as it would stand in the file."""
-    from kvstore.daemon.config.config_sources import written
-    from kvstore.units import exact_bytes
-
-    is_size = type(value) is int and "bytes" in key.rpartition(".")[2].split("_")
-    return written(exact_bytes(value) if is_size else value)

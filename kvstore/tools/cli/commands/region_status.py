@@ -1,23 +1,31 @@
-"""`kvstore region status` and `lag`: how far mirrors are, by what they have written into the buckets of their regions."""
+"""What the mirrors of a region, or of all, have copied, what is left, and how far they are behind.
+
+  kvstore region status [NAME]         by what they have written into the buckets of their regions
+  kvstore region status [NAME] --now   how far they are behind by the feeds of their sources as they are now, too
+  kvstore region status -o json        for programs; docs/cli.md lists the fields
+
+Exit code 0 when all is well, 1 when a mirror has stopped, could not copy something, or is more than 15 minutes behind, 2 for a wrong
+file or name, 4 when a bucket does not answer.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import asdict
-
-from kvstore.daemon.config.regions_file import Deployment
 from kvstore.tools.cli import FAILED, OK
-from kvstore.tools.cli.buckets import code_of, opened
-from kvstore.tools.cli.output import Figure, print_json, print_table
+from kvstore.tools.cli.buckets import code_of, opened, place_of
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
+from kvstore.tools.cli.options import is_of_node
+from kvstore.tools.cli.output import Figure, present, print_table
 from kvstore.units import NOTHING, format_bytes, format_duration
-from replication.errors import ReplicationError
-from replication.formats.mirror_state import MirrorState, judged, read_mirrors, segments_behind
-from replication.formats.rules import sources_for
-from tiers.errors import TierError
-from tiers.together import together
+
+if TYPE_CHECKING:
+    from kvstore.daemon.config.regions_file import Deployment
+    from replication.formats.mirror_state import MirrorState
 
 
 class Pair(NamedTuple):
@@ -27,24 +35,37 @@ class Pair(NamedTuple):
     code: int
 
 
-def show_mirrors(
-    deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float], output: str
-) -> int:
-    """Print the mirrors into these regions; the exit code. is_live: ask the sources how far their feeds are now."""
-    pairs = asyncio.run(_pairs(deployment, regions, is_live, clock))
-    document = {"deployment": deployment.deployment, "mirrors": [pair.facts for pair in pairs]}
-    if output == "json":
-        print_json(document)
-    else:
-        show(document, is_live)
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--now", action="store_true", help="ask the sources how far their feeds are")
+    add_region_arguments(parser, "?")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    if is_of_node(args):
+        return _of_node(args)
+    deployment = load_deployment(args)
+    if args.region:
+        place_of(deployment, args.region, args.called)
+    regions = [args.region] if args.region else list(deployment.regions)
+    pairs = asyncio.run(_pairs(deployment, regions, args.now, time.time))
+    present(args, {"deployment": deployment.deployment, "mirrors": [pair.facts for pair in pairs]}, _show)
     return max((pair.code for pair in pairs), default=OK)
 
 
-def show(document: dict[str, Any], is_live: bool = False) -> None:
-    columns, mirrors = _LAG if is_live else _STATUS, document["mirrors"]
-    rows = [[of(facts) for of in columns.values()] for facts in mirrors]
-    drop = ("bytes", "copied", "heartbeat", "max", "p99", "within 15 min", "models left", "lost")
-    print_table(f"mirrors of {document['deployment']}", list(columns), rows, drop)
+def _of_node(args: argparse.Namespace) -> int:
+    """Of the regions that another node knows."""
+    from kvstore.tools.cli.nodes import node_of
+
+    with node_of(args, args.called) as node:
+        document = node.get_regions(args.region, args.now)
+    present(args, document, _show)
+    return OK if all(pair["state"] == "ok" for pair in document["mirrors"]) else FAILED
+
+
+def _show(document: dict[str, Any]) -> None:
+    mirrors = document["mirrors"]
+    rows = [[of(facts) for of in _COLUMNS.values()] for facts in mirrors]
+    print_table(f"mirrors of {document['deployment']}", list(_COLUMNS), rows, _DROP)
     for facts in mirrors:
         for failure in facts.get("failures", ()):
             print(
@@ -55,12 +76,20 @@ def show(document: dict[str, Any], is_live: bool = False) -> None:
 async def _pairs(
     deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float]
 ) -> list[Pair]:
+    from tiers.together import together
+
     found = await together(_into(deployment, region, is_live, clock) for region in regions)
     return [pair for pairs in found for pair in pairs]
 
 
 async def _into(deployment: Deployment, region: str, is_live: bool, clock: Callable[[], float]) -> list[Pair]:
     """All mirrors into a region: those of its rules, and others that there were."""
+    from replication.errors import ReplicationError
+    from replication.formats.mirror_state import read_mirrors
+    from replication.formats.rules import sources_for
+    from tiers.errors import TierError
+    from tiers.together import together
+
     sources = sources_for(deployment.copy_rules(), region, deployment.regions)
     try:
         states = await read_mirrors(await opened(deployment, region), sources)
@@ -72,6 +101,10 @@ async def _into(deployment: Deployment, region: str, is_live: bool, clock: Calla
 
 
 async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live: bool, now_s: float) -> Pair:
+    from replication.errors import ReplicationError
+    from replication.formats.mirror_state import judged, segments_behind
+    from tiers.errors import TierError
+
     behind = state.behind(state.read)
     word: str = judged(state, now_s)
     code = OK if word == "ok" else FAILED
@@ -86,6 +119,8 @@ async def _pair(deployment: Deployment, region: str, state: MirrorState, is_live
 
 
 def _facts(state: MirrorState, region: str, word: str, behind: int, now_s: float) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
     return {
         "source": state.source,
         "region": region,
@@ -128,26 +163,22 @@ def _share(facts: dict[str, Any]) -> object:
     return Figure(NOTHING if share is None else f"{100 * share:.4g} %")
 
 
-_PAIR: dict[str, Show] = {
+_COLUMNS: dict[str, Show] = {
     "from": _plain("source"),
     "to": _plain("region"),
     "state": _plain("state"),
     "segments behind": _plain("segments_behind"),
     "oldest age": _duration("oldest_age_s"),
     "models left": lambda facts: Figure(format_bytes(facts.get("model_left_bytes", 0))),
-}
-_STATUS: dict[str, Show] = _PAIR | {
     "pending": _plain("pending"),
     "failed": _plain("failed"),
     "lost": _plain("lost"),
     "copied": _plain("copied_packs"),
     "bytes": lambda facts: Figure(format_bytes(facts.get("copied_bytes", 0))),
-    "within 15 min": _share,
-    "heartbeat": _duration("heartbeat_age_s"),
-}
-_LAG: dict[str, Show] = _PAIR | {
     "lag p50": _duration("lag_p50_s"),
     "p99": _duration("lag_p99_s"),
     "max": _duration("lag_max_s"),
     "within 15 min": _share,
+    "heartbeat": _duration("heartbeat_age_s"),
 }
+_DROP = ("bytes", "copied", "max", "lag p50", "heartbeat", "p99", "within 15 min", "models left", "lost")

@@ -1,4 +1,4 @@
-"""kvstore warm --prefix: a prefix that somebody names is in DRAM before it is asked for."""
+"""kvstore prefetch: a prefix that somebody names is in DRAM before it is asked for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LAST = HASHES[-1].hex()
 BIG_BLOCKS = 200  # more than the 16 MiB of DRAM hold
 
 
-def warm(place: Place, *words: str, code: int = 0) -> dict[str, Any]:
-    done = kvstore("warm", *words, "-o", "json", "--socket", place.socket)
+def prefetch(place: Place, *words: str, code: int = 0) -> dict[str, Any]:
+    done = kvstore("prefetch", *words, "-o", "json", "--socket", place.socket)
     assert done.returncode == code, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -49,7 +49,7 @@ def on_nvme_only(place: Place, serve: Serve) -> None:
 def test_a_prefix_is_in_dram_before_it_is_asked_for(place: Place, serve: Serve) -> None:
     """By the beginning of the hash of its last block, with all before it; warm again, it was there already."""
     on_nvme_only(place, serve)
-    told = warm(place, "--prefix", LAST[:8])
+    told = prefetch(place, LAST[:8])
     (row,) = told["prefixes"]
     count = len(HASHES)
     assert row == {
@@ -68,10 +68,10 @@ def test_a_prefix_is_in_dram_before_it_is_asked_for(place: Place, serve: Serve) 
         into = [bytearray(RECORD_BYTES) for _ in HASHES]
         assert client.get(namespace(client), HASHES, into) == count
         assert [bytes(got) for got in into] == records()
-    (row,) = warm(place, "--prefix", LAST, "--namespace", "6e6e")["prefixes"]
+    (row,) = prefetch(place, LAST, "--namespace", "6e6e")["prefixes"]
     assert (row["held"], row["loaded"], row["state"]) == (count, 0, "done")
     assert kvstore("fsck", "--socket", place.socket).returncode == 0
-    code, shown = on_terminal(80, "warm", "--prefix", LAST[:12], "--socket", place.socket)
+    code, shown = on_terminal(80, "prefetch", LAST[:12], "--socket", place.socket)
     assert code == 0 and "into DRAM" in shown and "done" in shown
 
 
@@ -89,7 +89,7 @@ def test_a_prefix_that_dram_cannot_hold_says_so(place: Place, serve: Serve) -> N
         until_demoted(client, BIG_BLOCKS)
         held = [n for n, where in enumerate(client.residency(space, hashes)) if where & IN_DRAM]
         with client.acquire(space, [hashes[n] for n in held[: len(held) // 2]]):
-            (row,) = warm(place, "--prefix", hashes[-1].hex(), code=1)["prefixes"]
+            (row,) = prefetch(place, hashes[-1].hex(), code=1)["prefixes"]
     assert row["state"] == "no room" and row["refused"] > 0 and row["is_over"]
     assert row["held"] + row["loaded"] + row["refused"] + row["failed"] == row["blocks"] == BIG_BLOCKS
     assert kvstore("fsck", "--socket", place.socket).returncode == 0
@@ -101,33 +101,28 @@ def test_what_is_gone_is_told(place: Place, serve: Serve) -> None:
     with Client(place.socket, timeout_s=10) as client:
         space = namespace(client)
         client.put(space, HASHES[1:3], HASHES[0], records(2))
-    (row,) = warm(place, "--prefix", HASHES[2].hex(), code=1)["prefixes"]
+    (row,) = prefetch(place, HASHES[2].hex(), code=1)["prefixes"]
     assert (row["state"], row["gone"], row["blocks"]) == ("gone", 3, 3)
-    done = kvstore("warm", "--prefix", "ff" * 32, "--socket", place.socket)
+    done = kvstore("prefetch", "ff" * 32, "--socket", place.socket)
     assert (
         done.returncode == 3 and "neither a tier of this node nor the region's bucket has it" in done.stderr
     )
-    done = kvstore("warm", "--prefix", "ffff", "--socket", place.socket)
+    done = kvstore("prefetch", "ffff", "--socket", place.socket)
     assert done.returncode == 3 and "no prefix that is known here begins so" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "warm: give a REGION, or --prefix HASH"),
-        (["eu", "--prefix", "ffff"], "a REGION does not go with it"),
-        (["--prefix", "ffff", "--to", "nvme"], "--to nvme does not go with it"),
-        (["--prefix", "ffff", "--for", "1d"], "--for does not go with it"),
-        (["--prefix", "ffff", "--wait", "0"], "--wait does not go with it"),
-        (["--prefix", "ffff", "--regions", "f"], "--regions does not go with it"),
-        (["--prefix", "ffff", "--tenant", "x"], "--tenant does not go with it"),
-        (["--prefix", "xyz\x1b[2J"], "not a block hash in hex"),
-        (["eu", "--namespace", "ab"], "--namespace goes with --prefix"),
+        ([], "prefetch: the following arguments are required: PREFIX"),
+        (["ffff", "--to", "nvme"], "unrecognized arguments: --to nvme"),
+        (["ffff", "xyz\x1b[2J"], "not a block hash in hex"),
+        (["ffff", "--namespace", "nobody"], "not a digest in hex"),
     ],
 )
-def test_words_that_do_not_go_together(words: list[str], says: str) -> None:
+def test_wrong_words(words: list[str], says: str) -> None:
     """One line, exit code 2, before anybody is asked."""
-    done = kvstore("warm", *words, "--socket", "/nowhere/s")
+    done = kvstore("prefetch", *words, "--socket", "/nowhere/s")
     assert (done.returncode, done.stdout) == (2, "") and says in done.stderr
     assert done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
 

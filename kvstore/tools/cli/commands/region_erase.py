@@ -1,9 +1,9 @@
 """Erase what is stored of a tenant, a namespace or a prefix, in the buckets of all regions and on all their nodes.
 
-  kvstore erase --tenant acme                        everything of a tenant
-  kvstore erase --namespace 3fa2…                    everything of a namespace (its whole digest: kvstore status -o json)
-  kvstore erase --prefix 5f0c…e1 --namespace 3fa2…   a prefix that ends with this block, and all that goes on behind it
-  kvstore erase --tenant acme --region eu            in one region only
+  kvstore region erase --tenant acme                        everything of a tenant
+  kvstore region erase --namespace 3fa2…                    everything of a namespace (its whole digest: kvstore status -o json)
+  kvstore region erase --prefix 5f0c…e1 --namespace 3fa2…   a prefix that ends with this block, and all that goes on behind it
+  kvstore region erase --tenant acme --region eu            in one region only
 
 A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
 from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again erases again, and prolongs it. A
@@ -26,7 +26,7 @@ from kvstore.constants import DAY_S
 from kvstore.tools.cli import OK, USAGE, CliError
 from kvstore.tools.cli.buckets import code_of, opened, place_of
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
-from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
+from kvstore.tools.cli.options import add_config_arguments, is_of_node
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import whole_or_found
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DAYS_MAX = 3650
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", default="", metavar="NAME", help="everything of this tenant")
     parser.add_argument(
         "--namespace",
@@ -60,16 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
-    add_node_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_verb(args: argparse.Namespace) -> int:
     if is_of_node(args):
         return _of_node(args)
     tombstone = _tombstone(args)
     deployment = load_deployment(args)
     for name in args.region:
-        place_of(deployment, name, "erase: --region")
+        place_of(deployment, name, f"{args.called}: --region")
     regions = args.region or list(deployment.regions)
     states = asyncio.run(_bury(deployment, regions, tombstone))
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
@@ -90,7 +89,7 @@ def _of_node(args: argparse.Namespace) -> int:
     from kvstore.tools.cli.nodes import run_there
 
     what = (args.prefix, args.namespace, args.tenant, args.region, math.ceil(args.days))
-    return run_there(args, "erase", lambda node: node.erase_regions(*what), _show)
+    return run_there(args, args.called, lambda node: node.erase_regions(*what), _show)
 
 
 def _tombstone(args: argparse.Namespace) -> Tombstone:
@@ -99,18 +98,19 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
     for digest in args.namespace:
         if not re.fullmatch(r"[0-9a-f]{32}", digest):
             raise CliError(
-                f"erase: --namespace {digest}: a whole digest is required, 32 hex digits", exit_code=USAGE
+                f"{args.called}: --namespace {digest}: a whole digest is required, 32 hex digits",
+                exit_code=USAGE,
             )
     if not args.tenant and not args.namespace:
-        raise CliError("erase: --tenant or --namespace is required", exit_code=USAGE)
+        raise CliError(f"{args.called}: --tenant or --namespace is required", exit_code=USAGE)
     if not 0 < args.days <= DAYS_MAX:
         raise CliError(
-            f"erase: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
+            f"{args.called}: --days {args.days:g}: allowed are more than 0, up to {DAYS_MAX}", exit_code=USAGE
         )
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
-        block_hash=whole_or_found(args, "erase", args.prefix) if args.prefix else b"",
+        block_hash=whole_or_found(args, args.called, args.prefix) if args.prefix else b"",
         watched_until_s=int(time.time() + args.days * DAY_S),
         serial=time.time_ns() // 1_000_000,
     )

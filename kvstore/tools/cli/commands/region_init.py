@@ -1,0 +1,53 @@
+"""Make the bucket of a region ready, once; says so again if it is.
+
+  kvstore region init NAME
+  kvstore region init NAME --create    make the bucket itself, too (S3, with boto3), and have the store abort what uploads left
+
+Exit code 1 when the bucket belongs to others or refuses, 2 for a wrong file or name, 4 when it does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from kvstore.tools.cli import CliError
+from kvstore.tools.cli.buckets import asked
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment, region_place
+from kvstore.tools.cli.output import present
+
+if TYPE_CHECKING:
+    from kvstore.daemon.config.regions_file import Place
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--create", action="store_true", help="make the bucket, too (S3)")
+    add_region_arguments(parser)
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    from replication.formats.region import init_region
+
+    deployment, place = load_deployment(args), region_place(args, args.region, args.called)
+    did = _created(place) if args.create else {}
+    made = asked(lambda: init_region(place.open(), deployment.deployment, args.region, time.time))
+    facts = {"deployment": made.deployment, "region": made.region, "url": place.url, "made_s": made.made_s}
+    return present(args, {**facts, **did}, _show)
+
+
+def _show(facts: dict[str, object]) -> None:
+    print(f"{facts['url']} is region {facts['region']} of deployment {facts['deployment']}")
+    if "bucket_made" in facts:
+        print("its bucket was made" if facts["bucket_made"] else "its bucket was there")
+
+
+def _created(place: Place) -> dict[str, object]:
+    """The bucket is there, and what uploads leave goes by itself. Raises CliError."""
+    from coldstart.fleet.bucket_admin import Bucket, BucketError
+
+    try:
+        bucket = Bucket(place.url, place.options())
+        return {"bucket_made": bucket.create(), "rule_made": bucket.abort_leftovers()}
+    except BucketError as error:
+        raise CliError(f"region init: --create: {error}") from error

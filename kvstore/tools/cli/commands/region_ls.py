@@ -1,0 +1,61 @@
+"""All regions of the file, and whether each bucket is ready.
+
+  kvstore region ls [-o json]
+
+Exit code 0 when all are ready, 1 when one is not, 2 for a wrong file, 4 when a bucket does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kvstore.tools.cli import FAILED, OK
+from kvstore.tools.cli.buckets import asked, opened
+from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
+from kvstore.tools.cli.options import add_config_arguments, is_of_node
+from kvstore.tools.cli.output import present, print_table
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    add_regions_argument(parser)
+    add_config_arguments(parser, "table", "json")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    if is_of_node(args):
+        from kvstore.tools.cli.nodes import node_of
+
+        with node_of(args, args.called) as node:
+            document = node.list_regions()
+    else:
+        document = _found(args)
+    present(args, document, _show)
+    return OK if {row["state"] for row in document["regions"]} == {"ready"} else FAILED
+
+
+def _found(args: argparse.Namespace) -> dict[str, Any]:
+    from replication.errors import ReplicationError
+    from tiers.errors import TierError
+    from tiers.together import together
+
+    deployment = load_deployment(args)
+
+    async def state(name: str) -> str:
+        try:
+            await opened(deployment, name)
+        except (ReplicationError, TierError) as error:
+            return str(error)
+        return "ready"
+
+    async def states() -> list[str]:
+        return await together(map(state, deployment.regions))
+
+    found = dict(zip(deployment.regions, asked(states), strict=True))
+    rows = [{"region": name, "url": deployment.regions[name].url, "state": found[name]} for name in found]
+    return {"deployment": deployment.deployment, "regions": rows}
+
+
+def _show(document: dict[str, Any]) -> None:
+    rows = document["regions"]
+    print_table(f"regions of {document['deployment']}", list(rows[0]), [list(row.values()) for row in rows])
