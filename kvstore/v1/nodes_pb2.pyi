@@ -138,7 +138,7 @@ class ListSettingsResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore get -o json` prints (docs/cli.md)."""
+    """What `kvstore config get -o json` prints (docs/cli.md)."""
     def __init__(
         self,
         *,
@@ -180,7 +180,7 @@ class ChangeSettingResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore set -o json` prints (docs/cli.md)."""
+    """What `kvstore config set -o json` prints (docs/cli.md)."""
     def __init__(
         self,
         *,

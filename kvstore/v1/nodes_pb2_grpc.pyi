@@ -33,8 +33,8 @@ class NodeServiceStub:
     `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
     look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
     node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
-    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
-    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    are. `model plan` and `replay` compute, and need no node. `prefetch` is CacheService.Prefetch. `config show`,
+    `check`, `diff`, `init` and `unit` are about files; ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     @_typing.overload
@@ -72,8 +72,8 @@ class NodeServiceAsyncStub(NodeServiceStub):
     `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
     look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
     node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
-    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
-    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    are. `model plan` and `replay` compute, and need no node. `prefetch` is CacheService.Prefetch. `config show`,
+    `check`, `diff`, `init` and `unit` are about files; ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -107,8 +107,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     `arena`, `fsck --offline`, `region verify --repair` and `region init` are for who is at the machine or sets a deployment up: they
     look at it with one's own rights, or change it where a mistake cannot be taken back. `record` writes down what users ask for, at the
     node. `model path`, `env`, `start` and `volume` prepare an engine's own process and mounts; PreloadModel says where the files
-    are. `model plan` and `replay` compute, and need no node. `warm --prefix` is CacheService.Prefetch. `config` is about files;
-    ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
+    are. `model plan` and `replay` compute, and need no node. `prefetch` is CacheService.Prefetch. `config show`,
+    `check`, `diff`, `init` and `unit` are about files; ListSettings tells what is in force. `ping` is health v1, `version` GetNode; `completion` and `help` are for shells.
     """
 
     @_abc_1.abstractmethod

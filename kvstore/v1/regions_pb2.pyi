@@ -85,7 +85,7 @@ class GetRegionsResponse(_message.Message):
 
     DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
     document_json: _builtins.str
-    """What `kvstore region status -o json` prints, or with `live` `kvstore region lag -o json` (docs/cli.md)."""
+    """What `kvstore region status -o json` prints, or with `live` `kvstore region status --now -o json` (docs/cli.md)."""
     def __init__(
         self,
         *,

@@ -1,4 +1,4 @@
-"""kvstore get and set: what is in force, where it comes from, and changing it while serving."""
+"""kvstore config get, set and diff: what is in force, where it comes from, and changing it while serving."""
 
 from __future__ import annotations
 

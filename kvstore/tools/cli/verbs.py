@@ -26,12 +26,8 @@ class Verbs(NamedTuple):
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """What `add_arguments` of the command does."""
-        parsers = parser.add_subparsers(
-            dest="verb",
-            metavar="VERB",
-            required=True,
-            parser_class=type("_", (_VerbParser,), {"verbs": self}),
-        )
+        of_ours: type[_VerbParser] = type("_", (_VerbParser,), {"verbs": self})
+        parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=of_ours)
         for verb, summary in self.summaries.items():
             parsers.add_parser(
                 verb, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
