@@ -33,7 +33,12 @@ PROBLEM_LASTS_S: Final = (
 )
 
 ORDERS_MAX: Final = 64  # in force at a time; of more, the latest
-NODE_INTERVAL_S: Final = 600.0  # between two reports of one daemon
+NODE_INTERVAL_S: Final = 600.0  # between two reports of one daemon …
+NODE_LOOK_S: Final = 60.0  # … or so soon where it has other problems than it told
+NODE_SILENT_S: Final = (
+    2.5 * NODE_INTERVAL_S
+)  # of which nothing is heard for so long has stopped, or cannot write
+NODE_PROBLEMS_MAX: Final = 16  # told of one daemon
 NODE_ROWS_MAX: Final = 256  # models and tenants reported, those most asked for
 
 AUDIT_REQUESTS_MAX: Final = 16  # under way at a time

@@ -66,7 +66,7 @@ LINES_MAX = {
     "kvstore/security": 900,
     "kvstore/tools": 160,
     "kvstore/tools/bench": 1230,
-    "kvstore/tools/cli": 9100,
+    "kvstore/tools/cli": 9350,
     "kvstore/tools/doctor": 1800,
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1230,

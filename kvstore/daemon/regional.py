@@ -22,6 +22,7 @@ from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
 from replication.erasure.erased import Erased
+from replication.formats.nodes import Condition
 from replication.formats.tombstones import Tombstone
 from replication.problems import Problem
 from replication.region.read_through import ReadThrough
@@ -105,9 +106,10 @@ def join_regions(
     reply: Reply,
     is_new: bool,
     order: OrderModel,
+    condition: Callable[[], Condition],
 ) -> Warmer:
     """Have the levels of an engine join their regions. Returns what brings in what is ordered for our own. is_new: DRAM holds
-    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on."""
+    nothing of an earlier daemon. order: has a model preloaded, called where models.orders is on. condition: how this daemon is."""
     deployment, tombstones = levels.deployment, Erased(time.time)
     source = next(source for source in engine.loader.shared if source.level is levels.home)
     traffic = engine.persister.asks.traffic if engine.persister is not None else None
@@ -145,7 +147,9 @@ def join_regions(
         )
 
     ordered = order if config.models.orders == "on" else None
-    levels.home.start(join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered).run())
+    levels.home.start(
+        join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered, condition).run()
+    )
     for name, level in levels.far.items():
         level.start(partial(follow, name))
     return warmer

@@ -38,6 +38,7 @@ from kvstore.daemon.beside.doors import grpc_process, web_process
 from kvstore.daemon.beside.eventing import publisher_of
 from kvstore.daemon.beside.exporting import Exporter
 from kvstore.daemon.beside.preloading import Preloads
+from kvstore.daemon.condition import condition
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
@@ -365,7 +366,14 @@ class Service:
         if region is not None:
             reply, is_new = asyncio.get_running_loop().call_soon_threadsafe, not storage.arena.adopted
             self._warmer = join_regions(
-                region, self.config, storage.data_dir, self.engine, reply, is_new, self._preloads.order
+                region,
+                self.config,
+                storage.data_dir,
+                self.engine,
+                reply,
+                is_new,
+                self._preloads.order,
+                lambda: condition(self.engine, self._identity(), self._attention.told()),
             )
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()

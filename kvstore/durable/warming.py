@@ -20,10 +20,10 @@ from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
 from kvstore.durable.warmer import Brought, Warmer
 from kvstore.protocol import answers
 from replication.catalogue.selection import Chosen, choose
-from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S
+from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import NOT_REACHED, read_mirrors
-from replication.formats.nodes import Node, put_node, read_node
+from replication.formats.nodes import Condition, Node, put_node, read_node
 from replication.formats.orders import MIRROR, Order, To, read_progress
 from replication.region.order_watch import OrderWatch, Report
 from replication.region.region_node import RegionNode
@@ -50,13 +50,15 @@ class Warming:
         clock: Callable[[], float],
         is_new: bool,
         order: OrderModel | None = None,
+        condition: Callable[[], Condition | None] = lambda: None,
     ) -> None:
-        """order: None where models are not ordered here. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
+        """condition: how this daemon is, asked on the engine's thread. order: None where models are not ordered here. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
         self._node = node
         self._warmer = warmer
         self._reply = reply
         self._clock = clock
         self._order_model = order
+        self._condition = condition
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
         self._watch = OrderWatch(
             node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
@@ -93,10 +95,19 @@ class Warming:
                 if not restored:
                     await self._restore()
                     restored = True
-                await put_node(self._node.objects, await self._ask(self._told))
+                told = await self._ask(self._told)
+                await put_node(self._node.objects, told)
+                await self._until_next(told)
             except ObjectError as error:
                 log.debug("what this daemon is told of is written later: %s", error)
-            await asyncio.sleep(NODE_INTERVAL_S)
+                await asyncio.sleep(NODE_INTERVAL_S)
+
+    async def _until_next(self, told: Node) -> None:
+        """It is time to tell again, or there are other problems than were told."""
+        for _ in range(int(NODE_INTERVAL_S / NODE_LOOK_S)):
+            await asyncio.sleep(NODE_LOOK_S)
+            if _troubles(await self._ask(self._condition)) != _troubles(told.condition):
+                return
 
     async def _restore(self) -> None:
         """Go on counting where an earlier life was."""
@@ -115,6 +126,7 @@ class Warming:
             nvme_bytes=warmer.capacity_bytes("nvme"),
             load_bytes_per_s=warmer.bytes_per_s,
             asked=warmer.traffic.rows() if warmer.traffic is not None else (),
+            condition=self._condition(),
         )
 
     # -- orders --
@@ -246,6 +258,10 @@ class Warming:
             report.done(one.size_bytes, moved_bytes)
             return
         report.moved(moved_bytes)
+
+
+def _troubles(condition: Condition | None) -> list[tuple[str, str]]:
+    return [(one.kind, one.subject) for one in condition.problems] if condition is not None else []
 
 
 def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: T) -> None:

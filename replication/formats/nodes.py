@@ -1,9 +1,9 @@
-"""Nodes: what each daemon tells of itself in its region's bucket, every ten minutes.
+"""Nodes: what each daemon tells of itself in its region's bucket, every ten minutes, and soon when it has other problems.
 
     nodes/<writer>     Node: how much its tiers hold, how fast it loads from the bucket, and of the tokens that were asked for
-                       lately, by model and tenant, how many the region had durable
+                       lately, by model and tenant, how many the region had durable; and how it is, by its own words
 
-So whoever plans for a region needs nothing but its bucket: what a warm-up takes, and what it may bring.
+So whoever plans for a region, or looks at all of its nodes, needs nothing but its bucket.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from replication.constants import MIB, NODE_ROWS_MAX
+from replication.constants import MIB, NODE_PROBLEMS_MAX, NODE_ROWS_MAX
 from replication.errors import Damaged
-from replication.formats.ranges import Rate, Size, Text, UnixS, Word
+from replication.formats.ranges import AgeS, Count, Rate, Size, Text, UnixS, Word
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
 from tiers.bucket.objects import Objects
@@ -44,6 +44,30 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     durable_tokens: Rate
 
 
+class Trouble(msgspec.Struct, frozen=True, array_like=True):
+    """A problem that a daemon knows of. level: problem or warning. since_s: unix seconds."""
+
+    kind: Word
+    subject: Text
+    level: Word
+    text: Text
+    since_s: UnixS
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """How a daemon is. asked_tokens, hit_tokens: of the last quarter of an hour, engines' own caches aside."""
+
+    host: Text
+    version: Word
+    up_s: AgeS
+    sessions: Count
+    dram_used_bytes: Size
+    nvme_used_bytes: Size
+    asked_tokens: Count
+    hit_tokens: Count
+    problems: Annotated[Sequence[Trouble], Meta(max_length=16 * NODE_PROBLEMS_MAX)] = ()
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
 
@@ -53,6 +77,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     nvme_bytes: Size
     load_bytes_per_s: Rate = 0.0
     asked: Annotated[Sequence[Asked], Meta(max_length=16 * NODE_ROWS_MAX)] = ()
+    condition: Condition | None = None
 
     def holds_bytes(self, to: str) -> int:
         return self.dram_bytes if to == "dram" else self.nvme_bytes

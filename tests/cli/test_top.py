@@ -17,6 +17,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,6 +326,25 @@ def test_the_terminal_is_as_it_was(place: Place, serve: Serve, end: str | signal
         assert top.process.wait(TIMEOUT_S) == 0
         assert termios.tcgetattr(top.theirs) == top.before
         assert "\x1b" not in OURS.sub("", top.shown) and "\x07" not in top.shown
+
+
+def test_several_daemons_are_a_line_each(place: Place, serve: Serve, tmp_path: Path) -> None:
+    """--socket a,b: each with its figures, one that is away says why and hides nobody; none of them there is exit code 4."""
+    serve(place)
+    both, none = f"{place.socket},{tmp_path / 'none'}", f"{tmp_path / 'none'},{tmp_path / 'other'}"
+    done = kvstore("top", "--socket", both, "--interval", "0.2s", "-o", "json")
+    there, away = json.loads(done.stdout)["nodes"]
+    assert done.returncode == 4 and (there["away"], away["figures"]) == ("", None)
+    assert there["figures"]["tiers"][0]["name"] == "dram" and "No such file" in away["away"]
+    told = kvstore("top", "--socket", both, "--interval", "0.2s").stdout
+    assert re.search(rf"{str(place.socket)[-20:]} +ok ", told), told
+    assert re.search(rf"{str(tmp_path / 'none')[-20:]} +AWAY", told)
+    done = kvstore("top", "--socket", none)
+    assert done.returncode == 4 and done.stderr.count("\n") == 2
+    with terminal("top", "--interval", "0.2s", "--socket", both) as top:
+        top.until("AWAY")
+        os.write(top.ours, b"q")
+        assert top.process.wait(TIMEOUT_S) == 0
 
 
 def test_a_daemon_that_goes_away_is_waited_for(place: Place, serve: Serve) -> None:

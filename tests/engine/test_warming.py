@@ -26,8 +26,10 @@ from kvstore.protocol.frames import Acquired
 from kvstore.protocol.residency_bits import IN_DRAM, IN_NVME
 from kvstore.residency.levels import Drive
 from kvstore.steps import finish
+from replication.constants import NODE_INTERVAL_S, NODE_LOOK_S
+from replication.formats import nodes
 from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state
-from replication.formats.nodes import TRAFFIC_HALF_LIFE_S, read_nodes
+from replication.formats.nodes import TRAFFIC_HALF_LIFE_S, Condition, Trouble, read_nodes
 from replication.formats.orders import Order, Progress, To, put_order, put_progress, read_all_progress
 from replication.formats.region import init_region
 from replication.region.order_watch import ORDER_HEARTBEAT_S
@@ -394,6 +396,51 @@ def test_a_daemon_carries_out_an_order_and_tells_of_itself(tmp_path: Path) -> No
             await asyncio.sleep(60)
             assert len(region.warmer.held) == (20 if is_new else 0)
             await region.stop(node)
+
+    run(main())
+
+
+def test_other_problems_are_told_soon(tmp_path: Path) -> None:
+    """What a daemon tells of itself is told again when it has other problems than it told, within a minute or so, and else no sooner
+    than planned: not for another count or text of the same."""
+
+    def about(*problems: Trouble) -> Condition:
+        figures: dict[str, int] = dict.fromkeys(
+            ("sessions", "dram_used_bytes", "nvme_used_bytes", "asked_tokens", "hit_tokens"), 0
+        )
+        return Condition(host="here", version="1", up_s=1.0, problems=list(problems), **figures)
+
+    async def main() -> None:
+        region = Region(tmp_path)
+        node = await region.join()
+        now = [about()]
+        warming = Warming(
+            node,
+            region.warmer,
+            region.loop.call_soon,
+            region.clock,
+            False,
+            condition=lambda: now[0],  # type: ignore[arg-type]
+        )
+        region.tasks = [asyncio.ensure_future(node.run()), asyncio.ensure_future(warming.run())]
+
+        async def told() -> nodes.Node:
+            [found] = await read_nodes(region.objects)
+            return found
+
+        await asyncio.sleep(30)
+        first = await told()
+        assert first.condition == now[0]
+        now[0] = about(Trouble("disk", "nvme0", "problem", "is full", 1.0))
+        await asyncio.sleep(2 * NODE_LOOK_S)
+        second = await told()
+        assert second.condition == now[0] and second.at_s < first.at_s + 2 * NODE_LOOK_S
+        now[0] = about(Trouble("disk", "nvme0", "problem", "is full, 3 times", 1.0))
+        await asyncio.sleep(3 * NODE_LOOK_S)
+        assert await told() == second
+        await asyncio.sleep(NODE_INTERVAL_S)
+        assert (await told()).condition == now[0]
+        await region.stop(node)
 
     run(main())
 

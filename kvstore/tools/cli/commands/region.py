@@ -3,6 +3,7 @@
   kvstore region ls                    all regions of the file, and whether each bucket is ready
   kvstore region init NAME             make the bucket of a region ready, once
   kvstore region status [NAME]         what the mirrors of a region, or of all, have copied, and how far they are behind
+  kvstore region nodes [NAME]          the nodes of a region, or of all, by what each says of itself in the bucket
   kvstore region verify NAME           whether its bucket has what was announced, and nothing else
   kvstore region erase                 erase what is stored of a tenant, a namespace or a prefix, in all regions
   kvstore region reseal NAME           seal all that was sealed with an older key of key_file with its first one
@@ -31,6 +32,7 @@ VERBS = Verbs(
         "ls": "all regions of the file, and whether each bucket is ready",
         "init": "make the bucket of a region ready, once",
         "status": "what mirrors have copied, and how far they are behind",
+        "nodes": "the nodes of a region, by what each says of itself: hit rate, bytes, problems",
         "verify": "whether a bucket has what was announced, and nothing else",
         "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
         "reseal": "seal all that was sealed with an older key with the first one",

@@ -3,6 +3,7 @@
   kvstore top                    on the whole terminal, every second; q or Control-C ends it, p pauses
   kvstore top --interval 5s      every five seconds
   kvstore top --once             once, over one interval; also where stdout is no terminal
+  kvstore top --socket a,b       several daemons of this machine, a line each (kvstore region nodes has those of a region)
   kvstore top -o json            for programs: one document over one interval; docs/cli.md lists the fields
 
 Figures under "now" are of the last interval; 1, 5 and 15 minutes are whole minutes by the clock and the one under way. A
@@ -62,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     once = args.once or args.output == "json" or not is_terminal() or not can_draw()
     if is_of_node(args):
         return _of_node(args, interval_s, once)
+    if args.socket is not None and "," in str(args.socket):
+        from kvstore.tools.cli.commands.top_several import several
+
+        return several(args, str(args.socket).split(","), interval_s, once)
     if once:
         return _once(args, interval_s)
     from rich.console import Console

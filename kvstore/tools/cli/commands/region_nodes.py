@@ -1,0 +1,156 @@
+"""The nodes of a region, or of all, by what each has written into the region's bucket: every ten minutes, and soon when it has
+other problems than it said.
+
+  kvstore region nodes [NAME]          a line each, and its problems
+  kvstore region nodes -o json         for programs; docs/cli.md lists the fields
+
+Exit code 0 when all are well, 1 when one is silent or has problems, 2 for a wrong file or name, 4 when a bucket does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kvstore.tools.cli import FAILED, OK
+from kvstore.tools.cli.buckets import asked, opened, place_of
+from kvstore.tools.cli.commands.region import add_region_arguments, load_deployment
+from kvstore.tools.cli.output import Figure, present, print_table
+from kvstore.units import NOTHING, format_bytes, format_duration, percent, plural, printable
+
+if TYPE_CHECKING:
+    from kvstore.daemon.config.regions_file import Deployment
+    from replication.formats.nodes import Node
+
+FORGOTTEN_S: Final = 7 * 86_400.0  # of which nothing was heard for so long it is not shown
+OF_ITSELF = (
+    "version",
+    "up_s",
+    "sessions",
+    "dram_used_bytes",
+    "nvme_used_bytes",
+    "asked_tokens",
+    "hit_tokens",
+)
+Document = dict[str, Any]
+
+
+def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    add_region_arguments(parser, "?")
+
+
+def run_verb(args: argparse.Namespace) -> int:
+    deployment = load_deployment(args)
+    if args.region:
+        place_of(deployment, args.region, args.called)
+    regions = [args.region] if args.region else list(deployment.regions)
+    found = _nodes(deployment, regions, time.time)
+    shown = [node for node in found if node["age_s"] < FORGOTTEN_S]
+    shown.sort(key=lambda node: (node["region"], node["host"], node["writer"]))
+    document = {"deployment": deployment.deployment, "nodes": shown, "forgotten": len(found) - len(shown)}
+    present(args, document, _show)
+    return OK if all(node["state"] in ("ok", "warnings") for node in shown) else FAILED
+
+
+def _nodes(deployment: Deployment, regions: Sequence[str], clock: Callable[[], float]) -> list[Document]:
+    """clock: unix seconds. Raises CliError."""
+    from replication.formats.nodes import read_nodes
+    from tiers.together import together
+
+    async def nodes_of(region: str) -> list[Document]:
+        nodes, now_s = await read_nodes(await opened(deployment, region)), clock()
+        return [_facts(region, node, now_s) for node in nodes]
+
+    async def all_nodes() -> list[list[Document]]:
+        return await together(map(nodes_of, regions))
+
+    return [node for nodes in asked(all_nodes) for node in nodes]
+
+
+def _facts(region: str, node: Node, now_s: float) -> Document:
+    from msgspec.structs import asdict
+
+    about = node.condition
+    asked_tokens = about.asked_tokens if about is not None else 0
+    return {
+        "region": region,
+        "writer": node.writer,
+        "host": about.host if about is not None else "",
+        "age_s": round(max(0.0, now_s - node.at_s), 1),
+        "state": _state(node, now_s),
+        "dram_bytes": node.dram_bytes,
+        "nvme_bytes": node.nvme_bytes,
+        "load_bytes_per_s": node.load_bytes_per_s,
+        **{name: getattr(about, name) if about is not None else None for name in OF_ITSELF},
+        "hit_ratio": round(about.hit_tokens / asked_tokens, 4)
+        if about is not None and asked_tokens
+        else None,
+        "problems": [asdict(one) for one in about.problems] if about is not None else [],
+    }
+
+
+def _state(node: Node, now_s: float) -> str:
+    from replication.constants import NODE_SILENT_S
+
+    if now_s - node.at_s > NODE_SILENT_S:
+        return "silent"
+    levels = {one.level for one in node.condition.problems} if node.condition is not None else set()
+    return "problems" if "problem" in levels else "warnings" if levels else "ok"
+
+
+def _show(document: Document) -> None:
+    rows = [
+        [
+            node["region"],
+            node["host"] or node["writer"],
+            node["state"],
+            Figure(format_duration(node["age_s"])),
+            Figure(NOTHING if node["hit_ratio"] is None else percent(node["hit_ratio"])),
+            Figure(_of(node["dram_used_bytes"], node["dram_bytes"])),
+            Figure(_of(node["nvme_used_bytes"], node["nvme_bytes"])),
+            Figure(NOTHING if node["sessions"] is None else node["sessions"]),
+            Figure(
+                f"{format_bytes(int(node['load_bytes_per_s']))}/s" if node["load_bytes_per_s"] else NOTHING
+            ),
+            Figure(NOTHING if node["up_s"] is None else format_duration(node["up_s"])),
+            node["version"] or NOTHING,
+        ]
+        for node in document["nodes"]
+    ]
+    columns = [
+        "region",
+        "node",
+        "state",
+        "heard of",
+        "hit rate",
+        "DRAM",
+        "NVMe",
+        "sessions",
+        "bucket loads",
+        "up",
+    ]
+    drop = ("version", "up", "bucket loads", "sessions", "NVMe", "DRAM")
+    print_table(f"nodes of {document['deployment']}, as each said itself", [*columns, "version"], rows, drop)
+    for node in document["nodes"]:
+        for line in _lines(node):
+            print(printable(f"  {node['host'] or node['writer']}: {line}"))
+    if document["forgotten"]:
+        print(f"{plural(document['forgotten'], 'node')} of which nothing was heard for a week: not shown")
+
+
+def _lines(node: Document) -> Iterable[str]:
+    """What is wrong with it, as far as it said so."""
+    if node["state"] == "silent":
+        yield f"nothing was heard of it for {format_duration(node['age_s'])}; what it said last:"
+    for one in node["problems"]:
+        yield f"{' '.join(filter(None, (one['kind'], one['subject'])))}: {one['text']}"
+
+
+def _of(used: int | None, capacity: int) -> str:
+    if not capacity:
+        return NOTHING
+    return (
+        format_bytes(capacity) if used is None else f"{percent(used / capacity)} of {format_bytes(capacity)}"
+    )

@@ -1,0 +1,75 @@
+"""`kvstore region nodes`: all nodes of a region, by what each wrote into its bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvstore.daemon.config.regions_file import load_regions
+from replication.constants import NODE_SILENT_S
+from replication.formats.nodes import Condition, Node, Trouble, put_node
+from tests.region.regions import arguments, init, regions_file
+from tests.running import Daemon, Place, kvstore
+
+
+def nodes(file: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    done = kvstore("region", "nodes", *more, "--regions", file, "-o", "json")
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Daemon], tmp_path: Path) -> None:
+    """A daemon that runs is there by its host's name with its figures; one that has stopped long ago is silent, one that told of a
+    problem has it, one of last month is only counted; exit code 1 while one of them is not well."""
+    file = regions_file(tmp_path, "na", "eu")
+    init(file, "na", "eu")
+    serve(place, *arguments(place, file, "na"))
+    deadline = time.monotonic() + 30
+    while not (told := nodes(file, "na"))[1]["nodes"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    code, document = told
+    (node,) = document["nodes"]
+    assert (code, node["region"], node["host"], node["state"]) == (0, "na", socket.gethostname(), "ok"), node
+    assert node["dram_bytes"] == 16 << 20 and node["nvme_bytes"] == 0 and 0 <= node["age_s"] < 30
+    assert (node["asked_tokens"], node["hit_ratio"], node["problems"]) == (0, None, [])
+
+    async def others() -> None:
+        objects = load_regions(file).regions["na"].open()
+        about = Condition(
+            host="gpu-8", version="1", up_s=5.0, sessions=2, dram_used_bytes=512, nvme_used_bytes=0, asked_tokens=1000,
+            hit_tokens=700, problems=[Trouble("disk", "nvme1", "problem", "is full", time.time() - 9)],
+        )  # fmt: skip
+        for name, ago_s, told in (
+            ("a" * 16, 1.0, about),
+            ("b" * 16, NODE_SILENT_S + 60, None),
+            ("c" * 16, 1e7, None),
+        ):
+            await put_node(
+                objects,
+                Node(writer=name, at_s=time.time() - ago_s, dram_bytes=1024, nvme_bytes=0, condition=told),
+            )
+
+    asyncio.run(others())
+    code, document = nodes(file)
+    states = {one["writer"]: one["state"] for one in document["nodes"] if one["writer"] != node["writer"]}
+    assert (code, states, document["forgotten"]) == (1, {"a" * 16: "problems", "b" * 16: "silent"}, 1)
+    (bad,) = [one for one in document["nodes"] if one["host"] == "gpu-8"]
+    assert (bad["hit_ratio"], bad["problems"][0]["text"]) == (0.7, "is full")
+    done = kvstore("region", "nodes", "na", "--regions", file)
+    assert "  gpu-8: disk nvme1: is full\n" in done.stdout and "50.0 % of 1 KiB" in done.stdout
+    assert (
+        f"  {'b' * 16}: nothing was heard of it for 26 min" in done.stdout
+        and "1 node of which" in done.stdout
+    )
+    for words, says, code in (
+        (["eu"], "nodes of acme", 0),
+        (["mars"], "mars", 2),
+        (["na", "--node", "x:1"], "--regions", 2),
+    ):
+        done = kvstore("region", "nodes", *words, "--regions", file)
+        assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
