@@ -71,6 +71,7 @@ from kvstore.residency.levels import Drive
 from kvstore.retention.rules import RuleFile
 from kvstore.steps import Steps
 from kvstore.units import format_bytes
+from replication.formats.nodes import Condition
 from tiers.dram.arenas_left import held_bytes
 
 DESCRIPTORS_KEPT = 128  # besides connections: for files, for sockets of buckets and the like
@@ -118,7 +119,7 @@ class Service:
         self._started_s = time.monotonic()
         self._problems: list[str] = []
         self._prefaulted_bytes = 0
-        self._has_served = False
+        self._has_served = self._is_looking = False
         self._warmer: Warmer | None = None
         self._reloading: asyncio.Task[None] | None = None
         self._journal = Journal() if config.events.endpoint else None
@@ -276,6 +277,11 @@ class Service:
         words = "{0.name} is left alone until the next start: {0.left_alone}"
         return {m.name: words.format(m) if m.left_alone else "" for m in self.engine.nvme.members}
 
+    def _condition(self) -> Condition:
+        """As it is told to all of its region; before it serves no problem is known."""
+        problems = self._attention.told() if self._is_looking else ()
+        return condition(self.engine, self._identity(), problems)
+
     def _begin_looking(self, io: IoPool) -> None:
         """At what may be wrong with this daemon."""
         self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
@@ -291,6 +297,7 @@ class Service:
             region.wrong if region is not None else lambda: (),
         )
         self._attention = Attention(parts, self._loop_delay, time.time)
+        self._is_looking = True
 
     def _beside(self) -> Iterator[tuple[str, str, str]]:
         """Of what goes on beside the loop the kind, the subject, and what is wrong with it."""
@@ -373,7 +380,7 @@ class Service:
                 reply,
                 is_new,
                 self._preloads.order,
-                lambda: condition(self.engine, self._identity(), self._attention.told()),
+                self._condition,
             )
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()

@@ -69,7 +69,7 @@ def test_a_daemon_is_seen_from_its_bucket(place: Place, serve: Callable[..., Dae
     for words, says, code in (
         (["eu"], "nodes of acme", 0),
         (["mars"], "mars", 2),
-        (["na", "--node", "x:1"], "--regions", 2),
+        (["na", "--node", "x:1"], "--node", 2),
     ):
         done = kvstore("region", "nodes", *words, "--regions", file)
         assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
