@@ -57,7 +57,8 @@ class Watched(Objects):
         self._problems = problems
         self._failures: dict[str, set[str]] = {"read": set(), "write": set()}  # in a row, by name
         self._failed_s = float("-inf")
-        self._noted: dict[str, str] = {}  # by direction, the kind of its problem
+        self._noted: set[str] = set()  # directions of its problem
+        self._kind = ""  # of it
 
     @property
     def untrusted(self) -> int:  # type: ignore[override]
@@ -127,30 +128,27 @@ class Watched(Objects):
         self._failed_s = asyncio.get_running_loop().time()
         if len(failures) < FAILURES_MIN and direction not in self._noted:
             return
-        if direction == "write" and "read" in self._noted:
-            direction = "read"
         kind = kind_of(error)
-        if self._noted.get(direction, kind) != kind:
-            self._end(direction)
-        self._noted[direction] = kind
-        lasts_s = WRITES_DOUBT_S if direction == "write" else float("inf")
-        self._problems.note(self._subject(direction), str(error), kind, _FIXES[kind], lasts_s=lasts_s)
+        if self._kind not in ("", kind):
+            self._end()
+        self._kind = kind
+        self._noted.add(direction)
+        is_all = "read" in self._noted
+        text = str(error) if is_all else f"writes only: {error}"
+        lasts_s = float("inf") if is_all else WRITES_DOUBT_S
+        self._problems.note(self._region, text, kind, _FIXES[kind], lasts_s=lasts_s)
 
     def _works(self, direction: str) -> None:
         self._failures[direction].clear()
         if direction not in self._noted or asyncio.get_running_loop().time() - self._failed_s < SETTLED_S:
             return
-        self._end(direction)
-        if direction == "read":
-            self._end("write")
+        if direction == "read" or self._noted == {"write"}:
+            self._end()
 
-    def _end(self, direction: str) -> None:
-        kind = self._noted.pop(direction, None)
-        if kind is not None:
-            self._problems.over(self._subject(direction), kind)
-
-    def _subject(self, direction: str) -> str:
-        return self._region if direction == "read" else f"{self._region}, writing"
+    def _end(self) -> None:
+        self._problems.over(self._region, self._kind)
+        self._noted.clear()
+        self._kind = ""
 
     def _doubt(self) -> None:
         self._problems.note(

@@ -71,7 +71,7 @@ LINES_MAX = {
     "kvstore/tools/pages": 120,
     "kvstore/tools/replay": 1230,
     "kvstore/tools/rpc": 2400,
-    "kvstore/tools/web": 1600,
+    "kvstore/tools/web": 1800,
     "replication": 580,
     "replication/audit": 1130,
     "replication/catalogue": 1100,

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from kvstore.constants import MEMORIES
 from kvstore.daemon.config.settings import Settings
+from kvstore.daemon.telling import facts_of
 from kvstore.engine.engine import Engine
 from kvstore.engine.queues import queues
 from kvstore.ledger.latencies import BOUNDS_S, Histogram
@@ -23,7 +24,6 @@ from kvstore.protocol import answers
 from kvstore.units import count, format_bytes, format_duration, percent, plural
 from replication.problems import Problem, Problems
 
-PROBLEMS_SHOWN: Final = 64  # in an answer; those that do not work before those that may
 QUEUE_NEAR: Final = 0.8  # of its limit
 QUEUE_LOOKS: Final = 5  # near it, or away from it
 BUDGET_SPENT, BUDGET_CALM = 0.95, 0.9  # of a day's writes: told from here on, until below
@@ -80,10 +80,9 @@ class Attention:
         self._look_at_clock()
 
     def told(self) -> list[answers.Problem]:
-        """Those that do not work as they are first, and of these the oldest."""
+        """For status and page."""
         found = [*self._seen.all(), *self._noted.all(), *self._parts.regions()]
-        found.sort(key=lambda one: (one.level != "problem", -one.age_s))
-        return facts_of(found[:PROBLEMS_SHOWN], self._wall_clock())
+        return facts_of(found, self._wall_clock())
 
     # -- looking --
 
@@ -208,19 +207,3 @@ def _of_settings(settings: Settings) -> Iterator[Problem]:
         text = f"the configuration says {wanted}, in force is {now}"
         fix = "restart the daemon, or write the old value back and send SIGHUP"
         yield Problem("settings", key, text, fix, "warning", is_logged=True)
-
-
-def facts_of(problems: Iterable[Problem], now_s: float) -> list[answers.Problem]:
-    """As docs/cli.md has them. now_s: unix seconds."""
-    return [
-        {
-            "kind": one.kind,
-            "subject": one.subject,
-            "level": one.level,
-            "text": one.text,
-            "fix": one.fix,
-            "since_s": round(now_s - one.age_s, 1),
-            "count": one.count,
-        }
-        for one in problems
-    ]

@@ -56,6 +56,7 @@ class Jobs:
         self._by_age: list[_Entry] = []
         self._failing: dict[bytes, Job] = {}  # in the order in which they began to
         self._count = 0
+        self.left_bytes = 0  # of all of them
 
     def __len__(self) -> int:
         return len(self._all)
@@ -68,6 +69,7 @@ class Jobs:
         self._count += 1
         job.number = self._count
         self._all[job.pack_id] = job
+        self.left_bytes += job.size_bytes
         heappush(self._by_age, (job.since_s, job.number, job))
         self._wait(job)
 
@@ -135,6 +137,7 @@ class Jobs:
     def done(self, job: Job) -> None:
         job.is_done = True
         del self._all[job.pack_id]
+        self.left_bytes -= job.size_bytes
         self._failing.pop(job.pack_id, None)
 
     @property

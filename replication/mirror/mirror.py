@@ -34,6 +34,7 @@ from replication.formats.mirror_state import (
 from replication.formats.rules import Rule, choice_of
 from replication.mirror.copying import Ways
 from replication.mirror.pull import Pull
+from replication.problems import Problem
 from replication.region.region_node import RegionNode
 from replication.tasks import kept_going, reason_of
 from tiers.bucket.objects import Objects
@@ -103,6 +104,15 @@ class Mirror:
     def origin(self, pack_id: bytes) -> str | None:
         """Of a pack that is at home and not announced there: see `Terms`."""
         return "" if self.pull is None else self.pull.origin(pack_id)
+
+    @property
+    def left_bytes(self) -> int:
+        """Of packs and models that are to be copied, as far as it is known."""
+        return 0 if self.pull is None else self.pull.jobs.left_bytes + self.pull.models.left_bytes
+
+    def wrong(self) -> list[Problem]:
+        """What is wrong in the bucket of the source."""
+        return [] if self.pull is None else self.pull.problems.all()
 
     def state(self) -> MirrorState:
         """What this mirror has done, and what is left."""

@@ -98,7 +98,7 @@ class Pull:
         self._clock = clock
         self._begun_s = self._leapt_s = complete_s
         self._leap = asyncio.Event()
-        self._problems = Problems(ways.bucket.where)
+        self.problems = Problems(ways.bucket.where)
         self._removals: set[str] = set()  # that were brought, by name and ETag
 
     async def run(self) -> None:
@@ -206,7 +206,7 @@ class Pull:
 
     async def _bring_tombstones(self, brought: set[str]) -> set[str]:
         """What is erased at the source is erased at home. Returns which ones were brought so far."""
-        problems = self._problems
+        problems = self.problems
         try:
             for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
                 await bring(self._ways.home_bucket, tombstone)
@@ -222,7 +222,7 @@ class Pull:
 
     async def _bring_removals(self) -> None:
         """The same of models. Raises ObjectError, CatalogueDamaged."""
-        found = await read_removals(self._ways.bucket, self._removals, self._problems)
+        found = await read_removals(self._ways.bucket, self._removals, self.problems)
         for key, removal in found.items():
             if self._clock() < removal.watched_until_s:
                 await remove(self._ways.home_bucket, removal)

@@ -61,6 +61,7 @@ def _loop(le: str) -> dict[str, str]:
 
 _BREAKER = "kvstore_breaker_open{breaker='nvme0 loads'}"
 _LEFT_ALONE = "kvstore_level_left_alone{level='nvme0'}"
+_CREDENTIALS = "kvstore_problem{kind='credentials',subject='na',level='problem'}"
 _REFUSED = "kvstore_refused_total{reason='wrong_peer'}"
 _OLD = {"kvstore_up": "1x40", "kvstore_uptime_seconds": "90000+60x40"}
 _DRAM_WELL = {"kvstore_corrupt_dram_total": "0x70"}
@@ -105,6 +106,12 @@ CASES = [
     Case("KVStorePersistGivenUp", "5m", None, {"kvstore_persist_given_up_total": "2x10"}),
     Case("KVStoreEventsLost", "5m", {}, {"kvstore_events_lost_blocks_total": "0 0 900 900 900 900"}),
     Case("KVStoreEventsLost", "5m", None, {"kvstore_events_lost_blocks_total": "900x10"}),
+    Case("KVStoreProblem", "7m", {"kind": "credentials", "subject": "na", "level": "problem"}, {_CREDENTIALS: "_ 1x9"}),
+    Case("KVStoreProblem", "7m", None, {_CREDENTIALS: "1x3 stale", "kvstore_problem{kind='feed',subject='na',level='warning'}": "1x9"}),
+    Case("KVStoreMirrorStopped", "5m", {"job": "kvstore-mirror"}, {"up{job='kvstore-mirror'}": "1 0x9"}),
+    Case("KVStoreMirrorStopped", "5m", None, {"up{job='kvstore-mirror'}": "1 0 1 0 0 1 1"}),
+    Case("KVStoreMirrorLate", "9m", {"source": "na"}, {"kvstore_mirror_oldest_age_seconds{source='na'}": "950+60x10"}),
+    Case("KVStoreMirrorLate", "9m", None, {"kvstore_mirror_oldest_age_seconds{source='na'}": "40x10"}),
 ]  # fmt: skip
 
 
@@ -117,10 +124,13 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def series(case: Case) -> list[dict[str, str]]:
-    """With the labels that a scrape adds."""
-    node = ",".join(f"{name}='{text}'" for name, text in NODE.items())
+    """With the labels that a scrape adds, where it has no other ones."""
+
+    def node(series: str) -> str:
+        return ",".join(f"{name}='{text}'" for name, text in NODE.items() if f"{{{name}=" not in series)
+
     named = (
-        (name.replace("{", f"{{{node},") if "{" in name else f"{name}{{{node}}}", values)
+        (name.replace("{", f"{{{node(name)},") if "{" in name else f"{name}{{{node(name)}}}", values)
         for name, values in case.series.items()
     )
     return [{"series": name, "values": values} for name, values in named]

@@ -7,12 +7,17 @@ import contextlib
 import random
 import threading
 
-_UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _PIECE_BYTES = 64 * 1024
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+_ANSWERS = {
+    "503": b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "expired": b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+    % (len(_EXPIRED), _EXPIRED),
+}
 
 
 class Proxy:
-    """mode: "pass", "hang", "deaf" (only answers hang), "503", "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
+    """mode: "pass", "expired" (403 ExpiredToken), "hang", "deaf" (only answers hang), "503", "flip" (a bit of each larger piece of an answer) or "cut". delay_s:
     how much later each piece of a request goes on. Both may change at any time. bytes_per_s: of a direction, all connections
     together; 0: as fast as it can."""
 
@@ -49,9 +54,9 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            if self.mode == "503":
+            if (answer := _ANSWERS.get(self.mode)) is not None:
                 await reader.read(1)
-                writer.write(_UNAVAILABLE)
+                writer.write(answer)
                 await writer.drain()
                 writer.close()
                 return
@@ -71,7 +76,7 @@ class Proxy:
                     await asyncio.sleep(self.delay_s)
                 while self.mode == "hang" or (self.mode == "deaf" and answers):
                     await asyncio.sleep(0.05)
-                if self.mode in ("503", "cut"):
+                if self.mode in (*_ANSWERS, "cut"):
                     break
                 if self.mode == "flip" and answers and len(piece) > 4096:
                     damaged = bytearray(piece)

@@ -7,7 +7,7 @@ Nothing is remembered between two scrapes: while the daemon is away there is `kv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -43,21 +43,25 @@ _WATCH = Watch()
 
 
 def exposition(answer: Answer, accept: str) -> tuple[bytes, str]:
-    """The scrape, and its content type. accept: the header of who asks."""
+    """The scrape of a daemon, and its content type. accept: the header of who asks."""
+    return encoded(lambda: families(answer), accept)
+
+
+def encoded(made: Callable[[], Iterator[Metric]], accept: str) -> tuple[bytes, str]:
     try:
         encode, content_type = choose_encoder(accept)
-        return encode(_Scrape(answer)), content_type
+        return encode(_Scrape(made)), content_type
     except (TypeError, ValueError):  # a version that is none
         encode, content_type = choose_encoder("")
-        return encode(_Scrape(answer)), content_type
+        return encode(_Scrape(made)), content_type
 
 
 class _Scrape(Collector):
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, made: Callable[[], Iterator[Metric]]) -> None:
+        self._made = made
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._answer)
+        return self._made()
 
 
 def families(answer: Answer) -> Iterator[Metric]:
@@ -77,12 +81,12 @@ def families(answer: Answer) -> Iterator[Metric]:
     yield from _tokens(live["tokens"])
     for field in ("capacity_bytes", "used_bytes", "model_bytes", "records"):
         rows = [((tier["name"],), tier[field]) for tier in live["tiers"]]
-        yield _family(f"kvstore_tier_{field}", rows)
+        yield family(f"kvstore_tier_{field}", rows)
     loads = live["model_loads"]
     yield _one("kvstore_model_loads_total", loads["count"])
     yield _one("kvstore_model_load_seconds_total", loads["seconds"])
     by_source = [((source,), size) for source, size in loads["by_source"].items()]
-    yield _family("kvstore_model_loaded_bytes_total", by_source)
+    yield family("kvstore_model_loaded_bytes_total", by_source)
     yield from _times(live)
     yield from _levels(live)
     yield from _limits(live)
@@ -100,8 +104,8 @@ def of_problems(problems: Sequence[Mapping[str, Any]], now_s: float) -> Iterator
     for one in problems:
         labels = (one["kind"], one["subject"])
         ages_s[labels] = max(ages_s.get(labels, 0.0), now_s - one["since_s"])
-    yield _family("kvstore_problem", [(labels, 1.0) for labels in levels])
-    yield _family("kvstore_problem_seconds", ages_s.items())
+    yield family("kvstore_problem", [(labels, 1.0) for labels in levels])
+    yield family("kvstore_problem_seconds", ages_s.items())
 
 
 def kind_of(outcome: str) -> str:
@@ -116,11 +120,11 @@ _HITS = frozenset(outcomes.NAMES[number] for number in outcomes.HITS)
 
 def _tokens(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     def by_model(name: str, field: str) -> Metric:
-        return _family(name, [((row["model"], row["tenant"]), row[field]) for row in rows])
+        return family(name, [((row["model"], row["tenant"]), row[field]) for row in rows])
 
     yield by_model("kvstore_lookups_total", "lookups")
     yield by_model("kvstore_tokens_asked_total", "tokens_asked")
-    yield _family(
+    yield family(
         "kvstore_tokens_total",
         [
             ((row["model"], row["tenant"], outcome, kind_of(outcome)), count)
@@ -129,22 +133,22 @@ def _tokens(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ],
     )
     moved = [((row["model"], row["tenant"], move), n) for row in rows for move, n in row["bytes"].items()]
-    yield _family("kvstore_moved_bytes_total", moved)
+    yield family("kvstore_moved_bytes_total", moved)
     yield by_model("kvstore_prefill_seconds_saved_total", "prefill_s_saved")
 
 
 def _times(live: Mapping[str, Any]) -> Iterator[Metric]:
     bounds_s: list[float] = live["latency_bounds_s"]
     for kind, name in _HISTOGRAMS.items():
-        family = HistogramMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
+        times = HistogramMetricFamily(name, METRICS[name].meaning, labels=METRICS[name].labels)
         for label, histogram in live["latencies"].get(kind, {}).items():
-            family.add_metric([label], _buckets(bounds_s, histogram), histogram["sum_s"])
-        yield family
+            times.add_metric([label], _buckets(bounds_s, histogram), histogram["sum_s"])
+        yield times
     name = "kvstore_loop_delay_seconds"
-    family = HistogramMetricFamily(name, METRICS[name].meaning)
+    delays = HistogramMetricFamily(name, METRICS[name].meaning)
     for histogram in live["latencies"].get("loop_delay", {}).values():
-        family.add_metric([], _buckets(bounds_s, histogram), histogram["sum_s"])
-    yield family
+        delays.add_metric([], _buckets(bounds_s, histogram), histogram["sum_s"])
+    yield delays
 
 
 def _buckets(bounds_s: Sequence[float], histogram: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -156,28 +160,28 @@ def _buckets(bounds_s: Sequence[float], histogram: Mapping[str, Any]) -> list[tu
 def _levels(live: Mapping[str, Any]) -> Iterator[Metric]:
     breakers, speeds = live["breakers"], live["speeds"]
     left_alone = [((name,), float(bool(problem))) for name, problem in live["left_alone"].items()]
-    yield _family("kvstore_level_left_alone", left_alone)
+    yield family("kvstore_level_left_alone", left_alone)
     open_ones = [((breaker["name"],), _BREAKER.get(breaker["state"], 1.0)) for breaker in breakers]
-    yield _family("kvstore_breaker_open", open_ones)
-    yield _family("kvstore_breaker_trips_total", [((b["name"],), b["trips"]) for b in breakers])
+    yield family("kvstore_breaker_open", open_ones)
+    yield family("kvstore_breaker_trips_total", [((b["name"],), b["trips"]) for b in breakers])
     for name, field in (
         ("kvstore_level_bytes_per_second", "bytes_per_s"),
         ("kvstore_level_latency_seconds", "latency_s"),
         ("kvstore_level_waiting_bytes", "waiting_bytes"),
     ):
-        yield _family(name, [((speed["name"],), speed[field]) for speed in speeds])
+        yield family(name, [((speed["name"],), speed[field]) for speed in speeds])
 
 
 def _limits(live: Mapping[str, Any]) -> Iterator[Metric]:
     door = live["door"]
-    yield _family("kvstore_queue_length", [((queue["name"],), queue["length"]) for queue in live["queues"]])
-    yield _family("kvstore_queue_limit", [((queue["name"],), queue["limit"]) for queue in live["queues"]])
+    yield family("kvstore_queue_length", [((queue["name"],), queue["length"]) for queue in live["queues"]])
+    yield family("kvstore_queue_limit", [((queue["name"],), queue["limit"]) for queue in live["queues"]])
     yield _one("kvstore_sessions", live["sessions_total"])
     yield _one("kvstore_connections", door["connections"])
     yield _one("kvstore_namespaces", live["namespaces_total"])
-    yield _family("kvstore_requests_total", [((name.lower(),), n) for name, n in door["frames"].items()])
-    yield _family("kvstore_refused_total", [((reason,), n) for reason, n in door["refused"].items()])
-    yield _family("kvstore_slow_requests_total", [((why,), n) for why, n in door["slow"].items()])
+    yield family("kvstore_requests_total", [((name.lower(),), n) for name, n in door["frames"].items()])
+    yield family("kvstore_refused_total", [((reason,), n) for reason, n in door["refused"].items()])
+    yield family("kvstore_slow_requests_total", [((why,), n) for why, n in door["slow"].items()])
 
 
 def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
@@ -206,17 +210,17 @@ def _devices() -> Iterator[Metric]:
     found = _WATCH.newest()
     for name, field in _OF_DEVICES.items() if found else ():
         said = [(device, getattr(device, field)) for device in found]
-        yield _family(name, [((str(one.number), one.name), float(n)) for one, n in said if n is not None])
+        yield family(name, [((str(one.number), one.name), float(n)) for one, n in said if n is not None])
 
 
 def _one(name: str, value: float) -> Metric:
-    return _family(name, [((), value)])
+    return family(name, [((), value)])
 
 
-def _family(name: str, rows: Rows) -> Metric:
+def family(name: str, rows: Rows) -> Metric:
     metric = METRICS[name]
     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = make(name, metric.meaning, labels=metric.labels)
+    made = make(name, metric.meaning, labels=metric.labels)
     for labels, value in rows:
-        family.add_metric(labels, value)
-    return family
+        made.add_metric(labels, value)
+    return made

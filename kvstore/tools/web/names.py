@@ -139,6 +139,23 @@ _DEVICES: Final = (
     Metric("kvstore_device_numa_node", "gauge", "", ("device", "name"), "the node of the processor that it is attached to"),
 )  # fmt: skip
 
+_MIRROR: Final = (
+    Metric("kvstore_mirror_info", "info", "", ("version", "region"), "always 1; the region that is copied into"),
+    Metric("kvstore_mirror_uptime_seconds", "gauge", "seconds", (), "since the mirror was started"),
+    Metric("kvstore_mirror_oldest_age_seconds", "gauge", "seconds", ("source",),
+           "what was announced so long ago is here: the RPO, which grows while the source cannot be read, too; none before all was, once"),
+    Metric("kvstore_mirror_lag_p99_seconds", "gauge", "seconds", ("source",),
+           "from the announcement there to the one here, of the latest 4,096 copies"),
+    Metric("kvstore_mirror_pending", "gauge", "", ("source",), "packs and models to copy, failed ones included"),
+    Metric("kvstore_mirror_backlog_bytes", "gauge", "bytes", ("source",), "of these"),
+    Metric("kvstore_mirror_failed", "gauge", "", ("source",), "of these, failed at their last attempt"),
+    Metric("kvstore_mirror_lost_total", "counter", "", ("source",), "announced, and no longer in the source"),
+    Metric("kvstore_mirror_copied_packs_total", "counter", "", ("source",), "packs copied, since there is a mirror"),
+    Metric("kvstore_mirror_copied_bytes_total", "counter", "bytes", ("source",), "of these"),
+    Metric("kvstore_mirror_copied_models_total", "counter", "", ("source",), "models copied, since there is a mirror"),
+    Metric("kvstore_mirror_copied_model_bytes_total", "counter", "bytes", ("source",), "of these"),
+)  # fmt: skip
+
 # Of kvstore/ledger/counters.py, each as kvstore_<name>_total. Blocks unless it says otherwise.
 COUNTER_MEANINGS: Final = {
     "lookup_blocks": "blocks of lookups",
@@ -219,12 +236,15 @@ GROUPS: Final = (
     Group("Accelerators", "with nvidia-ml-py and a driver", _DEVICES),
     Group("What the engine counts", "", _counters()),
 )
-METRICS: Final = {metric.name: metric for group in GROUPS for metric in group.metrics}
+MIRROR: Final = Group(
+    "Mirrors", "from `kvstore mirror --metrics`, which has `kvstore_problem` of the daemon's, too", _MIRROR
+)
+METRICS: Final = {metric.name: metric for group in (*GROUPS, MIRROR) for metric in group.metrics}
 
 
 def document() -> Iterator[str]:
     """The lines of the tables of docs/metrics.md."""
-    for group in GROUPS:
+    for group in (*GROUPS, MIRROR):
         yield f"## {group.title}"
         yield ""
         if group.only:

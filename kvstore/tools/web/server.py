@@ -63,6 +63,7 @@ from aiohttp import hdrs, web
 from kvstore.constants import WEB_HISTORY_S, WEB_SAMPLE_S
 from kvstore.daemon.listening import Listen
 from kvstore.errors import NotKnown
+from kvstore.protocol import answers
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.security.tls import Tls
 from kvstore.tools.web.asking import Answer, Asking
@@ -84,7 +85,7 @@ _TYPES = {
     ".png": "image/png",
 }
 _FILE = re.compile(r"/[a-z0-9_-]{1,64}\.[a-z]{1,8}", re.ASCII)
-_HEADERS = {
+HEADERS = {
     "Server": "kvstore",
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -105,8 +106,7 @@ class Web:
         self._askers = askers
         self._tls = tls
         self._since_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # when a connection first asked
-        names = ("localhost", "127.0.0.1", "::1", listen.host)
-        self._names = frozenset(map(_name, names)) if listen.is_loopback else None
+        self._names = names_of(listen)
         self._history = History()
         self._known: Answer | None = None  # the last that had a report
         self._routes: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]] = {
@@ -168,7 +168,7 @@ class Web:
         except Exception:
             log.exception("%s failed", request.path)
             response = _line(500, "a bug of kvstore: its log has more")
-        response.headers.update(_HEADERS)
+        response.headers.update(HEADERS)
         if self._tls is not None and self._age_of(request.transport) > WEB_CONNECTION_AGE_S:
             response.force_close()
         return response
@@ -187,7 +187,7 @@ class Web:
             response = _line(405, "allowed are GET and HEAD")
             response.headers["Allow"] = "GET, HEAD"
             return response
-        if self._names is not None and not _is_called(request.headers.get(hdrs.HOST), self._names):
+        if self._names is not None and not is_called(request.headers.get(hdrs.HOST), self._names):
             return _line(403, "this address answers to localhost, 127.0.0.1 and [::1] only (Host header)")
         handler = self._routes.get(request.path)
         if handler is not None:
@@ -211,10 +211,7 @@ class Web:
         answer = self._for(request, await self._asked())
         if answer.report is None:
             return _told(request, 503, "unreachable", [answer.problem])
-        status = 200 if answer.report["health"]["ok"] else 503
-        found = list(map(dict, answer.report["problems"]))
-        lines = [f"{one['kind']} {one['subject']}: {one['text']}" for one in found]
-        return _told(request, status, "ok" if status == 200 else "problems", lines, found)
+        return told(request, answer.report["health"]["ok"], answer.report["problems"])
 
     async def _readyz(self, request: web.Request) -> web.Response:
         answer = self._for(request, await self._asked())
@@ -273,7 +270,13 @@ class Web:
         return None if self._known is None else round(self._asking.clock() - self._known.at_s, 3)
 
 
-def _is_called(host: str | None, names: frozenset[object]) -> bool:
+def names_of(listen: Listen) -> frozenset[object] | None:
+    """By which those who ask may call it; None: by any."""
+    names = ("localhost", "127.0.0.1", "::1", listen.host)
+    return frozenset(map(_name, names)) if listen.is_loopback else None
+
+
+def is_called(host: str | None, names: frozenset[object]) -> bool:
     """Whether a Host header has one of these names, with any port or none. HTTP/1.0 has no such header, browsers do."""
     if host is None:
         return True
@@ -298,6 +301,12 @@ def _page_file(path: str) -> web.Response:
     if content_type.startswith("text/") or content_type.endswith("xml"):
         return web.Response(body=body, content_type=content_type, charset="utf-8")
     return web.Response(body=body, content_type=content_type)
+
+
+def told(request: web.Request, is_well: bool, problems: Sequence[answers.Problem]) -> web.Response:
+    """How a daemon or a mirror is."""
+    lines = [f"{one['kind']} {one['subject']}: {one['text']}" for one in problems]
+    return _told(request, 200 if is_well else 503, "ok" if is_well else "problems", lines, problems)
 
 
 def _told(
