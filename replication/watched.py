@@ -12,7 +12,7 @@ persists little would not learn for long that it could.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from replication.problems import Problems
@@ -48,10 +48,12 @@ def kind_of(error: ObjectError) -> str:
 
 
 class Watched(Objects):
-    """The same place. region: what its problems are called by."""
+    """The same place. when_it_works_again: called when a problem of it is over, for who waits longer and longer meanwhile."""
 
     def __init__(self, objects: Objects, region: str, problems: Problems) -> None:
+        """region: what its problems are called by."""
         self.where, self.seals = objects.where, objects.seals
+        self.when_it_works_again: Callable[[], None] = lambda: None
         self._objects = objects
         self._region = region
         self._problems = problems
@@ -149,6 +151,7 @@ class Watched(Objects):
         self._problems.over(self._region, self._kind)
         self._noted.clear()
         self._kind = ""
+        self.when_it_works_again()
 
     def _doubt(self) -> None:
         self._problems.note(

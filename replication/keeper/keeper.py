@@ -87,6 +87,11 @@ class Keeper:
         now_s = passed_s()
         return self._term is not None and self._holds_from_s <= now_s < self._beaten_s + HELD_S
 
+    @property
+    def silent_s(self) -> float:
+        """How long nobody was seen to keep the region; 0 where this process does."""
+        return 0.0 if self.holds else passed_s() - self.news.changed_s
+
     async def delete(self, names: Sequence[str]) -> None:
         """Objects of the region. Raises ObjectError; ObjectUnavailable where this process does not keep it (any more)."""
         if not self.holds:
@@ -99,7 +104,7 @@ class Keeper:
             try:
                 pause_s = await (self._look() if self._term is None else self._keep(self._term))
             except (ObjectError, ReplicationError) as error:
-                log.info("%s: the lease is looked at later: %s", self._objects.where, error)
+                log.debug("%s: the lease is looked at later: %s", self._objects.where, error)
                 pause_s = NEWS_INTERVAL_S
             await asyncio.sleep(pause_s * self._chance.uniform(0.9, 1.0))
 

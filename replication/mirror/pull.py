@@ -48,6 +48,7 @@ from replication.problems import Problems
 from replication.region.upkeep import forget_outlived
 from replication.tasks import kept_going
 from replication.waits import within
+from replication.watched import Watched
 from tiers.errors import ObjectError
 from tiers.namespace_spec import NamespaceSpec
 
@@ -98,8 +99,17 @@ class Pull:
         self._clock = clock
         self._begun_s = self._leapt_s = complete_s
         self._leap = asyncio.Event()
+        if isinstance(ways.bucket, Watched):
+            ways.bucket.when_it_works_again = self._go_on
         self.problems = Problems(ways.bucket.where)
         self._removals: set[str] = set()  # that were brought, by name and ETag
+
+    def _go_on(self) -> None:
+        """The source works again: what was to be tried later is tried now."""
+        self.tail.wake()
+        for carrying in (self.copying, self.models):
+            carrying.jobs.rouse(float("inf"))
+            carrying.wake()
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""

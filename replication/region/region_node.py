@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -28,12 +28,13 @@ from replication.erasure.erased import Erased
 from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import FeedWriter
-from replication.feed.tail import Tail
+from replication.feed.tail import Tail, TailStatus
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import Region, open_region
 from replication.formats.tombstones import Tombstone
 from replication.keeper.keeper import Keeper
+from replication.problems import Problem
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import Upkeep, delete_each
 from tiers.bucket.objects import Objects
@@ -45,6 +46,7 @@ from tiers.together import together
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
+KEEPER_LATE_S: Final = 180.0  # without a sign of a keeper; somebody else takes over within a minute
 UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 # Between two looks for what killed processes left half written in a directory.
 SWEEP_STAGED_S: Final = 3600.0
@@ -296,6 +298,14 @@ class RegionNode(RegionReader):
         return 0 if self.erasure.forbids(header.spec, header.parent) else super()._readable(pack)
 
     # -- for people --
+
+    def _states(self, feed: TailStatus) -> Iterator[Problem]:
+        yield from super()._states(feed)
+        silent_s = self.keeper.silent_s
+        if silent_s > KEEPER_LATE_S and not feed.failures:
+            text = f"nobody has kept it for {silent_s:.0f} s: nothing is deleted, audited or made short"
+            fix = "a daemon or mirror of the region takes it over that may write keeper/ there: look at their problems"
+            yield Problem("keeper", self.region, text, fix, "warning")
 
     def status(self) -> dict[str, object]:
         """The fields are documented in docs/cli.md."""

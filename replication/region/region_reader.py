@@ -28,6 +28,7 @@ from replication.feed.tail import Tail, TailStatus
 from replication.formats.region import MARKER, Region
 from replication.problems import Problem, Problems
 from replication.tasks import Tasks, kept_going
+from replication.watched import Watched
 from tiers.base import Get, Record
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
@@ -97,6 +98,8 @@ class RegionReader(ABC):
         self._seen = Problems()  # of the feed, as it is when somebody looks
         self._asked: list[_Asked] = []
         self._tasks = Tasks(self.problems)
+        if isinstance(objects, Watched):
+            objects.when_it_works_again = tail.wake
         self._doubted: dict[bytes, None] = {}  # ids of packs, the latest ones
         self.fetched = self.missing = self.corrupt = self.failed = 0  # records
         self.fetched_bytes = 0
@@ -341,11 +344,12 @@ class RegionReader(ABC):
 
     def wrong(self) -> list[Problem]:
         """What is wrong now, and takes nothing else with it."""
-        self._seen.only(self._of_feed(self._tail.status()))
+        self._seen.only(self._states(self._tail.status()))
         found = (self._seen, self.problems, *dict.fromkeys(erased.problems for erased in self._erased))
         return [problem for problems in found for problem in problems.all()]
 
-    def _of_feed(self, feed: TailStatus) -> Iterator[Problem]:
+    def _states(self, feed: TailStatus) -> Iterator[Problem]:
+        """What is not as it should be, whenever somebody looks."""
         for gap, reason in zip(feed.gaps[:PROBLEMS_TOLD], feed.gap_reasons, strict=False):
             yield Problem("gap", f"{self.where}: feed/{gap.writer}", reason, GAP_FIX, "warning")
         if feed.unsound:

@@ -175,7 +175,7 @@ def _watch(client: Client, console: Console, path: str, interval_s: float) -> No
 
 class Before:
     """What needed attention since this began, and when it was seen first and last. A line counts as the same as another one that
-    differs from it in numbers."""
+    differs from it in numbers, and in for how long it was so."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[Any]] = {}  # first, last, the line
@@ -185,7 +185,7 @@ class Before:
         """What needs it at this moment."""
         self._now = set()
         for line in lines:
-            kind = re.sub(r"[0-9.]+", "#", line)
+            kind = re.sub(r"[0-9.]+", "#", re.sub(r" \(for [^()]*\)$", "", line))
             self._now.add(kind)
             first_s = self._seen.pop(kind, [now_s])[0]
             self._seen[kind] = [first_s, now_s, line]
