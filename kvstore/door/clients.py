@@ -25,7 +25,7 @@ from kvstore.errors import ConnectionRefused, CutOff, NotFound
 from kvstore.protocol import answers
 
 SLOW_KEPT = 128
-CLIENTS_TOLD = 1024  # in one answer
+CLIENTS_TOLD = 256  # in one answer
 WHY = ("turn", "work", "disk", "bucket", "room", "proof")
 
 

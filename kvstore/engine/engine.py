@@ -89,6 +89,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.slots import neighbours
 
 STATUS_NAMESPACES_MAX = 256  # namespaces that a status lists, those with most blocks first
+STATUS_SESSIONS_MAX = 256  # sessions that a status lists, those that came first
 STATUS_BYTES = 1 * MIB  # of the namespaces in a status; its sessions have as much
 LEASE_BYTES = 8  # of randomness in the number of a lease
 TOTALS_TOLD = 500  # rows of one answer: a client asks for page after page
@@ -648,7 +649,7 @@ class Engine(Parts):
     def status(self) -> answers.EngineStatus:
         """Figures for people and machines; the fields are documented in docs/cli.md."""
         largest = nlargest(STATUS_NAMESPACES_MAX, self.namespaces, key=lambda n: len(n.blocks))
-        sessions = fitting(self.sessions, session_bytes, STATUS_BYTES)
+        sessions = fitting(self.sessions[:STATUS_SESSIONS_MAX], session_bytes, STATUS_BYTES)
         now_s = self.clock()
         return {
             **self.figures(),

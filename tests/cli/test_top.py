@@ -209,7 +209,7 @@ def test_what_a_terminal_of_80_by_24_shows() -> None:
     assert re.search(r"^hit rate +now +1 min +5 min +15 min$", page, re.MULTILINE)
     assert "! and 2 more: kvstore status" in page
     assert re.search(r"^model +tenant +hits +tokens/s +lookups/s +loaded +stored$", page, re.MULTILINE)
-    assert "… and " in page and re.search(r"^client +pid +model", page, re.MULTILINE)
+    assert "… and " in page and re.search(r"^client +pid +since", page, re.MULTILINE)
     roomy = [*drawn(found, 120, 40, keys="q ends it")]
     assert roomy[-1] == "q ends it" and sum(not line for line in roomy) <= 8
     page = "\n".join(roomy)

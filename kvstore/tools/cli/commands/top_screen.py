@@ -29,6 +29,7 @@ from kvstore.tools.problems import how_it_is
 from kvstore.units import NOTHING, format_bytes, format_duration, format_time, plural, printable, short_count
 
 NARROW = 60  # columns; below it the least important ones are left out
+WIDE = 100  # columns; from here on clients have their models
 ROWS_MAX = 5  # of a table
 HASH_DIGITS = 10
 ATTENTION_MAX = 4
@@ -74,7 +75,7 @@ def screen(
     room = console.height - len(console.render_lines(Group(*parts))) - bool(keys)
     lists: list[tuple[int, Callable[[int], RenderableType]]] = [
         (len(figures["models"]), lambda rows: _models(figures, narrow, rows)),
-        (len(figures["sessions"]), lambda rows: _sessions(figures, narrow, rows)),
+        (len(figures["sessions"]), lambda rows: _sessions(figures, console.width, rows)),
         (len(figures["prefixes"]), lambda rows: _prefixes(figures, narrow, rows)),
         (len(before), lambda rows: _before(before, rows)),
     ]
@@ -212,12 +213,13 @@ def _models(figures: Figures, narrow: bool, room: int) -> Table:
     return table
 
 
-def _sessions(figures: Figures, narrow: bool, room: int) -> Table:
+def _sessions(figures: Figures, width: int, room: int) -> Table:
     """Who is connected and may hold leases, who asks most first."""
+    narrow, wide = width < NARROW, width >= WIDE
     names = (
         ("requests/s", "leases") if narrow else ("since", "requests/s", "loaded", "stored", "hits", "leases")
     )
-    table = _table("client", "pid", *(() if narrow else ("model",)), *names)
+    table = _table("client", "pid", *(("model",) if wide else ()), *names)
     rows = figures["sessions"]
     shown = rows if len(rows) <= room else rows[: max(0, room - 1)]
     for row in shown:
@@ -231,7 +233,7 @@ def _sessions(figures: Figures, narrow: bool, room: int) -> Table:
             _add(
                 table,
                 *who,
-                row["model"],
+                *([row["model"]] if wide else []),
                 format_duration(row["connected_s"]),
                 rate,
                 *moved,
