@@ -653,9 +653,7 @@ class Engine(Parts):
         now_s = self.clock()
         return {
             **self.figures(),
-            "sessions": [
-                {"owner": s.owner, **s.peer.as_dict(now_s, len(s.leases)), "label": s.label} for s in sessions
-            ],
+            "sessions": [session.as_dict(now_s) for session in sessions],
             "namespaces": list(map(self.holdings.namespace, fitting(largest, namespace_bytes, STATUS_BYTES))),
             "holdings": self.holdings.told,
         }

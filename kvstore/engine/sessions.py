@@ -75,6 +75,11 @@ class Session:
     leases: dict[int, WriteLease | ReadLease] = field(default_factory=dict)
     is_closing: bool = False  # its client is gone, and its leases are being given back
 
+    def as_dict(self, now_s: float) -> answers.Session:
+        """As it is in answers."""
+        peer = self.peer.as_dict(now_s, len(self.leases))
+        return {"owner": self.owner, **peer, "label": self.label}
+
     def prompt_before(self, namespace: Namespace, parent: bytes) -> Prompt | None:
         """Of the latest lease, where it is open and its run ends with this block: what follows belongs to its prompt."""
         lease = next(reversed(self.leases.values()), None)
