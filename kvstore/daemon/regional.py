@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from kvstore.durable.worth import Cost, Prices, Seen, Worth
 from kvstore.engine.engine import Engine
 from kvstore.movement.shared import SharedLimits
 from replication.erasure.erased import Erased
-from replication.formats.nodes import Condition
+from replication.formats.nodes import Condition, NodeErased
 from replication.formats.tombstones import Tombstone
 from replication.problems import Problem
 from replication.region.read_through import ReadThrough
@@ -118,6 +118,10 @@ def join_regions(
     def erased(tombstone: Tombstone) -> None:
         reply(lambda: engine.erasing.erase(tombstone))
 
+    def how_far(tombstones: Sequence[Tombstone]) -> list[NodeErased]:
+        found = zip(tombstones, map(engine.erasing.left, tombstones), strict=True)
+        return [NodeErased(one.id, one.serial, *left) for one, left in found if left is not None]
+
     async def join() -> RegionNode:
         node = await RegionNode.join(
             Watched(deployment.regions[config.region].open(), config.region, levels.home.problems),
@@ -148,7 +152,7 @@ def join_regions(
 
     ordered = order if config.models.orders == "on" else None
     levels.home.start(
-        join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered, condition).run()
+        join, lambda node: Warming(node, warmer, reply, time.time, is_new, ordered, condition, how_far).run()
     )
     for name, level in levels.far.items():
         level.start(partial(follow, name))

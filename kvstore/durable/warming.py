@@ -16,6 +16,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import msgspec
+
 from kvstore.constants import WARM_PACKS_MAX, WARM_ROUND_S, WARM_TRIES_MAX
 from kvstore.durable.warmer import Brought, Warmer
 from kvstore.protocol import answers
@@ -23,13 +25,17 @@ from replication.catalogue.selection import Chosen, choose
 from replication.constants import CLOCK_SKEW_S, HEARTBEAT_LATE_S, NODE_INTERVAL_S, NODE_LOOK_S
 from replication.formats.announced import Announced
 from replication.formats.mirror_state import NOT_REACHED, read_mirrors
-from replication.formats.nodes import Condition, Node, put_node, read_node
+from replication.formats.nodes import Condition, Node, NodeErased, put_node, read_node
 from replication.formats.orders import MIRROR, Order, To, read_progress
+from replication.formats.tombstones import Tombstone
 from replication.region.order_watch import OrderWatch, Report
 from replication.region.region_node import RegionNode
 from replication.tasks import kept_going
 from tiers.errors import ObjectError
 
+NODE_ERASED_MAX: Final = 1024  # tombstones of which a node tells how far it is
+NODE_ERASED_LOOK_S: Final = 2.0  # between two looks how far it is
+NODE_RETRY_S: Final = 30.0  # after a bucket that failed
 MODEL_LOOK_S: Final = 1.0  # between two looks how far the preload of a model is
 
 log = logging.getLogger("kvstore.durable.warming")
@@ -51,14 +57,17 @@ class Warming:
         is_new: bool,
         order: OrderModel | None = None,
         condition: Callable[[], Condition | None] = lambda: None,
+        erased: Callable[[Sequence[Tombstone]], list[NodeErased]] = lambda tombstones: [],
     ) -> None:
-        """condition: how this daemon is, asked on the engine's thread. order: None where models are not ordered here. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life."""
+        """condition: how this daemon is, asked on the engine's thread. order: None where models are not ordered here. reply: runs a call on the engine's thread. clock: unix seconds. is_new: DRAM holds nothing of an earlier life.
+        erased: how far the engine is with these tombstones, asked on its thread."""
         self._node = node
         self._warmer = warmer
         self._reply = reply
         self._clock = clock
         self._order_model = order
         self._condition = condition
+        self._erased = erased
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
         self._watch = OrderWatch(
             node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
@@ -89,25 +98,37 @@ class Warming:
     # -- what is told --
 
     async def _tell(self) -> None:
-        restored = False
+        restored, erased = False, list[NodeErased]()
         while True:
             try:
                 if not restored:
                     await self._restore()
                     restored = True
-                told = await self._ask(self._told)
+                erased = await self._how_far(erased)
+                told = msgspec.structs.replace(await self._ask(self._told), erased=erased)
                 await put_node(self._node.objects, told)
                 await self._until_next(told)
             except ObjectError as error:
                 log.debug("what this daemon is told of is written later: %s", error)
-                await asyncio.sleep(NODE_INTERVAL_S)
+                await asyncio.sleep(NODE_RETRY_S)
 
     async def _until_next(self, told: Node) -> None:
-        """It is time to tell again, or there are other problems than were told."""
-        for _ in range(int(NODE_INTERVAL_S / NODE_LOOK_S)):
-            await asyncio.sleep(NODE_LOOK_S)
-            if _troubles(await self._ask(self._condition)) != _troubles(told.condition):
+        """It is time to tell again, there are other problems than were told, or it is further with a tombstone."""
+        for look in range(1, int(NODE_INTERVAL_S / NODE_ERASED_LOOK_S)):
+            await asyncio.sleep(NODE_ERASED_LOOK_S)
+            if await self._how_far(told.erased) != list(told.erased):
                 return
+            is_due = look % int(NODE_LOOK_S / NODE_ERASED_LOOK_S) == 0
+            if is_due and _troubles(await self._ask(self._condition)) != _troubles(told.condition):
+                return
+
+    async def _how_far(self, told: Sequence[NodeErased]) -> list[NodeErased]:
+        """With tombstones, where this is what was told last."""
+        tombstones = self._node.erasure.swept[-NODE_ERASED_MAX:]
+        done = {(one.tombstone, one.serial) for one in told if one.is_done}
+        if all((one.id, one.serial) in done for one in tombstones):
+            return list(told)
+        return await self._ask(lambda: self._erased(tombstones))
 
     async def _restore(self) -> None:
         """Go on counting where an earlier life was."""

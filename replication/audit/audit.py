@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from replication.audit.model_audit import ModelAudit, ModelReport
-from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, identity_of, keys_of
+from replication.audit.orphans import Finding, Hands, Kind, Orphans, Terms, deleted, keys_of
 from replication.catalogue.catalogue import Catalogue
 from replication.catalogue.seen import Seen
 from replication.constants import AUDIT_REQUESTS_MAX
@@ -41,7 +41,7 @@ from replication.formats.announced import Announced
 from replication.formats.region import Region, require_same
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
-from tiers.packs.packs import PACKS
+from tiers.packs.packs import PACKS, pack_identity
 from tiers.together import together
 
 AUDIT_AGAIN_S: Final = 60.0  # before what is not there is asked for again
@@ -162,7 +162,7 @@ class Audit:
         """Those of a listing that the catalogue does not know. What it knows, and is as long as it should be, is seen."""
         some: list[tuple[ObjectInfo, bytes]] = []
         for info in infos:
-            identity = identity_of(info.name)
+            identity = pack_identity(info.name)
             if identity is None:
                 report.strange += 1
                 told(Finding(Kind.STRANGE, info.name, "no name of a pack"))

@@ -36,7 +36,7 @@ from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused, PackDamaged
 from tiers.packs.codecs import CODECS
 from tiers.packs.pack_io import read_pack
-from tiers.packs.packs import PACK_HEADER_BYTES_MAX, PACKS, PRELUDE_BYTES, Pack, PackHeader, parse
+from tiers.packs.packs import PACK_HEADER_BYTES_MAX, PRELUDE_BYTES, Pack, PackHeader, pack_identity, parse
 from tiers.together import together
 
 ORPHANS_WAITING_MAX: Final = 1 << 16  # for their parents; 300 bytes each
@@ -91,17 +91,6 @@ class Terms(NamedTuple):
     settled_s: float
     restores_all: bool = False
     origin: Callable[[bytes], str | None] = lambda pack_id: ""
-
-
-def identity_of(name: str) -> tuple[bytes, bytes] | None:
-    """Namespace and id in the name of a pack; None if it is no such name."""
-    folder, slash, last = name.removeprefix(PACKS).partition("/")
-    if len(folder) != 32 or len(last) != 32 or not slash:
-        return None
-    try:
-        return bytes.fromhex(folder), bytes.fromhex(last)
-    except ValueError:
-        return None
 
 
 def keys_of(header: PackHeader) -> Iterable[bytes]:
@@ -192,7 +181,7 @@ class Orphans:
 
     async def _read(self, info: ObjectInfo) -> Pack | str:
         """The pack, or why it is none; "" if it is gone, or the way to it is to blame."""
-        identity = identity_of(info.name)
+        identity = pack_identity(info.name)
         assert identity is not None
         reason = ""
         for _ in range(2):
@@ -294,7 +283,7 @@ class Orphans:
 
     def _is_known(self, info: ObjectInfo) -> bool:
         """Whether it was announced meanwhile."""
-        identity = identity_of(info.name)
+        identity = pack_identity(info.name)
         assert identity is not None
         [known] = self._catalogue.packs([identity[1]])
         return known is not None and known.pack.name == info.name

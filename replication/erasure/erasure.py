@@ -1,7 +1,8 @@
 """Erasure: what tombstones name leaves the catalogue and the bucket, and does not come back.
 
-    tombstones/ ─▶ look, every 15 s ───▶ a new one: the whole catalogue is swept
+    tombstones/ ─▶ look, every 15 s ───▶ a new one: the whole catalogue is swept; the keeper lists packs/, too, now and later
     feed ─▶ catalogue ─▶ step, every second ─▶ what became known since is removed, if a tombstone names it
+                                              by the keeper from the bucket (`erased/` says how far), by all others from what they know
 
 A prefix is erased with all that hangs on it: packs that have its block, and packs behind those, whoever made them. Which
 blocks were found behind it is put down in the bucket before anything is removed: a pack may come later, from a node or a
@@ -18,17 +19,24 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
+
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import TOMBSTONES_INTERVAL_S
+from replication.constants import PROBLEMS_TOLD, TOMBSTONES_INTERVAL_S
 from replication.erasure.erased import Erased
+from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
+from replication.formats.carried_out import CarriedOut, put_carried_out
 from replication.formats.tombstones import Tombstone, put_behind, read_behind
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
+# The bucket is listed so long after a tombstone became known: a node that did not know it may have put something meanwhile.
+STRAYS_LOOKS_S: Final = (0.0, 600.0, 3600.0)
+STRAYS_AGAIN_S: Final = 600.0  # while something cannot be deleted
 
 log = logging.getLogger("replication.erasure")
 
@@ -44,8 +52,10 @@ class Erasure:
         clock: Callable[[], float],
         told: Callable[[Tombstone], None] = lambda tombstone: None,
         known: Erased | None = None,
+        holds: Callable[[], bool] = lambda: True,
     ) -> None:
-        """clock: unix seconds. known: where tombstones are kept; its own place if none is given."""
+        """clock: unix seconds. known: where tombstones are kept; its own place if none is given. holds: whether this process keeps
+        the region now; nobody else deletes anything, or puts anything down."""
         self.told = told
         self.erased = 0  # packs
         self.known = known or Erased(clock)
@@ -63,10 +73,23 @@ class Erasure:
         self._read: set[str] = set()  # names of objects that say so
         self._next = 0  # number of the first pack in the catalogue that was not looked at
         self._renewals = catalogue.renewals
-        self._undeleted = False  # some of what is erased is in the bucket still
+        self._holds = holds
+        self._held = False  # whether it kept the region at the last step
+        self._undeleted: dict[str, str] = {}  # names of what is erased and cannot be deleted, and why
+        self._strays = Strays(objects)
+        self._strays_due_s: list[float] = []  # loop's time, in order
+        self._looked_through: dict[
+            str, int
+        ] = {}  # tombstones by id, their serial: since they are known all of the bucket was looked at
+        self._said: dict[str, CarriedOut] = {}
         self._unswept: list[
             Tombstone
         ] = []  # of prefixes: the catalogue was not looked through since they are known
+
+    @property
+    def swept(self) -> list[Tombstone]:
+        """Those that are watched for, and of which all is known that hangs on what they name."""
+        return [tombstone for tombstone in self.tombstones if tombstone not in self._unswept]
 
     @property
     def tombstones(self) -> list[Tombstone]:
@@ -144,7 +167,9 @@ class Erasure:
             except ObjectError as error:
                 log.debug("%s: tombstones are looked for again: %s", self._objects.where, error)
             try:
+                self._see_keeper()
                 await self.step()
+                await self._keep(loop.time())
             except (ObjectError, CatalogueDamaged) as error:
                 log.debug("%s: erasing goes on later: %s", self._objects.where, error)
             await asyncio.sleep(ERASE_INTERVAL_S)
@@ -156,8 +181,6 @@ class Erasure:
             self.told(tombstone)
             if tombstone.block_hash:
                 self._unswept.append(tombstone)
-        if self._undeleted:
-            self._next, self._undeleted = 0, False
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
         for found in (
             await read_behind(self._objects, self._read, self.known.problems) if is_of_prefixes else ()
@@ -202,8 +225,78 @@ class Erasure:
                 self.covers(announced)
             await asyncio.sleep(0)
 
+    # -- what the keeper does --
+
+    def _see_keeper(self) -> None:
+        """Who keeps the region from now on looks at everything: another one may have died in the middle."""
+        holds = self._holds()
+        if holds and not self._held:
+            self._next = 0
+            self._looked_through.clear()
+            self._said.clear()
+        self._held = holds
+
+    async def _keep(self, now_s: float) -> None:
+        """Look at all that the bucket has, when it is time, and say how far it is. now_s: loop's time. Raises ObjectError."""
+        if not self._holds():
+            return
+        there = {tombstone.id: tombstone.serial for tombstone in self.tombstones}
+        if any(self._looked_through.get(one) != serial for one, serial in there.items()):
+            self._strays_due_s = [now_s + pause_s for pause_s in STRAYS_LOOKS_S]
+        if self._strays_due_s and self._strays_due_s[0] <= now_s:
+            await self._remove_strays()
+            self._looked_through = there
+            self._strays_due_s = [due_s for due_s in self._strays_due_s if due_s > now_s]
+        if self._undeleted and not self._strays_due_s:
+            self._strays_due_s = [now_s + STRAYS_AGAIN_S]
+        for tombstone in self.tombstones:
+            if self._looked_through.get(tombstone.id) == tombstone.serial:
+                await self._say(tombstone)
+
+    async def _remove_strays(self) -> None:
+        """What is erased, and in the bucket whether it was announced or not."""
+
+        def is_known(pack_id: bytes) -> bool:
+            return self._catalogue.packs([pack_id]) != [None]
+
+        self._undeleted.clear()  # each is tried again
+        async for names in self._strays.pages(self.tombstones, is_known, self.covers):
+            await self._keep_behind()
+            for name in names:
+                self.erased += await self._delete(name)
+        self._next = (
+            0  # what was listed may say what hangs on it; what could not be deleted is in the catalogue
+        )
+
+    async def _say(self, tombstone: Tombstone) -> None:
+        """That it is carried out, but for what cannot be deleted."""
+        left = {name: why for name, why in self._undeleted.items() if self._strays.concerns(name, tombstone)}
+        why = [f"{name}: {reason}" for name, reason in left.items()]
+        said = CarriedOut(tombstone.id, tombstone.serial, self._clock(), len(why), tuple(why[:PROBLEMS_TOLD]))
+        before = self._said.get(tombstone.id)
+        if before is None or msgspec.structs.replace(before, at_s=said.at_s) != said:
+            await put_carried_out(self._objects, said)
+            self._said[tombstone.id] = said
+
+    async def _delete(self, name: str) -> bool:
+        """Whether it could be. One that cannot is a problem, is read by nobody, and is tried again now and then; the others go.
+        Raises ObjectUnavailable."""
+        if not self._holds():
+            raise ObjectUnavailable(f"{self._objects.where}: this process does not keep the region now")
+        try:
+            await self._objects.delete([name])
+        except (ObjectDamaged, ObjectRefused) as error:
+            self._undeleted[name] = f"cannot be deleted: {error}"
+            self.known.problems.note(name, f"erased, and cannot be deleted: {error}")
+            return False
+        self._undeleted.pop(name, None)
+        self.known.problems.over(name)
+        return True
+
     async def _keep_behind(self) -> None:
         """Before anything is removed that says what hangs on it: others, and later lives, need it still."""
+        if not self._holds():
+            return
         for tombstone in self.tombstones:
             behind, kept = (found.setdefault(tombstone.id, set()) for found in (self._behind, self._kept))
             unkept = self._unkept.setdefault(tombstone.id, [])
@@ -215,16 +308,9 @@ class Erasure:
                 del unkept[: len(links)]
 
     async def _remove(self, packs: Iterable[Announced]) -> None:
-        """From the bucket first: what is in the catalogue still is found again if that fails. One that cannot be deleted is
-        a problem, is read by nobody, and is tried again with the next look; the others go."""
+        """From the bucket first: what is in the catalogue still is found again if that fails."""
         for announced in packs:
-            name = announced.pack.name
-            try:
-                await self._objects.delete([name])
-            except (ObjectDamaged, ObjectRefused) as error:
-                self._undeleted = True
-                self.known.problems.note(name, f"erased, and cannot be deleted: {error}")
+            if self._holds() and not await self._delete(announced.pack.name):
                 continue
-            self.known.problems.over(name)
             self._catalogue.forget(announced.pack.id)
             self.erased += 1

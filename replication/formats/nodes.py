@@ -1,9 +1,10 @@
 """Nodes: what each daemon tells of itself in its region's bucket, every ten minutes, and soon when it has other problems.
 
     nodes/<writer>     Node: how much its tiers hold, how fast it loads from the bucket, and of the tokens that were asked for
-                       lately, by model and tenant, how many the region had durable; and how it is, by its own words
+                       lately, by model and tenant, how many the region had durable; how it is, by its own words; and which
+                       tombstones it has carried out, at once
 
-So whoever plans for a region, or looks at all of its nodes, needs nothing but its bucket.
+So whoever plans for a region, looks at all of its nodes, or waits until something is erased, needs nothing but its bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Meta
 
 from replication.constants import MIB, NODE_PROBLEMS_MAX, NODE_ROWS_MAX
 from replication.errors import Damaged
-from replication.formats.ranges import AgeS, Count, Rate, Size, Text, UnixS, Word
+from replication.formats.ranges import AgeS, Count, HexId, Rate, Size, Text, UnixS, Word
 from replication.formats.sealed import fetch, seal
 from replication.problems import Problems
 from tiers.bucket.objects import Objects
@@ -68,8 +69,22 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     problems: Annotated[Sequence[Trouble], Meta(max_length=16 * NODE_PROBLEMS_MAX)] = ()
 
 
+class NodeErased(msgspec.Struct, frozen=True, array_like=True):
+    """How far a node is with a tombstone of this serial. in_use: blocks that go when they are given back. is_looking: not all was looked at."""
+
+    tombstone: HexId
+    serial: Count
+    in_use: Count
+    is_looking: bool
+
+    @property
+    def is_done(self) -> bool:
+        return not self.in_use and not self.is_looking
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known."""
+    """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known. erased: of
+    the latest tombstones that are in force."""
 
     writer: Word
     at_s: UnixS
@@ -78,6 +93,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes_per_s: Rate = 0.0
     asked: Annotated[Sequence[Asked], Meta(max_length=16 * NODE_ROWS_MAX)] = ()
     condition: Condition | None = None
+    erased: Annotated[Sequence[NodeErased], Meta(max_length=16 * NODE_ROWS_MAX)] = ()
 
     def holds_bytes(self, to: str) -> int:
         return self.dram_bytes if to == "dram" else self.nvme_bytes

@@ -115,6 +115,17 @@ def pack_name(namespace: bytes, pack_id: bytes) -> str:
     return f"{PACKS}{namespace.hex()}/{pack_id.hex()}"
 
 
+def pack_identity(name: str) -> tuple[bytes, bytes] | None:
+    """Namespace and id in the name of a pack; None if it is no such name."""
+    folder, slash, last = name.removeprefix(PACKS).partition("/")
+    if len(folder) != 32 or len(last) != 32 or not slash:
+        return None
+    try:
+        return bytes.fromhex(folder), bytes.fromhex(last)
+    except ValueError:
+        return None
+
+
 def encoded(header: PackHeader, with_tags: bool = True) -> bytes:
     """Without tags, these are the bytes of versions that know none."""
     fields = msgspec.structs.astuple(header)
