@@ -107,7 +107,7 @@ class RegionNode(RegionReader):
         keeper = Keeper(objects, marker, chance, is_mirror)
         tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
         upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, clock, chance)
-        erasure = Erasure(objects, catalogue, clock, erased, tombstones)
+        erasure = Erasure(objects, catalogue, clock, erased, tombstones, lambda: keeper.holds)
         node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
         audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), clock)
         node.auditing = Auditing(objects, audit, tail, keeper, skew_s, clock, chance)

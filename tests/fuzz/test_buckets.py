@@ -24,7 +24,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.errors import CatalogueDamaged, Damaged, MarkerDamaged, RegionError
 from replication.feed import snapshots
 from replication.feed.snapshots import Snapshots
-from replication.formats import manifests, mirror_state, nodes, orders, segment, tombstones
+from replication.formats import carried_out, manifests, mirror_state, nodes, orders, segment, tombstones
 from replication.formats.announced import Announced, entry_of
 from replication.formats.region import MARKER, init_region, open_region
 from replication.formats.sealed import PRELUDE_BYTES, seal
@@ -116,6 +116,7 @@ async def _behind(objects: MemoryObjects) -> None:
     assert tombstones.Behind("f" * 32, [b"other"]) in await tombstones.read_behind(objects, set())
 
 
+CARRIED_OUT = carried_out.CarriedOut("0" * 32, 1, 2.0, 1, ("a lock",))
 ORDER = orders.Order(models=("a*",), tenants=("t",), made_s=1.0, until_s=9.0)
 OTHER = orders.Order(models=("other",), made_s=1.0, until_s=9.0)
 
@@ -244,6 +245,10 @@ FORMATS = {
     "behind": Format(
         *_beside("behind/", lambda objects: tombstones.put_behind(objects, "0" * 32, [], [(b"a", b"b")])),
         _behind,
+    ),
+    "carried out": Format(
+        *_beside("erased/", lambda objects: carried_out.put_carried_out(objects, CARRIED_OUT)),
+        lambda objects: carried_out.read_carried_out(objects, CARRIED_OUT.tombstone),
     ),
     "order": Format(*_beside("orders/", lambda objects: orders.put_order(objects, ORDER)), _orders),
     "progress": Format(
