@@ -56,7 +56,7 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until((place.data_dir / "namespaces.json").exists)
     daemon.stop(signal.SIGKILL)
     (place.data_dir / "namespaces.json").unlink()
-    assert kvstore("erase", "--tenant", "acme", "--regions", file).returncode == 0
+    assert kvstore("region", "erase", "--tenant", "acme", "--regions", file).returncode == 0
     until(lambda: first.lookup([space_of(first, "acme")], prompts["acme"]) == 0)
     daemon = serve(place, *daemon.arguments)
     for client in clients:
