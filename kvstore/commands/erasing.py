@@ -101,11 +101,23 @@ class Erasing:
         namespaces.named = self._named
 
     def erase(self, tombstone: Tombstone) -> None:
-        """Drop what it names, in the steps that follow; none of it is handed out any more."""
+        """Drop what it names, in the steps that follow; none of it is handed out any more. One that was taken back: what is left stays."""
+        if tombstone.is_taken_back:
+            self._take_back(tombstone.id)
+            return
         self._known[tombstone.id] = tombstone
         for namespace in self._namespaces:
             if tombstone.names(namespace.spec):
                 self._begin(namespace, tombstone)
+
+    def _take_back(self, tombstone_id: str) -> None:
+        self._known.pop(tombstone_id, None)
+        for task in [task for task in self._tasks if task.tombstone.id == tombstone_id]:
+            self._tasks.remove(task)
+            for block in list(task.held):
+                task.let_go(block)
+            if task.is_marked:
+                task.unmark()
 
     def left(self, tombstone: Tombstone) -> Left | None:
         """None where it was not heard of, or not of its serial."""

@@ -35,14 +35,14 @@ class Erased:
     """Of one region, for as long as its process lives. is_read: all that the bucket has were read, once, but for those that nobody
     can read: these are problems. unavailable: why some could not be read when it was looked last, "" if all could."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: unix seconds."""
+    def __init__(self, clock: Callable[[], float], known: Iterable[Tombstone] = ()) -> None:
+        """clock: unix seconds. known: before anything is read."""
         self.is_read = False
         self.unavailable = ""
         self.problems = Problems()
         self._clock = clock
         self._read: set[str] = set()  # names and ETags
-        self._known = _Known({}, {})
+        self._known = _Known({one.id: one for one in known}, {})
 
     @property
     def tombstones(self) -> list[Tombstone]:
@@ -51,7 +51,7 @@ class Erased:
         return [tombstone for tombstone in self._known.by_id.values() if now_s < tombstone.watched_until_s]
 
     async def look(self, objects: Objects) -> list[Tombstone]:
-        """Learn of new tombstones. Returns those by which something is to be erased, once more perhaps. Raises ObjectError where
+        """Learn of new tombstones. Returns those by which something is to be erased, once more perhaps, or kept again. Raises ObjectError where
         there is no list; what can be read is learned in any case."""
         self.problems.where = objects.where
         members = await look_for_tombstones(objects, self._read, self.problems)
@@ -106,7 +106,10 @@ _NOTHING = _Named(0.0, {})
 
 
 def _is_news(one: Tombstone, known: Tombstone | None, now_s: float) -> bool:
-    """Whether what a newer one names is to be erased: it was not, it was erased again, or it was not watched for any more."""
+    """Whether what a newer one names is to be erased: it was not, it was erased again, or it was not watched for any more. Or is not to
+    be any more."""
+    if one.is_taken_back:
+        return known is not None and now_s < known.watched_until_s
     is_again = known is None or one.serial > known.serial or known.watched_until_s <= now_s
     return is_again and now_s < one.watched_until_s
 

@@ -179,7 +179,7 @@ class Erasure:
         for tombstone in await self.known.look(self._objects):
             self._next = 0
             self.told(tombstone)
-            if tombstone.block_hash:
+            if tombstone.block_hash and not tombstone.is_taken_back:
                 self._unswept.append(tombstone)
         is_of_prefixes = any(tombstone.block_hash for tombstone in self.tombstones)
         for found in (

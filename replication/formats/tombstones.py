@@ -9,7 +9,8 @@ the clocks of those say who stored it: so nothing that was erased comes back fro
 region that was. What is computed anew meanwhile is served by the tiers of its node, and is not persisted.
 
 The same is erased again by the same tombstone with a higher serial: whoever knows a lower one erases again. Of two of the same
-the one with the higher serial holds, wherever they meet.
+the one with the higher serial holds, wherever they meet. It is taken back the same way, by one that is watched for until 0; none is
+ever deleted, for a mirror would bring it again.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
         said = msgspec.msgpack.encode((self.tenant, sorted(self.namespaces), self.block_hash))
         return xxhash.xxh3_128_hexdigest(said)
 
+    @property
+    def is_taken_back(self) -> bool:
+        return not self.watched_until_s
+
     def outranks(self, other: Tombstone) -> bool:
         """Whether it holds, and not the other one of the same."""
         return (self.serial, self.watched_until_s) > (other.serial, other.watched_until_s)
@@ -84,6 +89,18 @@ async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
         )
     await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
     return tombstone
+
+
+async def take_back(objects: Objects, tombstone_id: str) -> Tombstone | None:
+    """From now on what it names is kept again. Returns the one that was there, None for none. Raises Damaged, ObjectError."""
+    try:
+        there = await _read(objects, TOMBSTONES + tombstone_id)
+    except ObjectMissing:
+        return None
+    if not there.is_taken_back:
+        back = msgspec.structs.replace(there, watched_until_s=0, serial=there.serial + 1)
+        await objects.put(TOMBSTONES + tombstone_id, seal(_MAGIC, back))
+    return there
 
 
 async def bring(objects: Objects, tombstone: Tombstone) -> bool:

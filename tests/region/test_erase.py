@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvstore.client import Client
 from tests.region.regions import arguments, chain, init, read, regions_file, space_of, status, store, until
@@ -36,7 +37,7 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until(lambda: status(second)["blocks"] == 16)
     for tenant, hashes in prompts.items():
         assert read(second, space_of(second, tenant), hashes) == 8
-    said = kvstore("region", "erase", "--tenant", "acme", "--regions", file, "-o", "json")
+    said = kvstore("region", "erase", "--yes", "--tenant", "acme", "--regions", file, "-o", "json")
     assert said.returncode == 0 and json.loads(said.stdout)["regions"] == [
         {"region": "na", "state": "buried"}
     ]
@@ -56,7 +57,7 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until((place.data_dir / "namespaces.json").exists)
     daemon.stop(signal.SIGKILL)
     (place.data_dir / "namespaces.json").unlink()
-    assert kvstore("region", "erase", "--tenant", "acme", "--regions", file).returncode == 0
+    assert kvstore("region", "erase", "--yes", "--tenant", "acme", "--regions", file).returncode == 0
     until(lambda: first.lookup([space_of(first, "acme")], prompts["acme"]) == 0)
     daemon = serve(place, *daemon.arguments)
     for client in clients:
@@ -77,10 +78,21 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
         (("--tenant", "a", "--region", "eu"), "known are na"),
         (("--tenant", "a", "--days", "0"), "allowed are"),
     ):
-        run = kvstore("region", "erase", *words, "--regions", file)
+        run = kvstore("region", "erase", "--yes", *words, "--regions", file)
         assert run.returncode == 2 and said in run.stderr and len(run.stderr.splitlines()) == 1
-    run = kvstore("region", "erase", "--tenant", "a", "--regions", file)
+    run = kvstore("region", "erase", "--yes", "--tenant", "a", "--regions", file)
+    assert run.returncode == 1 and "kvstore region init" in run.stderr and not run.stdout
+    run = kvstore("region", "erase", "--yes", "--force", "--tenant", "a", "--regions", file)
     assert run.returncode == 1 and "kvstore region init" in run.stdout
+    for words, said in (
+        (("--tenant", "a"), "nobody to ask: this is no terminal; give --yes or --dry-run"),
+        (("--ls", "--tenant", "a"), "--ls and --cancel take no --tenant"),
+        (("--cancel", "abc"), "a tombstone has 32 hex digits"),
+        (("--ls", "--dry-run"), "not allowed with argument"),
+    ):
+        run = kvstore("region", "erase", *words, "--regions", file)
+        assert (run.returncode, run.stdout) == (2, "") and said in run.stderr
+        assert len(run.stderr.splitlines()) == 1
     assert not list((tmp_path / "na").iterdir())
 
 
@@ -96,6 +108,7 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     words: list[str | Path] = [
         "region",
         "erase",
+        "--yes",
         "--namespace",
         space.digest.hex(),
         "--regions",
@@ -113,6 +126,7 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
     ) and "no prefix that is known here begins so" in done.stderr
     done = kvstore(*words, "--prefix", hashes[2].hex()[:10], "--socket", tmp_path / "nobody")
     assert (done.returncode, done.stdout) == (2, "") and "give the whole hash" in done.stderr
+    words += ["--force"]
     for digits, socket, code in (
         (16, tmp_path / "nobody", 0),
         (20, tmp_path / "nobody", 2),
@@ -124,3 +138,45 @@ def test_the_beginning_of_a_hash_is_enough_where_a_daemon_knows_it(tmp_path: Pat
         assert ("taken as a whole hash" in done.stderr) == (code == 0)
     done = kvstore(*words, "--prefix", hashes[2].hex(), "--socket", tmp_path / "nobody")
     assert done.returncode == 0 and json.loads(done.stdout)["prefix"] == hashes[2].hex()
+
+
+def test_whoever_is_erased_is_known_and_can_be_taken_back(tmp_path: Path, serve: Serve) -> None:
+    """A name that nobody knows is refused, with those that there are; a dry run says what would go and changes nothing; what is in force
+    is listed; taken back before a node reads it, nothing is lost, and after it what comes anew is kept again."""
+    file = regions_file(tmp_path, "na")
+    init(file, "na")
+    place = Place(tmp_path)
+    daemon = serve(place, *arguments(place, file, "na", "--set=durable.seen_times=1"))
+    with Client(str(place.socket), timeout_s=5.0) as client:
+        hashes, space = chain("prompt", 8), space_of(client, "acme")
+        store(client, space, hashes)
+        client.lookup([space], hashes, ticket=1, tokens=8 * 64)
+        until(lambda: status(client)["blocks"] == 8)
+    assert daemon.stop() == 0
+
+    def erase(*words: str, code: int = 0) -> Any:
+        run = kvstore("region", "erase", *words, "--regions", file, "-o", "json", "--socket", place.socket)
+        assert run.returncode == code, run.stderr
+        return json.loads(run.stdout) if run.stdout else run.stderr
+
+    said = erase("--tenant", "amce", "--yes", code=3)
+    assert "tenant amce: nothing of it is known: tenants are acme" in said and said.count("\n") == 1
+    would = erase("--tenant", "acme", "--dry-run")
+    (row,) = would["regions"]
+    assert would["dry_run"] and (row["state"], row["packs"]) == ("ready", 1) and row["bytes"] > 1024
+    assert erase("--ls")["tombstones"] == []
+    erased = erase("--tenant", "acme", "--yes")["tombstone"]
+    assert erased == would["tombstone"]
+    (stone,) = erase("--ls")["tombstones"]
+    assert (stone["tombstone"], stone["tenant"], stone["namespaces"]) == (erased, "acme", [])
+    assert erase("--cancel", erased)["regions"] == [{"region": "na", "state": "taken back"}]
+    assert erase("--ls")["tombstones"] == []
+    assert erase("--cancel", erased)["regions"] == [{"region": "na", "state": "was taken back before"}]
+    assert "no such tombstone" in erase("--cancel", "0" * 32, code=3)
+    daemon = serve(place, *daemon.arguments)
+    with Client(str(place.socket), timeout_s=5.0) as client:
+        until(lambda: status(client)["blocks"] == 8)
+        erase("--tenant", "acme", "--yes")
+        until(lambda: status(client)["blocks"] == 0 and status(client)["tombstones"] == 1)
+        erase("--cancel", erased)
+        until(lambda: status(client)["tombstones"] == 0)

@@ -190,7 +190,7 @@ def test_what_is_erased_is_not_read_through(tmp_path: Path, serve: Serve) -> Non
             "eu",
         ),
     ):
-        said = kvstore("region", "erase", *words, "--regions", file)
+        said = kvstore("region", "erase", "--yes", *words, "--regions", file)
         assert said.returncode == 0, said.stdout + said.stderr
     for name in ("one", "two"):
         daemon = node(tmp_path, name, serve, file, "eu", OFF)
@@ -215,7 +215,9 @@ def test_a_tombstone_at_home_ends_what_was_read_through(tmp_path: Path, serve: S
         until(lambda: asked(client, space, hashes) == BLOCKS)
         assert read(client, space, hashes) == BLOCKS
         assert (
-            kvstore("region", "erase", "--tenant", "acme", "--region", "eu", "--regions", file).returncode
+            kvstore(
+                "region", "erase", "--yes", "--tenant", "acme", "--region", "eu", "--regions", file
+            ).returncode
             == 0
         )
         until(lambda: asked(client, space, hashes) == 0)

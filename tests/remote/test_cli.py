@@ -128,7 +128,7 @@ WORKS: list[tuple[str, str, Any, Any, str, str]] = [
      {"model": "m", "revision": "r", "bytes": 1, "by_source": {"disk": 1024}, "seconds": 0.1}, "model: m", "m@r is in DRAM: 1 KiB"),
     ("region verify eu --deep --sample 1%", "RegionService/VerifyRegion", regions_pb2.VerifyRegionResponse, VERIFIED, "region: eu deep: True share: 0.01", "sound"),
     ("warm eu --model a* --budget 1MiB --for 1h --wait 0", "RegionService/WarmRegion", regions_pb2.WarmRegionResponse, {**PLAN, "state": "not taken"}, "models: a* budget_bytes: 1048576 in_force { seconds: 3600", "no daemon of the region"),
-    ("region erase --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
+    ("region erase --yes --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
      {"tombstone": "t", "prefix": "", "watched_until_s": 1, "regions": [{"region": "eu", "state": "buried"}]}, "tenant: acme", "eu      buried"),
 ]  # fmt: skip
 
@@ -213,7 +213,10 @@ def test_wrong_words_are_refused(capsys: Captured, monkeypatch: pytest.MonkeyPat
             "model publish: --by does not go with --node",
         ),
         (["model", "ls", *node, "--region", "eu"], "--region does not go with --node"),
-        (["region", "erase", *node, "--tenant", "a", "--regions", "f"], "--regions does not go with --node"),
+        (
+            ["region", "erase", "--yes", *node, "--tenant", "a", "--regions", "f"],
+            "--regions does not go with --node",
+        ),
         (["prefetch", *node, "abcd"], "unrecognized arguments: --node"),
         (["warm", "eu", *node, "--budget", "lots"], "--budget lots"),
         (["explain", *node, "--engines"], "--engines does not go with --node"),

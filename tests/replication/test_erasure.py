@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from replication.catalogue.catalogue import LOST_KEPT_S, Catalogue
 from replication.erasure.erasure import Erasure
 from replication.formats.announced import Announced
-from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, bring, bury, read_tombstones
+from replication.formats.tombstones import (
+    BEHIND,
+    TOMBSTONES,
+    Tombstone,
+    bring,
+    bury,
+    read_tombstones,
+    take_back,
+)
 from tests.objects import MemoryObjects
 from tests.replication.durable import hash_of, spec_of
 from tests.replication.memory_rows import MemoryRows
@@ -176,6 +184,26 @@ def test_of_two_regions_the_later_erasing_holds() -> None:
         assert run(bring(home.objects, tombstone)) is is_put
         home.work()
     assert home.told == [old, new]
+
+
+def test_one_that_is_taken_back_names_nothing_any_more() -> None:
+    """Wherever it was brought: not by an older one that is brought later either; erased again, it erases again."""
+    home, source = Node(), Node()
+    old = run(bury(source.objects, Tombstone(tenant="acme", watched_until_s=LONG_S)))
+    assert run(bring(home.objects, old))
+    home.work()
+    kept = home.add(SPECS[0], (), ("late",))
+    assert run(take_back(source.objects, old.id)) == old
+    (back,) = run(read_tombstones(source.objects)).values()
+    assert back.is_taken_back and run(bring(home.objects, back)) and not run(bring(home.objects, old))
+    home.work()
+    assert home.told == [old, back] and not home.erasure.tombstones
+    assert home.known() == {kept.pack.id} and not home.erasure.forbids(SPECS[0])
+    again = run(bury(source.objects, Tombstone(tenant="acme", watched_until_s=LONG_S)))
+    assert run(bring(home.objects, again))
+    home.work()
+    assert home.told[-1] == again and not home.known()
+    assert run(take_back(source.objects, "0" * 32)) is None
 
 
 def test_damaged_tombstones_are_left_out() -> None:

@@ -52,7 +52,7 @@ def _erase(request: pb.EraseRegionsRequest) -> list[str]:
     if not re.fullmatch("([0-9a-fA-F]{4,128})?", request.prefix):
         raise BadRequest("prefix: allowed are 4 to 128 hex digits, a block hash or its beginning")
     return [
-        *("region", "erase"),
+        *("region", "erase", "--yes", "--force"),
         *given("--namespace", *request.namespaces),
         *given("--tenant", *words_of("tenant", [request.tenant])),
         *given("--prefix", request.prefix),

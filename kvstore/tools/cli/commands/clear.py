@@ -19,10 +19,10 @@ here has that name, 4 when no daemon answers.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from kvstore.tools.cli import FAILED, OK, USAGE, CliError
+from kvstore.tools.cli.asking import agreed, must_ask
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import present
 from kvstore.tools.cli.prefixes import ask, find_prefix, namespace_of, require_beginning, short, tenant_name
@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     scope = _scope(args)
-    must_ask = not args.yes and not args.dry_run
-    if must_ask and not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CliError("clear: nobody to ask: this is no terminal; give --yes or --dry-run", exit_code=USAGE)
+    asks = must_ask(args)
     scope["block_hash"] = ask(args, "clear", lambda client: _block_hash(client, args, scope["namespace"]))
 
     def clear(dry: bool) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return answer
 
-    if must_ask and not _agreed(clear(dry=True)):
+    if asks and not _agreed(clear(dry=True)):
         raise CliError("clear: nothing was cleared")
     return _say(args, clear(dry=args.dry_run))
 
@@ -104,9 +102,7 @@ def _agreed(found: dict[str, Any]) -> bool:
         if stays
         else ""
     )
-    print(f"This drops {_held(found)}{kept}. The region's bucket is not touched.", file=sys.stderr)
-    print("Clear it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed(f"This drops {_held(found)}{kept}. The region's bucket is not touched.", "Clear it?")
 
 
 def _say(args: argparse.Namespace, answer: dict[str, Any]) -> int:

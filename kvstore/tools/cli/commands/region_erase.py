@@ -4,13 +4,20 @@
   kvstore region erase --namespace 3fa2…                    everything of a namespace (its whole digest: kvstore status -o json)
   kvstore region erase --prefix 5f0c…e1 --namespace 3fa2…   a prefix that ends with this block, and all that goes on behind it
   kvstore region erase --tenant acme --region eu            in one region only
+  kvstore region erase --tenant acme --dry-run              erase nothing, say what would go
+  kvstore region erase --ls                                 what is erased and watched for now, and in which regions
+  kvstore region erase --cancel TOMBSTONE                   take one back: what nodes have not erased by then stays, and is kept again
+
+On a terminal it says what goes, and asks; elsewhere --yes is required. A tenant or namespace of which neither the regions nor the daemon
+here know anything is refused; --force erases it all the same, and asks no region what it knows.
 
 A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
-from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again erases again, and prolongs it. A
-region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too).
+from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again prolongs it. A
+region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too). What is
+erased cannot be brought back: --cancel is in time for regions whose nodes have not read it, and ends the watch in all others.
 
-Exit code 0 when every bucket has the tombstone, 1 when one refused, 2 for wrong names, 3 when nothing that the daemon here knows
-begins like the prefix, 4 when a bucket did not answer.
+Exit code 0 when every bucket has the tombstone, 1 when one refused or you said no, 2 for wrong words, 3 when nobody of that name, no such
+prefix or no such tombstone is known, 4 when a bucket did not answer.
 """
 
 from __future__ import annotations
@@ -20,19 +27,24 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import OK, USAGE, CliError
+from kvstore.tools.cli import NOT_FOUND, OK, USAGE, CliError
+from kvstore.tools.cli.asking import agreed, must_ask
 from kvstore.tools.cli.buckets import code_of, opened, place_of
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
 from kvstore.tools.cli.options import add_config_arguments, is_of_node
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import whole_or_found
+from kvstore.units import format_bytes, format_time, plural
 
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
+    from kvstore.tools.cli.commands.region_known import Known
     from replication.formats.tombstones import Tombstone
+    from tiers.bucket.objects import Objects
 
 DAYS_MAX = 3650
 
@@ -58,41 +70,237 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--days", type=float, default=30.0, help="how long nothing of it is kept or copied (default 30)"
     )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--force", action="store_true", help="even if nobody of that name is known")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="erase nothing, say what would go")
+    what.add_argument("--ls", action="store_true", help="list what is erased and watched for now")
+    what.add_argument("--cancel", default="", metavar="TOMBSTONE", help="take one back, as --ls names it")
     add_regions_argument(parser)
     add_config_arguments(parser, "table", "json")
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    if is_of_node(args):
-        return _of_node(args)
-    tombstone = _tombstone(args)
+    of_node = is_of_node(args)
+    if args.ls or args.cancel:
+        return _of_tombstones(args)
+    tombstone, asks = _tombstone(args, of_node), must_ask(args)
+    if of_node:
+        return _of_node(args, asks)
+    deployment, regions = _regions(args)
+    rows: list[dict[str, Any]] = []
+    if asks or args.dry_run or not args.force:
+        rows, code = _looked_at(args, deployment, regions, tombstone)
+        if args.dry_run:
+            present(args, _facts(tombstone, rows, dry_run=True), _show)
+            return code
+    what = f"{_subject(args)} in {', '.join(regions)} and on all nodes there, {_size(rows)}"
+    if asks and not agreed(f"This erases {what}. It cannot be brought back.", "Erase it?"):
+        raise CliError(f"{args.called}: nothing was erased")
+
+    async def bury_in(objects: Objects) -> str:
+        from replication.formats.tombstones import bury
+
+        await bury(objects, tombstone)
+        return "buried"
+
+    rows, code = _in_each(deployment, regions, bury_in)
+    present(args, _facts(tombstone, rows), _show)
+    return code
+
+
+def _regions(args: argparse.Namespace) -> tuple[Deployment, list[str]]:
     deployment = load_deployment(args)
     for name in args.region:
         place_of(deployment, name, f"{args.called}: --region")
-    regions = args.region or list(deployment.regions)
-    states = asyncio.run(_bury(deployment, regions, tombstone))
+    return deployment, args.region or list(deployment.regions)
+
+
+def _looked_at(
+    args: argparse.Namespace, deployment: Deployment, regions: Sequence[str], tombstone: Tombstone
+) -> tuple[list[dict[str, Any]], int]:
+    """What each region has of it, and the exit code. Raises CliError where nobody knows it."""
+    from kvstore.tools.cli.commands.region_known import known_here, known_in
+
+    found: list[Known] = [known_here(args, tombstone)]
+
+    async def look(name: str) -> tuple[dict[str, Any], int]:
+        from replication.errors import ReplicationError
+        from tiers.errors import TierError
+
+        try:
+            known = await known_in(deployment, name, tombstone)
+        except (ReplicationError, TierError) as error:
+            return {"region": name, "state": str(error), "packs": None, "bytes": None}, code_of(error)
+        found.append(known)
+        return {"region": name, "state": "ready", "packs": known.packs, "bytes": known.bytes}, OK
+
+    async def looks() -> list[tuple[dict[str, Any], int]]:
+        return [await look(name) for name in regions]
+
+    looked = asyncio.run(looks())
+    code = max(code for _, code in looked)
+    if not args.force and not any(known.is_known for known in found):
+        tenants = sorted({tenant for known in found for tenant in known.tenants if tenant})
+        others = f": tenants are {', '.join(tenants[:8])}" if tenants else ""
+        away = "".join(f"; {row['region']}: {row['state']}" for row, code in looked if code)
+        raise CliError(
+            f"{args.called}: {_subject(args)}: nothing of it is known{others}{away} (--force erases it all the same)",
+            exit_code=code or NOT_FOUND,
+        )
+    return [row for row, _ in looked], code
+
+
+def _subject(args: argparse.Namespace) -> str:
+    words = [f"tenant {args.tenant}"] if args.tenant else []
+    words += [f"namespace {digest[:12]}" for digest in args.namespace]
+    return ("a prefix of " if args.prefix else "") + ", ".join(words)
+
+
+def _size(rows: Sequence[dict[str, Any]]) -> str:
+    there = [row for row in rows if row["packs"] is not None]
+    packs, size = sum(row["packs"] for row in there), sum(row["bytes"] for row in there)
+    return f"{plural(packs, 'pack')} ({format_bytes(size)}) of the buckets" if there else "whatever is there"
+
+
+def _in_each(
+    deployment: Deployment, regions: Sequence[str], work: Callable[[Objects], Awaitable[str]]
+) -> tuple[list[dict[str, Any]], int]:
+    """What to say of each region, and the exit code that this asks for."""
+    from replication.errors import ReplicationError
+    from tiers.errors import TierError
+    from tiers.together import together
+
+    async def one(name: str) -> tuple[str, int]:
+        try:
+            return await work(await opened(deployment, name)), OK
+        except (ReplicationError, TierError) as error:
+            return str(error), code_of(error)
+
+    async def each() -> list[tuple[str, int]]:
+        return await together(map(one, regions))
+
+    states = asyncio.run(each())
     rows = [{"region": name, "state": state} for name, (state, _) in zip(regions, states, strict=True)]
-    told = {"tombstone": tombstone.id, "prefix": tombstone.block_hash.hex()}
-    present(args, {**told, "watched_until_s": tombstone.watched_until_s, "regions": rows}, _show)
-    return max(code for _, code in states)
+    return rows, max(code for _, code in states)
+
+
+def _facts(tombstone: Tombstone, rows: list[dict[str, Any]], dry_run: bool = False) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "tombstone": tombstone.id,
+        "prefix": tombstone.block_hash.hex(),
+        "watched_until_s": tombstone.watched_until_s,
+        "regions": rows,
+    }
 
 
 def _show(document: dict[str, Any]) -> None:
     if document["prefix"]:
         print(f"prefix {document['prefix']}\n")
-    rows = [list(row.values()) for row in document["regions"]]
-    print_table(f"tombstone {document['tombstone']}", ["region", "state"], rows)
+    rows = document["regions"]
+    title = (
+        "nothing is erased: it would be" if document.get("dry_run") else f"tombstone {document['tombstone']}"
+    )
+    print_table(title, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _of_node(args: argparse.Namespace) -> int:
+def _of_node(args: argparse.Namespace, asks: bool) -> int:
     """In the regions that another node knows."""
     from kvstore.tools.cli.nodes import run_there
 
-    what = (args.prefix, args.namespace, args.tenant, args.region, math.ceil(args.days))
-    return run_there(args, args.called, lambda node: node.erase_regions(*what), _show)
+    what = f"This erases {_subject(args)} in the regions that {args.node} knows, and on all their nodes."
+    if asks and not agreed(f"{what} It cannot be brought back.", "Erase it?"):
+        raise CliError(f"{args.called}: nothing was erased")
+    wanted = (args.prefix, args.namespace, args.tenant, args.region, math.ceil(args.days))
+    return run_there(args, args.called, lambda node: node.erase_regions(*wanted), _show)
 
 
-def _tombstone(args: argparse.Namespace) -> Tombstone:
+# -- what is erased --
+
+
+def _of_tombstones(args: argparse.Namespace) -> int:
+    """List them, or take one back."""
+    if args.tenant or args.namespace or args.prefix:
+        raise CliError(
+            f"{args.called}: --ls and --cancel take no --tenant, --namespace or --prefix", exit_code=USAGE
+        )
+    deployment, regions = _regions(args)
+    if args.cancel:
+        return _cancel(args, deployment, regions)
+    found: dict[str, dict[str, Any]] = {}
+
+    async def read(objects: Objects) -> str:
+        from replication.formats.tombstones import read_tombstones
+
+        for one in (await read_tombstones(objects)).values():
+            if time.time() < one.watched_until_s:
+                row = found.setdefault(one.id, _row(one))
+                row["watched_until_s"] = max(row["watched_until_s"], one.watched_until_s)
+                row["regions"].append(objects.where)
+        return "read"
+
+    rows, code = _in_each(deployment, regions, read)
+    document = {"tombstones": list(found.values()), "regions": rows}
+    present(args, document, _show_tombstones)
+    return code
+
+
+def _row(one: Tombstone) -> dict[str, Any]:
+    return {
+        "tombstone": one.id,
+        "tenant": one.tenant or None,
+        "namespaces": [digest.hex() for digest in one.namespaces],
+        "prefix": one.block_hash.hex(),
+        "erased_s": one.serial / 1000,
+        "watched_until_s": one.watched_until_s,
+        "regions": [],
+    }
+
+
+def _show_tombstones(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            one["tombstone"],
+            one["tenant"] or "",
+            ", ".join(digest[:12] for digest in one["namespaces"]),
+            one["prefix"][:12],
+            format_time(one["watched_until_s"]),
+            ", ".join(one["regions"]),
+        ]
+        for one in document["tombstones"]
+    ]
+    columns = ["tombstone", "tenant", "namespaces", "prefix", "watched until", "in"]
+    print_table("erased, and watched for", columns, rows, ("in", "namespaces"))
+    for row in document["regions"]:
+        if row["state"] != "read":
+            print(f"{row['region']}: {row['state']}")
+
+
+def _cancel(args: argparse.Namespace, deployment: Deployment, regions: Sequence[str]) -> int:
+    from replication.formats.tombstones import take_back
+
+    if not re.fullmatch(r"[0-9a-f]{32}", args.cancel):
+        raise CliError(
+            f"{args.called}: --cancel {args.cancel}: a tombstone has 32 hex digits, as --ls shows them",
+            exit_code=USAGE,
+        )
+
+    async def back(objects: Objects) -> str:
+        there = await take_back(objects, args.cancel)
+        if there is None:
+            return "not there"
+        return "was taken back before" if there.is_taken_back else "taken back"
+
+    rows, code = _in_each(deployment, regions, back)
+    if all(row["state"] == "not there" for row in rows):
+        raise CliError(f"{args.called}: --cancel {args.cancel}: no such tombstone", exit_code=NOT_FOUND)
+    present(args, {"tombstone": args.cancel, "prefix": "", "regions": rows}, _show)
+    return code
+
+
+def _tombstone(args: argparse.Namespace, of_node: bool) -> Tombstone:
+    """of_node: the beginning of a hash is completed there. Raises CliError."""
     from replication.formats.tombstones import Tombstone
 
     for digest in args.namespace:
@@ -110,24 +318,7 @@ def _tombstone(args: argparse.Namespace) -> Tombstone:
     return Tombstone(
         tenant=args.tenant,
         namespaces=tuple(sorted(map(bytes.fromhex, args.namespace))),
-        block_hash=whole_or_found(args, args.called, args.prefix) if args.prefix else b"",
+        block_hash=whole_or_found(args, args.called, args.prefix) if args.prefix and not of_node else b"",
         watched_until_s=int(time.time() + args.days * DAY_S),
         serial=time.time_ns() // 1_000_000,
     )
-
-
-async def _bury(deployment: Deployment, regions: list[str], tombstone: Tombstone) -> list[tuple[str, int]]:
-    """What to say of each region, and the exit code it asks for."""
-    from replication.errors import ReplicationError
-    from replication.formats.tombstones import bury
-    from tiers.errors import TierError
-    from tiers.together import together
-
-    async def one(name: str) -> tuple[str, int]:
-        try:
-            await bury(await opened(deployment, name), tombstone)
-        except (ReplicationError, TierError) as error:
-            return str(error), code_of(error)
-        return "buried", OK
-
-    return await together(map(one, regions))
