@@ -13,16 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replication.audit.auditing import AUDIT_INTERVAL_S
-from replication.constants import (
-    NODE_INTERVAL_S,
-    SOURCE_TOMBSTONES_S,
-    TOMBSTONES_INTERVAL_S,
-    UPKEEP_INTERVAL_S,
-)
-from replication.feed.feed import FULL_LOOK_EVERY
+from replication.constants import NODE_INTERVAL_S, UPKEEP_INTERVAL_S
+from replication.feed.feed import FULL_LOOK_EVERY, LISTED_S
 from replication.feed.tail import POLL_INTERVAL_PER_WRITER_S, POLL_INTERVAL_S
-from replication.keeper.keeper import BEAT_INTERVAL_S, NEWS_INTERVAL_S
-from replication.region.order_watch import ORDERS_INTERVAL_S
+from replication.keeper.keeper import BEAT_INTERVAL_S
+from replication.keeper.news_reader import NEWS_INTERVAL_S, SURE_S
+from replication.keeper.watch import FOLDERS
 from replication.region.region_node import announce_interval_s
 from replication.region.region_reader import FETCH_RANGE_BYTES
 from replication.region.upkeep import UPKEEP_SURE_S
@@ -71,13 +67,37 @@ def announcements_per_s(nodes: int, load: Load) -> float:
     return (1 - math.exp(-load.packs_per_s * interval_s)) / interval_s
 
 
-def following(nodes: int, load: Load) -> Requests:
-    """One node reads the feeds of all."""
-    looks = 1 / max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * nodes)
+def interval_s(nodes: int) -> float:
+    """Between two looks of one node for what is new."""
+    return max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * nodes)
+
+
+def following(nodes: int, load: Load, writes: bool = True) -> Requests:
+    """One node reads the feeds of all. writes: they write."""
     pages = math.ceil(nodes / LIST_NAMES)
-    lists = looks * (pages + pages / FULL_LOOK_EVERY)
+    read = nodes * announcements_per_s(nodes, load) if writes else 0.0
+    return Requests(pages / LISTED_S, read + 1 / (PAUSE_SHARE * NEWS_INTERVAL_S))
+
+
+def listing(nodes: int, load: Load, writes: bool = True) -> Requests:
+    """What the keeper does in addition, for all: writers' heads, folders, news, and that it is alive. It listens to the bell instead of
+    reading news, and while nobody writes, heads wait for it, too. When somebody looks closer, all writers are asked."""
+    pages, looks = math.ceil(nodes / LIST_NAMES), 1 / interval_s(nodes)
+    beats_s = (
+        math.ceil((BEAT_INTERVAL_S - NEWS_INTERVAL_S) / (PAUSE_SHARE * NEWS_INTERVAL_S))
+        * PAUSE_SHARE
+        * NEWS_INTERVAL_S
+    )
+    told = 1 / beats_s
+    if writes:
+        new = looks * (1 - math.exp(-nodes * announcements_per_s(nodes, load) / looks))
+        told = new + told * math.exp(-new * BEAT_INTERVAL_S)
+    else:
+        looks = 1 / SURE_S
+    lists = looks * pages * (1 + 1 / FULL_LOOK_EVERY)
     asked_in_vain = looks * nodes / FULL_LOOK_EVERY
-    return Requests(lists, nodes * announcements_per_s(nodes, load) + asked_in_vain)
+    sure = Requests((len(FOLDERS) + 1) / SURE_S, 0.0)
+    return Requests(lists + told, asked_in_vain + 2 * told) + sure
 
 
 def announcing(nodes: int, load: Load) -> Requests:
@@ -94,19 +114,18 @@ def persisting(nodes: int, load: Load) -> Requests:
     return Requests(packs + looks * 2 * pages, packs + looks * nodes)
 
 
-def keeping(nodes: int) -> Requests:
-    """Who keeps, and who would."""
-    beats = 1 / (PAUSE_SHARE * BEAT_INTERVAL_S)
-    return Requests(2 * beats, (nodes - 1) / (PAUSE_SHARE * NEWS_INTERVAL_S))
-
-
 def fetching(load: Load) -> Requests:
     return Requests(0.0, load.fetched_bytes_per_s / min(FETCH_RANGE_BYTES, load.pack_bytes))
 
 
-def watching() -> Requests:
-    """For tombstones."""
-    return Requests(1 / TOMBSTONES_INTERVAL_S, 0.0)
+def tombstones() -> Requests:
+    """One node looks for them all the same, whatever the news say."""
+    return Requests(1 / SURE_S, 0.0)
+
+
+def warming() -> Requests:
+    """The same for orders; and of itself each node tells."""
+    return Requests(1 / SURE_S + 1 / NODE_INTERVAL_S, 0.0)
 
 
 def audit_lists(packs: float) -> int:
@@ -120,14 +139,18 @@ def auditing(nodes: int, load: Load) -> Requests:
     return Requests(audit_lists(packs), 0.0).times(1 / AUDIT_INTERVAL_S)
 
 
-def warming() -> Requests:
-    """One node looks for orders, and tells of itself; what an order has it fetch is fetched as anything else."""
-    return Requests(1 / ORDERS_INTERVAL_S + 1 / NODE_INTERVAL_S, 0.0)
+def idle(nodes: int) -> Requests:
+    """One node of a region in which nobody writes."""
+    return following(nodes, Load(), False) + tombstones() + warming()
+
+
+def idle_keeper(nodes: int) -> Requests:
+    return idle(nodes) + listing(nodes, Load(), False)
 
 
 def reading_through(nodes: int, load: Load) -> Requests:
     """One node that follows another region of so many nodes; what it fetches there it does not fetch at home."""
-    return following(nodes, load) + Requests(1 / SOURCE_TOMBSTONES_S, 0.0)
+    return following(nodes, load) + Requests(1 / SURE_S, 0.0)
 
 
 def mirroring(nodes: int, load: Load) -> Requests:
@@ -146,11 +169,12 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
         "following the feeds": [following(n, load).times(n) for n in NODES],
         "announcing": [announcing(n, load).times(n) for n in NODES],
         "packs put and deleted": [persisting(n, load) for n in NODES],
-        "keeping": [keeping(n) for n in NODES],
+        "keeping, by one of them": [listing(n, load) for n in NODES],
         "packs fetched": [fetching(load).times(n) for n in NODES],
-        "watching for tombstones": [watching().times(n) for n in NODES],
+        "looking for tombstones and orders, telling of oneself": [
+            (tombstones() + warming()).times(n) for n in NODES
+        ],
         "audits": [auditing(n, load) for n in NODES],
-        "orders to warm, nodes telling of themselves": [warming().times(n) for n in NODES],
         "one mirror of this region": [mirroring(n, load) for n in NODES],
     }
     for what, requests in parts.items():
@@ -177,10 +201,18 @@ def rows(load: Load) -> Iterator[tuple[str, list[str]]]:
         "in addition, if all read a second such region through",
         _cells([reading_through(n, load).times(n) for n in NODES]),
     )
+    for what, each in (("one idle node", idle), ("the keeper, where nobody writes", idle_keeper)):
+        yield (
+            what,
+            [
+                f"{1000 * r.gets:,.0f} + {1000 * r.puts:,.1f} /1,000 s, ${r.month_price:,.2f}"
+                for r in map(each, NODES)
+            ],
+        )
     yield (
         "news reaches everybody within",
         [
-            f"{announce_interval_s(n) + 1.2 * max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * n):.0f} s"
+            f"{announce_interval_s(n) + 1.2 * interval_s(n) + NEWS_INTERVAL_S + 1.2 * (interval_s(n) - POLL_INTERVAL_S):.0f} s"
             for n in NODES
         ],
     )

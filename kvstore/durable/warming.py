@@ -70,7 +70,7 @@ class Warming:
         self._erased = erased
         self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
         self._watch = OrderWatch(
-            node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems
+            node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems, node.keeper
         )
 
     async def run(self) -> None:

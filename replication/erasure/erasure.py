@@ -28,7 +28,8 @@ from replication.erasure.strays import Strays
 from replication.errors import CatalogueDamaged
 from replication.formats.announced import Announced
 from replication.formats.carried_out import CarriedOut, put_carried_out
-from replication.formats.tombstones import Tombstone, put_behind, read_behind
+from replication.formats.tombstones import BEHIND, TOMBSTONES, Tombstone, put_behind, read_behind
+from replication.keeper.news_reader import Folders, Source
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
@@ -53,12 +54,14 @@ class Erasure:
         told: Callable[[Tombstone], None] = lambda tombstone: None,
         known: Erased | None = None,
         holds: Callable[[], bool] = lambda: True,
+        news: Source | None = None,
     ) -> None:
         """clock: unix seconds. known: where tombstones are kept; its own place if none is given. holds: whether this process keeps
         the region now; nobody else deletes anything, or puts anything down."""
         self.told = told
         self.erased = 0  # packs
         self.known = known or Erased(clock)
+        self._folders = Folders(news, TOMBSTONES, BEHIND)
         self._objects = objects
         self._catalogue = catalogue
         self._clock = clock
@@ -162,7 +165,9 @@ class Erasure:
         while True:
             try:
                 if loop.time() - looked_s >= TOMBSTONES_INTERVAL_S:
-                    await self.look()
+                    if self._folders.are_due():
+                        await self.look()
+                        self._folders.listed()
                     looked_s = loop.time()
             except ObjectError as error:
                 log.debug("%s: tombstones are looked for again: %s", self._objects.where, error)

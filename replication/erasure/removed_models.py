@@ -17,6 +17,7 @@ import msgspec
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import KIB
 from replication.errors import Damaged
+from replication.formats.keeping import ring
 from replication.formats.manifests import CACHES, MODEL_NAME, ModelName, manifest_name
 from replication.formats.members import read_members
 from replication.formats.ranges import Text, UnixS, UntilS
@@ -84,6 +85,7 @@ async def put_removal(objects: Objects, removal: Removal) -> None:
         there = None
     if there is None or there.watched_until_s < removal.watched_until_s:
         await objects.put(removal.name, seal(_MAGIC, removal))
+        await ring(objects)
 
 
 async def remove(objects: Objects, removal: Removal) -> list[str]:

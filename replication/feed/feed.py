@@ -9,8 +9,9 @@ What must always hold:
   tried again with the same bytes until they are read back from the store; nothing else gets that number.
 * A position says: everything up to here was handed out. It never passes what is missing, damaged or not readable now.
 
-Heads are hints: a LIST of them tells who has something new, and their lengths how much. Every FULL_LOOK_EVERY looks
-all writers are asked, whatever their heads say. Clocks are never compared.
+Heads are hints: a LIST of them tells who has something new, and their lengths how much. Every FULL_LOOK_EVERY lists
+all writers are asked, whatever their heads say. Where a keeper is, its news tell who has written what, and nobody else lists heads.
+Clocks are never compared.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from replication.constants import (
 from replication.errors import Damaged, WriterConflict
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
+from replication.formats.keeping import ring
 from replication.formats.segment import (
     FEED,
     HEADS,
@@ -50,6 +52,8 @@ from replication.formats.segment import (
     segment_name,
     segment_number,
 )
+from replication.keeper.news_reader import Source
+from replication.waits import passed_s
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.together import together
@@ -57,6 +61,9 @@ from tiers.together import together
 SEGMENT_STORE_ATTEMPTS_MAX: Final = 4  # of one announcement: put, read back, repair what was stored damaged
 WRITER_IDS_MAX: Final = 3  # tried in one announcement, if others write under the same id
 HEAD_TRUST_S: Final = 300.0  # since the last look; by then a writer may have gone round once
+ALIVE_S: Final = 3600.0  # who wrote a head so long before the latest one, or later, writes
+LISTED_S: Final = 1800.0  # since heads were listed; then they are, whatever the news say
+assert LISTED_S < ALIVE_S
 FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
 FEED_REQUESTS_MAX: Final = 32  # under way at a time
 FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
@@ -70,9 +77,14 @@ class FeedWriter:
     announcement. number: of the last segment that is durable. conflicts: how often the id changed."""
 
     def __init__(
-        self, objects: Objects, writer_id: str, clock: Callable[[], float], chance: random.Random
+        self,
+        objects: Objects,
+        writer_id: str,
+        clock: Callable[[], float],
+        chance: random.Random,
+        needs_bell: Callable[[], bool] = lambda: True,
     ) -> None:
-        """clock: unix seconds. chance: draws new ids."""
+        """clock: unix seconds. chance: draws new ids. needs_bell: whether heads are looked at by nobody who does not hear it."""
         assert is_writer(writer_id)
         self.id = writer_id
         self.number = 0
@@ -80,6 +92,7 @@ class FeedWriter:
         self._objects = objects
         self._clock = clock
         self._chance = chance
+        self._needs_bell = needs_bell
         self._pending: Segment | None = None  # may be in the store already
         self._head_number = 0  # of the head as it is known to be stored
         self._turn = asyncio.Lock()
@@ -217,6 +230,8 @@ class FeedWriter:
             log.debug("head of writer %s: %s", self.id, error)
             return
         self._head_number = self.number
+        if self._needs_bell():
+            await ring(self._objects)
 
 
 class Gap(NamedTuple):
@@ -253,12 +268,13 @@ class _Answer(NamedTuple):
 class FeedReader:
     """Reads the feeds of all writers. Not for several tasks at a time.
 
-    positions: by writer, the number up to which segments were handed out. gaps: by writer, what is missing
+    positions: by writer, the number up to which segments were handed out. writers: that write, as far as is known. gaps: by writer, what is missing
     now. damaged: segments that could not be read, counted each time; failed: writers that could not be read to their
     end. Memory: FEED_PAGE_SEGMENTS segments.
     """
 
-    def __init__(self, objects: Objects, positions: Mapping[str, int]) -> None:
+    def __init__(self, objects: Objects, positions: Mapping[str, int], news: Source | None = None) -> None:
+        """news: says who has something new, if anybody does."""
         self.positions = dict(positions)
         self.gaps: dict[str, Gap] = {}
         self.reasons: dict[str, str] = {}  # by writer, why there is a gap, or was
@@ -271,6 +287,12 @@ class FeedReader:
             False  # the last look asked all writers: no head that was not written could hide anything
         )
         self._objects = objects
+        self._news = news
+        self.has_listed = False  # heads, for the last look
+        self._lists = True  # heads, for the next one
+        self._listed_s = 0.0  # as `passed_s`
+        self._unread: set[str] = set()  # of these writers something is left
+        self._alive: dict[str, int] = {}  # what heads say of those that write
         self._asks_all = False
         self._looks = 0
         self._looked_at_s = -HEAD_TRUST_S
@@ -311,28 +333,45 @@ class FeedReader:
 
     def ask_all(self) -> None:
         """The next look asks all writers."""
-        self._asks_all = True
+        self._asks_all = self._lists = True
+
+    def list_heads(self) -> None:
+        """The next look believes no news."""
+        self._lists = True
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Of those that write, up to which number each has written."""
+        return {writer: max(number, self.positions.get(writer, 0)) for writer, number in self._alive.items()}
 
     async def _look(self) -> None:
         """Who has something new."""
         now_s = asyncio.get_running_loop().time()
+        if self._news is not None and not self._lists and passed_s() - self._listed_s < LISTED_S:
+            told = self._news.heads()
+            if told is not None:
+                self._believe(told)
+                return
+        listed_s = passed_s()
         heads = {}
+        modified_s: dict[str, float] = {}
         async for page in self._objects.list(HEADS):
             for info in page:
                 writer = info.name[len(HEADS) :]
                 if is_writer(writer):
                     heads[writer] = (info.e_tag, info.size_bytes)
+                    modified_s[writer] = info.modified_s
         is_full = self._asks_all or self._looks % FULL_LOOK_EVERY == 0
         if is_full:
             for writer in filter(is_writer, await self._objects.folders(FEED)):
                 heads.setdefault(writer, ("", 0))
             self._asks_all = False
-        self.is_full = is_full
+        self.is_full, self.has_listed, self._lists, self._listed_s = is_full, True, False, listed_s
         trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
         self._looks += 1
         self._looked_at_s = now_s
         self._heads = heads
-        self.writers = len(heads.keys() | self.positions.keys())
+        self._note_alive(heads, modified_s)
         self.all_read = True
         for writer, (e_tag, size_bytes) in heads.items():
             known = self._read_up_to.get(writer)
@@ -340,6 +379,28 @@ class FeedReader:
                 new = ahead(size_bytes, self.positions.get(writer, 0))
                 exact = trusted and known is not None and 0 < new <= FEED_PAGE_SEGMENTS
                 self._waiting.append(_Window(writer, new if exact else 1, exact))
+
+    def _believe(self, told: Mapping[str, int]) -> None:
+        """Ask those for something new that have it, and those of which something is left."""
+        self.is_full, self.has_listed, self.all_read = False, False, True
+        self._alive, self.writers = dict(told), len(told)
+        for writer, number in told.items():
+            new = number - self.positions.get(writer, 0)
+            if new > 0:
+                width = min(new, FEED_PAGE_SEGMENTS)
+                self._waiting.append(_Window(writer, width, width == new))
+        for writer in self._unread - told.keys():
+            self._waiting.append(_Window(writer, 1, False))
+
+    def _note_alive(self, heads: Mapping[str, tuple[str, int]], modified_s: Mapping[str, float]) -> None:
+        since_s = max(modified_s.values(), default=0.0) - ALIVE_S
+        self._alive = {}
+        for writer, (_, size_bytes) in heads.items():
+            position = self.positions.get(writer, 0)
+            if modified_s.get(writer, since_s) >= since_s:  # who has no head may write
+                new = ahead(size_bytes, position) if size_bytes else 0
+                self._alive[writer] = position + (new if new < HEAD_NUMBERS // 2 else 0)
+        self.writers = len(self._alive)
 
     async def _ask(self, window: _Window) -> _Answer:
         """The next segments of a writer, as far as they are there and can be read."""
@@ -364,6 +425,10 @@ class FeedReader:
             self.positions[writer] = segments[-1].number
             self.gaps.pop(writer, None)
         self._note_rot(writer, bool(segments), end)
+        if end is True:
+            self._unread.discard(writer)
+        else:
+            self._unread.add(writer)
         if isinstance(end, Gap):
             self.gaps[writer] = end
             self.all_read = False
@@ -372,7 +437,8 @@ class FeedReader:
             self.last_failure = str(end)
             self.all_read = False
         elif end:
-            self._read_up_to[writer] = self._heads[writer][0]
+            if writer in self._heads:
+                self._read_up_to[writer] = self._heads[writer][0]
         else:
             width = min(2 * window.width, FEED_PAGE_SEGMENTS) if segments else 1
             self._waiting.append(_Window(writer, width, False))
@@ -407,7 +473,7 @@ class FeedReader:
 
     async def _end(self, writer: str, position: int) -> bool | Gap:
         """The segment behind this position is missing: True, there is none yet; False, there is by now; a gap."""
-        _, head_bytes = self._heads[writer]
+        _, head_bytes = self._heads.get(writer, ("", 0))
         if head_bytes and writer in self._sound_heads and ahead(head_bytes, position) == 0:
             return True  # the head says so, too
         first = await self._first_behind(writer, position)

@@ -29,9 +29,10 @@ from replication.constants import KIB
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
 from replication.feed.snapshots import Manifest, Snapshots, segments_behind
-from replication.formats.keeping import put_stuck, stuck
+from replication.formats.keeping import STUCK, put_stuck, stuck
 from replication.formats.segment import Segment
 from replication.keeper.keeper import Keeper
+from replication.keeper.news_reader import Folders, Source
 from replication.waits import within
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
@@ -44,7 +45,6 @@ BACKOFF_S_MAX: Final = 30.0  # that it answers again is known within a minute
 SNAPSHOT_SEGMENTS_MIN: Final = 1024  # in the tail, before a new one is worth it
 SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
 STUCK_AFTER_S: Final = 20.0  # with a gap; then the keeper is told, and again after as long a pause
-STUCK_LOOK_S: Final = 15.0  # between two looks of the keeper whether somebody is stuck
 STUCK_SNAPSHOT_S: Final = 300.0  # between two snapshots for those who are stuck
 SEGMENT_COST_BYTES: Final = 64 * KIB  # of a snapshot: reading so much takes as long as getting a segment
 assert POLL_INTERVAL_S < HEAD_TRUST_S
@@ -97,8 +97,10 @@ class Tail:
         chance: random.Random,
         listener: Listener | None = None,
         keeper: Keeper | None = None,
+        news: Source | None = None,
     ) -> None:
-        """clock: unix seconds, of what is written. listener: told what is learned. keeper: None: this process keeps nothing there."""
+        """clock: unix seconds, of what is written. listener: told what is learned. keeper: None: this process keeps nothing there.
+        news: of a region that is followed from outside, for long."""
         self.caught_up = asyncio.Event()
         self._objects = objects
         self._catalogue = catalogue
@@ -106,19 +108,27 @@ class Tail:
         self._listener = listener
         self._keeper = keeper
         self._snapshots = Snapshots(objects, clock, chance, None if keeper is None else keeper.delete)
-        self._reader = FeedReader(objects, catalogue.positions)
+        self.news: Source | None = keeper or news
+        if keeper is not None:
+            keeper.news.told = self._hear
+        self._reader = FeedReader(objects, catalogue.positions, self.news)
         self._woken = asyncio.Event()
         self._renewals = catalogue.renewals  # of what the reader goes on from
         self._tried = ""  # the snapshot that was read last
+        self._is_new = True  # nothing was read since the catalogue was opened or made anew
         self._segments = self._entries = self._damaged_before = 0
         self._unsound, self._unsound_reason = 0, ""
         self._failures = self._unread_passes = self._since_check = 0
         self._failure = ""
         self._read_all_at_s: float | None = None
         self._sure_at_s: float | None = None
-        self._read_all_renewals = -1  # of the catalogue then
+        self._complete_at_s, self._complete_renewals = (
+            0.0,
+            -1,
+        )  # when all heads were listed; of the catalogue then
         self._left_behind: list[Gap] = []  # in the next pass
-        self._stuck_s = self._looked_stuck_s = self._helped_s = float("-inf")  # loop's time
+        self._stuck_there = Folders(self.news, STUCK)
+        self._stuck_s = self._helped_s = float("-inf")  # loop's time
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -142,7 +152,19 @@ class Tail:
 
     def wake(self) -> None:
         """Look now: something was announced."""
+        self._reader.list_heads()
         self._woken.set()
+
+    def _hear(self) -> None:
+        """Somebody has written. Where many write, what they write is read together, less often."""
+        if self._keeper is not None and self._keeper.holds:
+            return  # it was told by us
+        if self._interval_s <= POLL_INTERVAL_S:
+            self._woken.set()
+
+    @property
+    def _interval_s(self) -> float:
+        return max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * self._reader.writers)
 
     def make_sure(self) -> None:
         """Ask all writers, now: `sure_age_s` is young soon."""
@@ -168,7 +190,9 @@ class Tail:
     @property
     def complete_age_s(self) -> float | None:
         """So long ago the catalogue, as it is, had all that was announced; None if it never had."""
-        return self.age_s if self._read_all_renewals == self._catalogue.renewals else None
+        if self._complete_renewals != self._catalogue.renewals:
+            return None
+        return asyncio.get_running_loop().time() - self._complete_at_s
 
     @property
     def age_s(self) -> float | None:
@@ -207,10 +231,12 @@ class Tail:
         if self._catalogue.renewals != self._renewals:
             self._restart()
         await self._catalogue.load()
-        if not self._catalogue.positions:
+        if self._is_new and not self._catalogue.positions:
             await self._read_snapshot()
+        self._is_new = False
         await self._leave_gaps()
         began_s = asyncio.get_running_loop().time()
+        await self._refresh()
         await self._read_feeds()
         self._unread_passes = 0 if self._reader.all_read else self._unread_passes + 1
         # What cannot be read for long may be in a snapshot by now, which somebody wrote who could.
@@ -221,7 +247,9 @@ class Tail:
             await self._read_feeds()
         await self._tell_if_stuck()
         if self._reader.all_read:
-            self._read_all_at_s, self._read_all_renewals = began_s, self._renewals
+            self._read_all_at_s = began_s
+            if self._reader.has_listed:  # news are older than they are read
+                self._complete_at_s, self._complete_renewals = began_s, self._renewals
             if self._reader.is_full:
                 self._sure_at_s = began_s
             self.caught_up.set()
@@ -256,8 +284,8 @@ class Tail:
         self._renewals = self._catalogue.renewals
         self._damaged_before += self._reader.damaged
         self._sure_at_s = None
-        self._reader = FeedReader(self._objects, self._catalogue.positions)
-        self._tried = ""
+        self._reader = FeedReader(self._objects, self._catalogue.positions, self.news)
+        self._tried, self._is_new = "", True
         self._left_behind.clear()  # what an audit held against the packs is no more
 
     async def _leave_gaps(self) -> None:
@@ -291,6 +319,16 @@ class Tail:
                 await asyncio.sleep(0)
             self._since_check += len(page.segments)
             more = page.more
+        if self._keeper is not None and self._reader.has_listed:
+            self._keeper.tell(self._reader.numbers)
+
+    async def _refresh(self) -> None:
+        """Without news, everybody looks himself."""
+        try:
+            if self.news is not None:
+                await self.news.refresh()
+        except ObjectError as error:
+            log.debug("%s: no news: %s", self._objects.where, error)
 
     def _note_unsound(self, segment: Segment) -> None:
         """What one entry says that cannot be is not believed; its pack is found by an audit."""
@@ -338,12 +376,13 @@ class Tail:
     async def _stuck(self) -> list[str]:
         """What those have put who wait for a snapshot, if it is time for one. Raises ObjectError."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < max(self._looked_stuck_s + STUCK_LOOK_S, self._helped_s + STUCK_SNAPSHOT_S):
+        if now_s < self._helped_s + STUCK_SNAPSHOT_S or not self._stuck_there.are_due():
             return []
-        self._looked_stuck_s = now_s
         names = await stuck(self._objects)
         if names:
             self._helped_s = now_s
+        else:
+            self._stuck_there.listed()
         return names
 
     def _failed(self, failure: str) -> None:
@@ -352,7 +391,7 @@ class Tail:
         self._failure = failure
 
     def _pause_s(self) -> float:
-        pause_s = max(POLL_INTERVAL_S, POLL_INTERVAL_PER_WRITER_S * self._reader.writers)
+        pause_s = self._interval_s
         if self._failures:
             pause_s = max(pause_s, min(BACKOFF_S_MIN * 2.0 ** min(self._failures, 32), BACKOFF_S_MAX))
         return pause_s * self._chance.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)

@@ -1,15 +1,18 @@
 """Who keeps a region, and what it tells everybody else.
 
     keeper/<number, 16 hex>    Term: who took the lease, once for each time it was taken; the highest one counts
-    news                       News: that its holder is alive, replaced every few seconds
+    news                       News: that its holder is alive, and what is new; replaced every few seconds
+    bell                       changes when somebody has put what the keeper should look at
     stuck/<life>               a process cannot go on in a feed, and no snapshot helps it: the keeper writes one
 
-All are sealed. A term has its number inside: what lies under another name is damaged, and is no term.
+All but the bell, in which nothing stands, are sealed. A term has its number inside: what lies under another name is damaged, and is no term.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import secrets
 from typing import Annotated, Final
 
 import msgspec
@@ -17,21 +20,26 @@ from msgspec import Meta
 
 from replication.constants import KIB, MIB, NUMBERS_MAX
 from replication.errors import Damaged
-from replication.formats.ranges import Count, WriterName
+from replication.formats.ranges import Count, Id, Positions, Word, WriterName
 from replication.formats.sealed import fetch, seal, unseal
 from replication.formats.segment import is_writer
 from tiers.bucket.objects import ObjectInfo, Objects
+from tiers.errors import ObjectError
 
 TERM_BYTES_MAX: Final = 4 * KIB
-NEWS_BYTES_MAX: Final = 1 * MIB
+NEWS_BYTES_MAX: Final = 8 * MIB  # of 100,000 writers
 
 TERMS: Final = "keeper/"
 NEWS: Final = "news"
+BELL: Final = "bell"
+BELL_BYTES_MAX: Final = 64
 STUCK: Final = "stuck/"
 TERM_NAME: Final = re.compile(r"[0-7][0-9a-f]{15}")
 _TERM_MAGIC: Final = b"KVTERM1\n"
 _NEWS_MAGIC: Final = b"KVNEWS1\n"
 _STUCK_MAGIC: Final = b"KVSTUK1\n"
+
+log = logging.getLogger("replication.keeping")
 
 _TermNumber = Annotated[int, Meta(gt=0, le=NUMBERS_MAX)]
 _Host = Annotated[str, Meta(max_length=255)]
@@ -58,12 +66,16 @@ class Term(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """Of the holder of a term. beat: counts on. kept_s: for how long it has held the lease."""
+    """Of the holder of a term. beat: counts on. kept_s: for how long it has held the lease. heads: of writers that wrote lately, up to
+    which number; None: not known. folders: a digest of the list of each. listens: heads are looked at every few seconds; else writers ring."""
 
     term: _TermNumber
     holder: Holder
     beat: Count
     kept_s: Count
+    heads: Positions | None = None
+    folders: Annotated[dict[Word, Id], Meta(max_length=64)] = {}
+    listens: bool = False
 
 
 def term_name(number: int) -> str:
@@ -91,9 +103,18 @@ async def read_term(objects: Objects, info: ObjectInfo) -> Term:
     return term
 
 
+async def ring(objects: Objects) -> None:
+    """Have the keeper look. Where it cannot be done, it looks a little later."""
+    try:
+        await objects.put(BELL, secrets.token_bytes(16))
+    except ObjectError as error:
+        log.debug("the keeper looks later: %s", error)
+
+
 async def put_stuck(objects: Objects, holder: Holder) -> None:
     """Raises ObjectError."""
     await objects.put(STUCK + holder.life, seal(_STUCK_MAGIC, holder))
+    await ring(objects)
 
 
 async def stuck(objects: Objects) -> list[str]:

@@ -20,7 +20,8 @@ from msgspec import Meta
 
 from replication.constants import KIB
 from replication.errors import Damaged
-from replication.formats.members import HEX_ID, read_members
+from replication.formats.keeping import ring
+from replication.formats.members import HEX_ID, Members, read_members
 from replication.formats.ranges import Count, Rate, Size, Text, UnixS
 from replication.formats.rules import any_fits
 from replication.formats.sealed import fetch, seal
@@ -108,6 +109,7 @@ async def put_order(objects: Objects, order: Order) -> Order:
             return there
         order = msgspec.structs.replace(order, made_s=there.made_s)
     await objects.put(ORDERS + order.id, seal(_ORDER_MAGIC, order))
+    await ring(objects)
     return order
 
 
@@ -125,13 +127,21 @@ async def read_orders(
 ) -> dict[str, Order]:
     """All that are there, by "name etag"; `known` ones are not read again. What cannot be read is a problem, and left out.
     Raises ObjectError where there is no list."""
+    return by_key(
+        await look_for_orders(objects, known, Problems(objects.where) if problems is None else problems)
+    )
+
+
+async def look_for_orders(objects: Objects, known: Mapping[str, Order], problems: Problems) -> Members[Order]:
+    """The same, and whether there are some that may be read later."""
 
     async def read(info: ObjectInfo) -> Order:
         return known.get(_key(info)) or await _read(objects, info.name)
 
-    members = await read_members(
-        objects, ORDERS, HEX_ID, read, Problems(objects.where) if problems is None else problems
-    )
+    return await read_members(objects, ORDERS, HEX_ID, read, problems)
+
+
+def by_key(members: Members[Order]) -> dict[str, Order]:
     return {_key(info): order for info, order in members.found}
 
 
@@ -147,6 +157,7 @@ async def cancel_order(objects: Objects, order_id: str) -> bool:
     except ObjectMissing:
         return False
     await objects.delete([name])
+    await ring(objects)
     await _forget(objects, order_id)
     return True
 

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from replication.constants import MIB
 from replication.errors import Damaged
+from replication.formats.keeping import ring
 from replication.formats.members import HEX_ID, Members, read_members
 from replication.formats.ranges import BlockHash, Count, HexId, Id, Text, UntilS
 from replication.formats.sealed import fetch, seal
@@ -88,6 +89,7 @@ async def bury(objects: Objects, tombstone: Tombstone) -> Tombstone:
             serial=max(tombstone.serial, there.serial + 1),
         )
     await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
+    await ring(objects)
     return tombstone
 
 
@@ -109,6 +111,7 @@ async def bring(objects: Objects, tombstone: Tombstone) -> bool:
     if there is not None and not tombstone.outranks(there):
         return False
     await objects.put(TOMBSTONES + tombstone.id, seal(_MAGIC, tombstone))
+    await ring(objects)
     return True
 
 
@@ -178,6 +181,8 @@ async def put_behind(
     for one in said:
         content = seal(_BEHIND_MAGIC, one)
         await objects.put(f"{BEHIND}{tombstone_id}/{xxhash.xxh3_128_hexdigest(content)}", content)
+    if said:
+        await ring(objects)
 
 
 def _parts(items: list[T], size: int) -> Iterator[list[T]]:

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -40,18 +40,20 @@ from replication.formats.keeping import (
     encode_news,
     encode_term,
     read_term,
+    ring,
+    term_name,
 )
 from replication.formats.members import read_members
 from replication.formats.region import Region, require_same
-from replication.keeper.news_reader import LEASE_S, NewsReader
+from replication.keeper.news_reader import LEASE_S, NEWS_INTERVAL_S, SURE_S, NewsReader
+from replication.keeper.watch import Watch
 from replication.problems import Problems
-from replication.waits import passed_s
+from replication.waits import passed_s, within
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectDamaged, ObjectError, ObjectRefused, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
 LEASE_JITTER_S: Final = 4.0  # a candidate waits for up to so much longer
 HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
-NEWS_INTERVAL_S: Final = 5.0  # between two looks at the news
 BEAT_INTERVAL_S: Final = 15.0
 SETTLE_S: Final = 2.0  # between putting a term and reading it back
 TAKE_TRIES_MAX: Final = 8  # numbers that something else lies under, in one try
@@ -68,12 +70,14 @@ class Keeper:
     ) -> None:
         self.problems = Problems(objects.where)
         self.news = NewsReader(objects, self.problems)
+        self._watch = Watch(objects)
+        self._woken = asyncio.Event()
         self._objects = objects
         self._region = region
         self._chance = chance = random.Random(chance.random())
         self.holder = Holder(f"{chance.getrandbits(64):016x}", socket.gethostname()[:255], is_mirror)
         self._term: Term | None = None  # that we hold, or did until we find that we do not
-        self._taken_s = self._holds_from_s = self._beaten_s = 0.0
+        self._taken_s = self._holds_from_s = self._beaten_s = self._told_s = self._sure_s = 0.0
         self._beat = 0
         self._known: dict[tuple[str, str], Term] = {}  # by name and ETag
         self._sign: tuple[str, str] | None = None  # the highest term there was, by name and ETag
@@ -106,14 +110,43 @@ class Keeper:
             except (ObjectError, ReplicationError) as error:
                 log.debug("%s: the lease is looked at later: %s", self._objects.where, error)
                 pause_s = NEWS_INTERVAL_S
-            await asyncio.sleep(pause_s * self._chance.uniform(0.9, 1.0))
+            await within(pause_s * self._chance.uniform(0.9, 1.0), self._woken)
+            self._woken.clear()
+
+    # -- what is new --
+
+    async def refresh(self) -> None:
+        """`run` does so."""
+
+    def heads(self) -> Mapping[str, int] | None:
+        """Of writers that wrote lately, up to which number; None: list them, and `tell`."""
+        if not self.holds:
+            return self.news.heads()
+        return self._watch.asked()
+
+    def digest(self, folder: str) -> bytes | None:
+        return self._watch.folders.get(folder) if self.holds else self.news.digest(folder)
+
+    def tell(self, heads: Mapping[str, int]) -> None:
+        """They were listed and read; of use to others where this process keeps the region."""
+        if self.holds and self._watch.tell(heads):
+            self._told_s = float("-inf")
+            self._woken.set()
+
+    @property
+    def needs_bell(self) -> bool:
+        """Whether nobody listens to writers who do not ring."""
+        if self.holds:
+            return not self._watch.listens
+        news = self.news.fresh
+        return news is None or not news.listens
 
     # -- while somebody else keeps --
 
     async def _look(self) -> float:
         """Take the lease if it is due. Returns the pause until the next step."""
         now_s = passed_s()  # what is answered was true then, or later
-        await self.news.look()
+        await self.news.refresh()
         latest = self.news.latest if now_s < self.news.changed_s + LEASE_S else None
         if latest is not None and not self._may_oust(latest.holder):
             return NEWS_INTERVAL_S
@@ -146,7 +179,7 @@ class Keeper:
             if (there := await self._holder_of(term)) is None:
                 continue  # something else lies there
             if there == self.holder:
-                self._took(term, is_alive)
+                await self._took(term, is_alive)
             return
         raise ObjectRefused(f"{self._objects.where}: {TERMS}: {TAKE_TRIES_MAX} objects that are no terms")
 
@@ -158,10 +191,12 @@ class Keeper:
         except (Damaged, ObjectRefused):
             return None
 
-    def _took(self, term: Term, is_alive: bool) -> None:
+    async def _took(self, term: Term, is_alive: bool) -> None:
         self._term, self._taken_s = term, passed_s()
         self._holds_from_s = self._taken_s + (HELD_S if is_alive else 0.0)
-        self._beaten_s = -HELD_S
+        self._beaten_s, self._told_s = -HELD_S, float("-inf")
+        self._watch = Watch(self._objects)
+        await ring(self._objects)
         log.info("keeping the region", extra={"bucket": self._objects.where, "term": term.number})
 
     # -- while we keep --
@@ -170,17 +205,25 @@ class Keeper:
         begun_s = passed_s()
         if begun_s >= self._beaten_s + HELD_S and not await self._is_ours(term):
             return 0.0  # stopped for too long: it is not for us to write news
+        has_rung = await self._watch.look()
+        is_due = begun_s + NEWS_INTERVAL_S > self._told_s + BEAT_INTERVAL_S
+        if not has_rung and not is_due:
+            return NEWS_INTERVAL_S
         term = await self._tell(term)
-        if await self._is_ours(term):
-            self._beaten_s = begun_s
+        is_sure = has_rung or begun_s >= self._sure_s + SURE_S
+        if not await (self._is_ours(term) if is_sure else self._is_still_ours(term)):
+            return 0.0
+        self._beaten_s = self._told_s = begun_s
+        if is_sure:
+            self._sure_s = begun_s
             await self._delete_before(term)
-            return BEAT_INTERVAL_S
-        return 0.0
+        return NEWS_INTERVAL_S
 
     async def _tell(self, term: Term) -> Term:
         """One beat. Returns the term as it is now."""
         self._beat += 1
-        news = News(term.number, self.holder, self._beat, max(0, int(passed_s() - self._taken_s)))
+        watch, kept_s = self._watch, max(0, int(passed_s() - self._taken_s))
+        news = News(term.number, self.holder, self._beat, kept_s, watch.known, watch.folders, watch.listens)
         try:
             await self._objects.put(NEWS, encode_news(news))
         except (ObjectRefused, ObjectDamaged) as error:
@@ -192,6 +235,17 @@ class Keeper:
             self.news.tell(news)
         return term
 
+    async def _is_still_ours(self, term: Term) -> bool:
+        """The same at a tenth of the price, unless something has changed: numbers follow one another."""
+        is_highest = False
+        try:
+            info = await self._objects.head(term.name)
+            if (info.name, info.e_tag) == self._sign:
+                is_highest = not await self._is_there(term_name(term.number + 1))
+        except (ObjectMissing, ObjectDamaged, ObjectRefused):
+            is_highest = False
+        return is_highest or await self._is_ours(term)
+
     async def _is_ours(self, term: Term) -> bool:
         """Whether nobody has taken it; else we hold nothing from now on. Raises ObjectError."""
         highest = await self._highest()
@@ -201,6 +255,13 @@ class Keeper:
         self._term, self._sign_s = None, passed_s()
         self._jitter_s = self._chance.uniform(0, LEASE_JITTER_S)
         return False
+
+    async def _is_there(self, name: str) -> bool:
+        try:
+            await self._objects.head(name)
+        except ObjectMissing:
+            return False
+        return True
 
     async def _delete_before(self, term: Term) -> None:
         """Terms of others, and ours of before."""

@@ -1,6 +1,7 @@
 """The news of a region, as one process reads them: with one small conditional request every few seconds.
 
     news ─▶ look ─▶ the same: it grows older │ another one: the keeper lives │ none, or damaged: nobody is known to keep
+              ╰─▶ heads: who has written what      Folders: has what lies there changed?      both: "look yourself" where nobody keeps
 
 Ages are of our own clock and of what we have seen: nobody's clock is believed. What an earlier keeper writes when it wakes up is no
 news, unless nothing else comes: then the region was put back to an earlier state.
@@ -8,7 +9,8 @@ news, unless nothing else comes: then the region was put back to an earlier stat
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from replication.errors import Damaged
 from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, News, decode_news
@@ -18,46 +20,89 @@ from tiers.bucket.objects import Objects
 from tiers.errors import ObjectDamaged, ObjectMissing, ObjectRefused
 
 LEASE_S: Final = 45.0  # without a sign of life a keeper is taken for dead
+NEWS_INTERVAL_S: Final = 5.0  # between two looks at the news
+SURE_S: Final = 300.0  # whatever the news say, everybody looks himself after so long
+
+
+class Source(Protocol):
+    """What says what is new in a region."""
+
+    async def refresh(self) -> None:
+        """Raises ObjectError."""
+
+    def heads(self) -> Mapping[str, int] | None:
+        """Of writers that wrote lately, up to which number; None: list them."""
+
+    def digest(self, folder: str) -> bytes | None:
+        """Changes when what lies in a folder does; None: list it."""
 
 
 class NewsReader:
-    """Of one region. latest: None while there are none that can be believed. changed_s: when they changed last, as `passed_s`."""
+    """Of one region. latest: None while there are none that can be believed. changed_s: when they changed last, as `passed_s`. term:
+    the highest one that was seen."""
 
     def __init__(self, objects: Objects, problems: Problems) -> None:
         self.latest: News | None = None
         self.changed_s = passed_s()
+        self.term = 0
         self._objects = objects
         self._problems = problems
         self._e_tag = ""
-        self._term = 0  # the highest one that was seen
+        self.told: Callable[[], None] = lambda: None  # called when heads have changed
 
     @property
-    def is_fresh(self) -> bool:
-        return self.latest is not None and passed_s() - self.changed_s < LEASE_S
+    def fresh(self) -> News | None:
+        """Those of a keeper that is alive."""
+        return self.latest if passed_s() - self.changed_s < LEASE_S else None
 
-    async def look(self) -> None:
+    def heads(self) -> Mapping[str, int] | None:
+        news = self.fresh
+        return None if news is None else news.heads
+
+    def digest(self, folder: str) -> bytes | None:
+        news = self.fresh
+        return None if news is None else news.folders.get(folder)
+
+    async def refresh(self) -> None:
         """Raises ObjectUnavailable."""
         try:
             found = await self._objects.get_if_changed(NEWS, self._e_tag, NEWS_BYTES_MAX)
-            if found is None:
-                return
-            content, self._e_tag = found
-            self.tell(decode_news(content))
+            if found is not None:
+                content, self._e_tag = found
+                self.tell(decode_news(content))
+            self._problems.over(NEWS)
         except ObjectMissing:
             self.latest, self._e_tag = None, ""
         except (Damaged, ObjectDamaged, ObjectRefused) as error:
-            self.latest = None
+            self.latest, self._e_tag = None, ""
             self._problems.note(NEWS, str(error))
-        else:
-            self._problems.over(NEWS)
 
     def tell(self, news: News) -> None:
         """These are there now."""
-        if news.term < self._term and passed_s() - self.changed_s < LEASE_S:
+        if news.term < self.term and passed_s() - self.changed_s < LEASE_S:
             return
-        self.latest, self.changed_s, self._term = news, passed_s(), news.term
+        before = self.latest
+        self.latest, self.changed_s, self.term = news, passed_s(), news.term
+        if before is None or before.heads != news.heads:
+            self.told()
 
-    @property
-    def term(self) -> int:
-        """The highest one that was seen."""
-        return self._term
+
+class Folders:
+    """Some folders of a region, for somebody who has to know what is in them."""
+
+    def __init__(self, news: Source | None, *names: str) -> None:
+        self._news = news
+        self._names = names
+        self._digests: list[bytes | None] = []
+        self._listed: list[bytes | None] = []
+        self._listed_s = float("-inf")
+
+    def are_due(self) -> bool:
+        """Whether they have to be listed: they have changed, or may have."""
+        self._digests = [None if self._news is None else self._news.digest(name) for name in self._names]
+        is_known = None not in self._digests and self._digests == self._listed
+        return not is_known or passed_s() - self._listed_s >= SURE_S
+
+    def listed(self) -> None:
+        """All of them were read, since `are_due` was asked."""
+        self._listed, self._listed_s = self._digests, passed_s()

@@ -54,7 +54,10 @@ class OrderedCopies:
         self._clock = clock
         self._models = models
         who, problems = MIRROR + ways.source, ways.home.problems
-        self._watch = OrderWatch(ways.home_bucket, who, self._carry_out, mend, clock, problems=problems)
+        news = ways.home.keeper
+        self._watch = OrderWatch(
+            ways.home_bucket, who, self._carry_out, mend, clock, problems=problems, news=news
+        )
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that a store or a disk can cause."""

@@ -9,8 +9,8 @@ it fast; the sweep makes it sure: it asks for every pack that the source's catal
 
 The source is only read. Of memory it takes JOBS_MAX jobs; what is heard beyond that is left to a sweep.
 
-`complete_s` trusts no clock but our own: what is heard now was not there when the feed was last read to its end. What a
-writer says is believed where it fits that.
+`complete_s` trusts no clock but our own: what is heard now was not there when the feed was last read to its end, with all heads
+listed: news are not as young as that. What a writer says is believed where it fits that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -30,14 +31,15 @@ from replication.constants import (
     SOURCE_TOMBSTONES_S,
     SPECS_CHOSEN_MAX,
 )
-from replication.erasure.removed_models import forget_removed, read_removals, remove
+from replication.erasure.removed_models import REMOVED, forget_removed, read_removals, remove
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.rules import Rule, rule_for, weights_rule_for
 from replication.formats.segment import Segment
-from replication.formats.tombstones import bring, put_behind, read_behind, read_tombstones
+from replication.formats.tombstones import BEHIND, TOMBSTONES, bring, put_behind, read_behind, read_tombstones
+from replication.keeper.news_reader import Folders, NewsReader
 from replication.mirror.copying import Copying, Ways, is_lacking
 from replication.mirror.jobs import Job, Jobs
 from replication.mirror.model_copying import ModelCopying
@@ -80,6 +82,9 @@ class Pull:
         """catalogue: of the source. paces: see `Jobs`. watermark, complete_s: where an earlier life was, 0 without one. clock: unix seconds."""
         self.jobs = Jobs(paces)
         self.watermark = Watermark(watermark)
+        self.problems = Problems(ways.bucket.where)
+        self._news = NewsReader(ways.bucket, self.problems)
+        self._folders = Folders(self._news, TOMBSTONES, BEHIND, REMOVED)
         self.tail = Tail(ways.bucket, catalogue, clock, chance, self)
         self.copying = Copying(ways, catalogue, self.jobs, self._ended, self.tail.mend, clock, chance)
         self.models = ModelCopying(ways, catalogue, paces, self._ended, self.tail.mend, clock, chance)
@@ -101,7 +106,6 @@ class Pull:
         self._leap = asyncio.Event()
         if isinstance(ways.bucket, Watched):
             ways.bucket.when_it_works_again = self._go_on
-        self.problems = Problems(ways.bucket.where)
         self._removals: set[str] = set()  # that were brought, by name and ETag
 
     def _go_on(self) -> None:
@@ -218,6 +222,10 @@ class Pull:
         """What is erased at the source is erased at home. Returns which ones were brought so far."""
         problems = self.problems
         try:
+            with suppress(ObjectError):  # without news, it looks itself
+                await self._news.refresh()
+            if not self._folders.are_due():
+                return brought
             for name, tombstone in (await read_tombstones(self._ways.bucket, brought, problems)).items():
                 await bring(self._ways.home_bucket, tombstone)
                 brought.add(name)
@@ -226,6 +234,8 @@ class Pull:
                 await put_behind(self._ways.home_bucket, found.tombstone, found.blocks, found.links)
             brought |= known
             await self._bring_removals()
+            if not len(problems):  # else something may be read the next time
+                self._folders.listed()
         except (ObjectError, CatalogueDamaged) as error:
             log.debug("tombstones are brought later: %s", error)
         return brought

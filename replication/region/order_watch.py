@@ -21,7 +21,16 @@ import msgspec
 
 from replication.constants import ORDERS_MAX
 from replication.errors import CatalogueDamaged
-from replication.formats.orders import Order, Progress, put_progress, read_orders, read_progress
+from replication.formats.orders import (
+    ORDERS,
+    Order,
+    Progress,
+    by_key,
+    look_for_orders,
+    put_progress,
+    read_progress,
+)
+from replication.keeper.news_reader import Folders, Source
 from replication.problems import Problems
 from replication.tasks import kept_going
 from tiers.bucket.objects import Objects
@@ -86,10 +95,11 @@ class OrderWatch:
         clock: Callable[[], float],
         is_new: bool = False,
         problems: Problems | None = None,
+        news: Source | None = None,
     ) -> None:
         """carry_out: may raise ObjectError, CatalogueDamaged, and is called again then; mend: told of the latter. clock: unix seconds.
         is_new: nothing is left of what an earlier life of this daemon loaded, so what it told is not believed. problems: orders that
-        cannot be read, or carried out, are noted there."""
+        cannot be read, or carried out, are noted there. news: of the region."""
         self._objects = objects
         self._who = who
         self._carry_out = carry_out
@@ -97,6 +107,7 @@ class OrderWatch:
         self._clock = clock
         self._is_new = is_new
         self._problems = problems if problems is not None else Problems(objects.where)
+        self._folder = Folders(news, ORDERS)
         self._orders: dict[str, Order] = {}  # by name and ETag
         self._taken: dict[_Key, asyncio.Task[None]] = {}
 
@@ -112,7 +123,11 @@ class OrderWatch:
                 await asyncio.sleep(ORDERS_INTERVAL_S)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        self._orders = await read_orders(self._objects, self._orders, self._problems)
+        if self._folder.are_due():
+            members = await look_for_orders(self._objects, self._orders, self._problems)
+            self._orders = by_key(members)
+            if not members.unavailable:
+                self._folder.listed()
         now_s = self._clock()
         latest = sorted(self._orders.values(), key=lambda order: -order.made_s)[:ORDERS_MAX]
         wanted = {(order.id, order.made_s): order for order in latest if now_s < order.until_s}

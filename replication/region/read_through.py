@@ -26,6 +26,9 @@ from replication.erasure.erased import Erased
 from replication.errors import CatalogueDamaged
 from replication.feed.tail import Tail
 from replication.formats.region import Region, open_region
+from replication.formats.tombstones import TOMBSTONES
+from replication.keeper.news_reader import Folders, NewsReader
+from replication.problems import Problems
 from replication.region.region_reader import RegionReader
 from replication.region.upkeep import forget_outlived
 from tiers.bucket.objects import Objects
@@ -48,7 +51,9 @@ class ReadThrough(RegionReader):
         clock: Callable[[], float],
         chance: random.Random,
     ) -> None:
-        tail = Tail(objects, catalogue, clock, chance)
+        news = NewsReader(objects, Problems(objects.where))
+        tail = Tail(objects, catalogue, clock, chance, news=news)
+        self._stones = Folders(news, TOMBSTONES)
         self._there = Erased(clock)
         self._home = home
         self._skew_s = skew_s
@@ -93,7 +98,10 @@ class ReadThrough(RegionReader):
         """Seldom: whoever erases does so in all regions, and home is looked at more often."""
         while True:
             try:
-                await self._there.look(self._objects)
+                if self._stones.are_due():
+                    await self._there.look(self._objects)
+                    if not self._there.unavailable:
+                        self._stones.listed()
             except ObjectError as error:
                 log.debug("%s: tombstones are read later: %s", self.where, error)
             await asyncio.sleep(SOURCE_TOMBSTONES_S if self._there.is_read else TOMBSTONES_INTERVAL_S)

@@ -101,13 +101,14 @@ class RegionNode(RegionReader):
         Raises RegionError (not this region), CatalogueBusy, CatalogueDamaged, ObjectError.
         """
         marker = await open_region(objects, deployment, region)
-        writer = FeedWriter(objects, xxhash.xxh3_64_hexdigest(instance.encode()), clock, chance)
+        keeper = Keeper(objects, marker, chance, is_mirror)
+        name = xxhash.xxh3_64_hexdigest(instance.encode())
+        writer = FeedWriter(objects, name, clock, chance, lambda: keeper.needs_bell)
         await writer.open()
         catalogue = Catalogue.open(catalogue_path, marker.identity)
-        keeper = Keeper(objects, marker, chance, is_mirror)
         tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
         upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, clock, chance)
-        erasure = Erasure(objects, catalogue, clock, erased, tombstones, lambda: keeper.holds)
+        erasure = Erasure(objects, catalogue, clock, erased, tombstones, lambda: keeper.holds, keeper)
         node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
         audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), clock)
         node.auditing = Auditing(objects, audit, tail, keeper, skew_s, clock, chance)

@@ -10,11 +10,14 @@ from tiers.bucket.objects import Objects
 
 
 class Kept(Keeper):
-    """Of a region that nobody else would keep."""
+    """Of a region that nobody else would keep; it does not run."""
 
     @property
     def holds(self) -> bool:
         return True
+
+    def heads(self) -> None:
+        """They are listed: nobody runs it who would hear a bell."""
 
 
 def kept(objects: Objects) -> Kept:

@@ -211,8 +211,8 @@ def test_damaged_tombstones_are_left_out() -> None:
     node = Node()
     run(bury(node.objects, Tombstone(tenant="acme", watched_until_s=LONG_S)))
     for name, content in list(node.objects.stored.items()):
-        run(node.objects.put(TOMBSTONES + "0" * 32, content[:-1] + b"\1"))
-        assert name.startswith(TOMBSTONES)
+        if name.startswith(TOMBSTONES):
+            run(node.objects.put(TOMBSTONES + "0" * 32, content[:-1] + b"\1"))
     assert len(run(read_tombstones(node.objects))) == 1
 
 

@@ -17,11 +17,14 @@ from benchmarks.scale import (
     announcing,
     audit_lists,
     following,
-    keeping,
+    idle,
+    idle_keeper,
+    listing,
     persisting,
     reading_through,
     table,
-    watching,
+    tombstones,
+    warming,
 )
 from replication.audit.audit import Audit
 from replication.audit.auditing import NodeHands
@@ -48,7 +51,7 @@ from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.pack_io import put_pack
 from tiers.packs.packs import PackHeader
 
-RUN_S = 4000.0
+BEGUN_S, RUN_S = 700.0, 4000.0
 RECORD = b"a record"
 SPEC = NamespaceSpec(b"scale " * 2 + b"plan", len(RECORD), 16, 16)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -95,13 +98,13 @@ class CountedObjects(MemoryObjects):
 async def node_of(objects: CountedObjects, number: int, chance: random.Random) -> RegionNode:
     clock = asyncio.get_running_loop().time
     catalogue = Catalogue(MemoryRows())
-    writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance)
-    await writer.open()
     region = await init_region(objects, "acme", "na", clock)
     keeper = Keeper(objects, region, chance)
+    writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance, lambda: keeper.needs_bell)
+    await writer.open()
     tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
     upkeep = Upkeep(objects, catalogue, tail, keeper, UPKEEP_INTERVAL_S, clock, chance)
-    erasure = Erasure(objects, catalogue, clock)
+    erasure = Erasure(objects, catalogue, clock, news=keeper)
     return RegionNode(objects, region, catalogue, writer, tail, upkeep, erasure, keeper)
 
 
@@ -127,6 +130,8 @@ def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
         chance, store = random.Random(nodes), CountedObjects()
         members = [await node_of(store, number, chance) for number in range(nodes)]
         tasks = [asyncio.create_task(live(member, load.packs_per_s, chance)) for member in members]
+        await asyncio.sleep(BEGUN_S)
+        store.requests.clear()
         await asyncio.sleep(RUN_S)
         counted.update(store.requests)
         for task in tasks:
@@ -134,8 +139,8 @@ def test_the_plan_counts_what_the_code_asks_for(nodes: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     run(region())
-    each = (following(nodes, load) + announcing(nodes, load) + watching()).times(nodes)
-    planned = each + persisting(nodes, load) + keeping(nodes)
+    each = (following(nodes, load) + announcing(nodes, load)).times(nodes) + tombstones().times(nodes)
+    planned = each + persisting(nodes, load) + listing(nodes, load)
     assert (counted["put"] + counted["list"]) / RUN_S == pytest.approx(planned.puts, rel=0.1)
     assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
 
@@ -157,6 +162,8 @@ def test_a_node_that_reads_another_region_through_asks_no_more_than_planned(node
         clock = asyncio.get_running_loop().time
         reader = ReadThrough(far, place, Catalogue(MemoryRows()), home, 10.0, clock, chance)
         tasks.append(asyncio.create_task(reader.run()))
+        await asyncio.sleep(BEGUN_S)
+        far.requests.clear()
         await asyncio.sleep(RUN_S)
         counted.update(far.requests)
         for task in tasks:
@@ -168,6 +175,39 @@ def test_a_node_that_reads_another_region_through_asks_no_more_than_planned(node
     assert counted["list"] / RUN_S == pytest.approx(planned.puts, rel=0.1)
     assert (counted["get"] + counted["head"]) / RUN_S == pytest.approx(planned.gets, rel=0.1)
     assert not counted["put"]
+
+
+@pytest.mark.parametrize("nodes", [1, 12])
+def test_an_idle_node_costs_half_a_dollar_a_month(nodes: int) -> None:
+    """While nobody writes, a node makes no more requests than planned, of which a month costs less than half a dollar; the keeper
+    less than two dollars."""
+
+    async def region() -> list[tuple[bool, Counter[str]]]:
+        chance, store = random.Random(nodes), CountedObjects()
+        ways = [copy(store) for _ in range(nodes)]  # the same bucket, counted apart
+        members, tasks = list[RegionNode](), list[asyncio.Task[None]]()
+        for number, way in enumerate(ways):
+            way.requests = Counter()
+            members.append(await node_of(way, number, chance))
+            tasks.append(asyncio.create_task(members[-1].run()))
+        await asyncio.sleep(BEGUN_S)
+        for way in ways:
+            way.requests.clear()
+        await asyncio.sleep(RUN_S)
+        return [(member.keeper.holds, way.requests) for member, way in zip(members, ways, strict=True)]
+
+    counted = run(region())
+    assert sum(holds for holds, _ in counted) == 1
+    for holds, requests in counted:
+        found = (
+            Requests(
+                (requests["put"] + requests["list"]) / RUN_S, (requests["get"] + requests["head"]) / RUN_S
+            )
+            + warming()
+        )
+        planned = (idle_keeper if holds else idle)(nodes)
+        assert found.month_price == pytest.approx(planned.month_price, rel=0.1)
+        assert found.month_price < (2.0 if holds else 0.5)
 
 
 def test_an_audit_lists_no_more_than_planned() -> None:

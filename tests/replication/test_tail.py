@@ -90,7 +90,7 @@ def test_a_dead_store_is_left_alone() -> None:
         place.objects.faults.refuse = ObjectRefused("memory: no permission")
         place.objects.requests.clear()
         await asyncio.sleep(6 * 3600)
-        assert place.objects.requests.total() < 6 * 3600 / BACKOFF_S_MAX * 1.5
+        assert place.objects.requests.total() < 2 * 6 * 3600 / BACKOFF_S_MAX * 1.5
         status = place.tail.status()
         assert status.failures > 5 and "no permission" in status.failure
         assert status.age_s is not None and status.age_s > 6 * 3600 - 2 * POLL_INTERVAL_S

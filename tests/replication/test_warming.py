@@ -247,9 +247,9 @@ def test_progress_is_of_one_life_of_an_order() -> None:
         assert len(await read_all_progress(objects, other)) == 2
         await put_progress(objects, one, Progress(who="late", made_s=one.made_s))
         await clear_over(objects, NOW_S)
-        assert {name.split("/")[1] for name in objects.stored} == {other.id}
+        assert {name.split("/")[1] for name in objects.stored if "/" in name} == {other.id}
         await clear_over(objects, NOW_S + 2 * DAY_S)
-        assert not objects.stored
+        assert not [name for name in objects.stored if "/" in name]
 
     run(main())
 
