@@ -20,8 +20,8 @@ def mirrors(path: Path) -> Iterator[StartMirror]:
     has joined. What still runs at the end is killed."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(file: Path) -> subprocess.Popen[str]:
-        words = ["mirror", f"--regions={file}", "--set=region=eu", f"--data-dir={path / 'mirror'}"]
+    def start(file: Path, *more: str) -> subprocess.Popen[str]:
+        words = ["mirror", f"--regions={file}", "--set=region=eu", f"--data-dir={path / 'mirror'}", *more]
         with open(path / "mirror.log", "a") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "kvstore", *words],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from kvstore.client import Client
+from kvstore.tools.web.names import MIRROR
 from tests.objects import S3Server
+from tests.region.mirrors import mirrors
 from tests.region.proxy import Proxy
 from tests.region.regions import S3_KEYS, arguments, chain, init, regions_file, space_of, status, store, until
+from tests.region.test_mirror_process import make
 from tests.running import Daemon, Place, kvstore
 from tests.web.asked import get, url_of
 
@@ -42,15 +46,15 @@ def of_kind(problems: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 def everywhere(daemon: Daemon, place: Place) -> dict[str, str]:
     """By where somebody looks, all that is told there."""
-    url, socket = url_of(daemon), ("--socket", place.socket)
-    top = json.loads(kvstore("top", "--interval", "0.2s", "-o", "json", *socket).stdout)
+    url, words = url_of(daemon), ("--socket", place.socket)
+    top = json.loads(kvstore("top", "--interval", "0.2s", "-o", "json", *words).stdout)
     return {
-        "status": kvstore("status", *socket).stdout.partition("arena")[0],
+        "status": kvstore("status", *words).stdout.partition("arena")[0],
         "top": "\n".join(top["attention"]),
         "page": json.dumps(get(url, "/live.json").json()["live"]["problems"]),
         "healthz": get(url, "/healthz?o=json").text,
         "metrics": get(url, "/metrics").text,
-        "doctor": kvstore("doctor", *socket, "--data-dir", place.data_dir).stdout,
+        "doctor": kvstore("doctor", *words, "--data-dir", place.data_dir).stdout,
     }
 
 
@@ -89,3 +93,58 @@ def test_credentials_that_expire_are_one_reason_everywhere(
     lines = daemon.log().removeprefix(said).splitlines()
     assert len([line for line in lines if "403" in line]) <= 4, lines
     assert len(lines) <= 20, lines
+
+
+def test_a_mirror_tells_of_itself_as_a_daemon_does(
+    tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kvstore mirror --metrics`: what it copied, how old the oldest is, and every metric of the table; a source whose credentials
+    expire is a problem there, in /healthz and in a few lines of the log, and is over when they are taken again."""
+    for name, value in S3_KEYS.items():
+        monkeypatch.setenv(name, value)
+    file = regions_file(tmp_path, "na", "eu", s3=s3_server, rules='[[rules]]\nfrom = ["na"]\nto = ["eu"]')
+    init(file, "na", "eu")
+    proxy = Proxy(s3_server.port)
+    head, source, rest = file.read_text().partition("[regions.na]")
+    file.write_text(head + source + rest.replace(s3_server.endpoint, proxy.endpoint, 1))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with mirrors(tmp_path) as start:
+        start(file, f"--metrics=127.0.0.1:{port}")
+        make(file, "a")
+        until(lambda: 'kvstore_mirror_copied_packs_total{source="na"} 1.0' in get(url, "/metrics").text)
+        until(lambda: 'kvstore_mirror_oldest_age_seconds{source="na"}' in get(url, "/metrics").text)
+        found = {
+            name.removesuffix("_total")
+            for name in re.findall(r"^# TYPE (\w+)", get(url, "/metrics").text, re.MULTILINE)
+        }
+        told = {metric.name.removesuffix("_total") for metric in MIRROR.metrics}
+        assert found == told | {"kvstore_problem", "kvstore_problem_seconds"}
+        assert get(url, "/healthz").text == "ok\n" and get(url, "/metrics", Host="a.example").status == 403
+        proxy.mode = "expired"
+        until(lambda: get(url, "/healthz").status == 503)
+        until(lambda: "mirror" in {one["kind"] for one in get(url, "/healthz?o=json").json()["problems"]})
+        found = {
+            one["kind"]
+            for one in get(url, "/healthz?o=json").json()["problems"]
+            if "403 ExpiredToken" in one["text"]
+        }
+        assert found == {"credentials", "mirror"}
+        assert (
+            'kvstore_problem{kind="credentials",level="problem",subject="na"} 1.0'
+            in get(url, "/metrics").text
+        )
+        proxy.mode = "pass"
+        until(lambda: get(url, "/healthz").text == "ok\n", 60.0)
+    proxy.close()
+    lines = [line for line in (tmp_path / "mirror.log").read_text().splitlines() if "403" in line]
+    assert 0 < len(lines) <= 6, lines
+
+
+def test_a_mirror_serves_this_machine_only(tmp_path: Path) -> None:
+    """An address that others reach, or none at all, is one line and exit code 2."""
+    file = regions_file(tmp_path, "na", "eu", rules='[[rules]]\nfrom = ["na"]\nto = ["eu"]')
+    for text in ("0.0.0.0:9473", "x", "127.0.0.1:99999"):
+        done = kvstore("mirror", "--regions", file, "--set=region=eu", "--metrics", text)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and text in done.stderr, done.stderr

@@ -129,7 +129,7 @@ def problem(kind: str, subject: str, text: str, level: str = "problem") -> dict[
 def test_what_is_wrong_is_said_first(browser: Browser) -> None:
     """Each problem that the daemon tells of stands above all figures, with why, since when and what to do."""
     late, away = problem("feed", "na", "read 70 s ago", "warning"), problem("breaker", "nvme0 loads", "hangs")
-    with served(Told(told.live(breakers=SICK, problems=[late, away]), told.samples(900))) as url:
+    with served(Told(told.live(breakers=SICK, problems=[away, late]), told.samples(900))) as url:
         page = opened(browser, url)
         lines = text(page, "#attention").splitlines()
         assert lines == [
@@ -157,6 +157,28 @@ def test_tiles_say_what_the_samples_come_to(browser: Browser) -> None:
         assert abs(float(tiles[0].split()[0]) - 100 * hits / asked) < 0.3
         assert abs(float(tiles[1].split()[0]) - sum(tokens.values()) / 60e3) < 1
         assert tiles[4:] == ["99.6 %", "66.2 %"]
+        assert "Llama-3.1-70B" in text(page, "#table-models")
+
+
+@in_a_browser
+def test_a_page_that_is_opened_late_shows_the_last_figures_with_their_age(browser: Browser) -> None:
+    """The daemon hung two hours ago, and the page is opened now: tiles, plots and tables are those of its last minutes, as a page
+    shows them that was open then, in grey, and it says how old they are."""
+
+    def figures(page: Page) -> list[str]:
+        return list(page.value("[...document.querySelectorAll('.figure')].map((one) => one.textContent)"))
+
+    said = Told(told.live(), told.samples(900))
+    with served(said) as url:
+        before = figures(opened(browser, url))
+        said.up, said.problem, said.age_s = False, "no answer in time", 7200.0
+        page = browser.page(1300, 900, False)
+        page.go(url)
+        page.wait(
+            "document.body.dataset.state === 'down' && document.querySelectorAll('.plot svg .layer').length > 3"
+        )
+        assert figures(page) == before and "nothing in the last" not in text(page, "#tiles")
+        assert "The daemon does not answer" in text(page, "#attention") and "2 h ago" in text(page, "#facts")
         assert "Llama-3.1-70B" in text(page, "#table-models")
 
 

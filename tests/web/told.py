@@ -153,7 +153,7 @@ class Told:
     def live_json(self) -> dict[str, Any]:
         newest = self.samples[-1] if self.samples else None
         return {
-            "up": self.up, "problem": self.problem, "now_s": self.live and self.live["now_s"], "age_s": self.age_s,
+            "up": self.up, "problem": self.problem, "now_s": self.live and self.live["now_s"] + self.age_s, "age_s": self.age_s,
             "scrape_s": 0.0011, "live": self.live, "sample": newest, "price": None, "kinds": KINDS, "meanings": MEANINGS,
         }  # fmt: skip
 

@@ -45,9 +45,10 @@ function nowS() {
   return state.nowS === null ? Date.now() / 1000 : state.nowS + (performance.now() - state.receivedMs) / 1000;
 }
 
-/** The moment that the page shows: it stands still while somebody looks at it. */
+/** The moment that the page shows: it stands still while somebody looks at it, and at the last answer of a daemon that gives none. */
 function shownS() {
-  return state.pausedS ?? nowS();
+  const lastS = state.downMs === null ? undefined : state.body?.live?.now_s;
+  return state.pausedS ?? lastS ?? nowS();
 }
 
 async function refresh() {
@@ -65,7 +66,8 @@ async function refresh() {
     if (!["TypeError", "TimeoutError", "AbortError"].includes(error.name)) state.problem = error.message;
   }
   const isDue = state.fresh || performance.now() - state.historyMs >= 1000 * HISTORY_S;
-  if (isDue && state.downMs === null) await refreshHistory().catch(() => {}); // asked for again in two seconds
+  const isThere = state.downMs === null || (state.fresh && state.body?.live); // what was before it went away is wanted, too
+  if (isDue && isThere) await refreshHistory().catch(() => {}); // asked for again in two seconds
   show();
 }
 
