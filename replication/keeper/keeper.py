@@ -52,10 +52,10 @@ from replication.waits import passed_s, within
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
-LEASE_JITTER_S: Final = 4.0  # a candidate waits for up to so much longer
+LEASE_JITTER_S: Final = 2.0  # a candidate waits for up to so much longer
 HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
 BEAT_INTERVAL_S: Final = 15.0
-SETTLE_S: Final = 2.0  # between putting a term and reading it back
+SETTLE_S: Final = 1.5  # between putting a term and reading it back
 TAKE_TRIES_MAX: Final = 8  # numbers that something else lies under, in one try
 assert BEAT_INTERVAL_S < HELD_S and LEASE_S + LEASE_JITTER_S + SETTLE_S + NEWS_INTERVAL_S < 60
 
@@ -81,7 +81,7 @@ class Keeper:
         self._beat = 0
         self._known: dict[tuple[str, str], Term] = {}  # by name and ETag
         self._sign: tuple[str, str] | None = None  # the highest term there was, by name and ETag
-        self._sign_s = passed_s()  # when that changed
+        self._sign_s = passed_s()  # when that was a sign of life
         self._jitter_s = self._chance.uniform(0, LEASE_JITTER_S)
         self._stuck: set[str] = set()  # terms that cannot be deleted
 
@@ -149,14 +149,22 @@ class Keeper:
         await self.news.refresh()
         latest = self.news.latest if now_s < self.news.changed_s + LEASE_S else None
         if latest is not None and not self._may_oust(latest.holder):
-            return NEWS_INTERVAL_S
+            return self._pause_s(now_s)
         highest = await self._highest()
-        is_still = now_s >= max(self._sign_s, self.news.changed_s) + LEASE_S + self._jitter_s
+        is_still = now_s >= self._due_s
         is_ours = highest is not None and highest.holder.life == self.holder.life
         is_alive = not is_still and not is_ours and (highest is not None or latest is not None)
         if not is_alive or self._may_oust((highest.holder if highest is not None else None) or self.holder):
             await self._take(highest, is_alive)
-        return NEWS_INTERVAL_S if self._term is None else 0.0
+        return self._pause_s(now_s) if self._term is None else 0.0
+
+    @property
+    def _due_s(self) -> float:
+        """Without a sign of life until then, the lease is free."""
+        return max(self._sign_s, self.news.changed_s) + LEASE_S + self._jitter_s
+
+    def _pause_s(self, now_s: float) -> float:
+        return min(NEWS_INTERVAL_S, max(1.0, self._due_s - now_s))
 
     def _may_oust(self, holder: Holder) -> bool:
         return self.holder.is_mirror and not holder.is_mirror
@@ -271,7 +279,7 @@ class Keeper:
                 await self.delete([name])
             except (ObjectDamaged, ObjectRefused) as error:
                 self._stuck.add(name)
-                self.problems.note(name, f"is over, and cannot be deleted: {error}")
+                self.problems.note(name, f"an old term cannot be deleted: {error}", "keeper", level="warning")
 
     # -- terms --
 
@@ -284,7 +292,9 @@ class Keeper:
         info, term = members.found[-1] if members.found else (None, None)
         sign = (info.name, info.e_tag) if info is not None else None
         if sign != self._sign:
-            self._sign, self._sign_s = sign, passed_s()
+            self._sign = sign
+            if term is None or term.number > self.news.term or term.beat:  # else the news say how old it is
+                self._sign_s = passed_s()
         return term
 
     async def _read(self, info: ObjectInfo) -> Term:
