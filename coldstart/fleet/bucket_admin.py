@@ -26,10 +26,19 @@ class BucketError(ModelError):
 
 
 class State(NamedTuple):
-    """versions: "Enabled", "Suspended", or "" where there never were any. aborts_leftovers: None where the store has no such rules."""
+    """versions: "Enabled", "Suspended", or "" where there never were any. aborts_leftovers: None where the store has no such rules. lock: for how
+    long no version can be deleted, in words; "" for no object lock."""
 
     versions: str
     aborts_leftovers: bool | None
+    lock: str = ""
+
+    @property
+    def keeps(self) -> str:
+        """What stays in it though it is deleted, in words; "" for nothing."""
+        if self.lock:
+            return f"it has object lock ({self.lock}): what is deleted or erased stays in it until then"
+        return "it keeps old versions: what is deleted or erased stays in it" if self.versions else ""
 
 
 class Bucket:
@@ -86,7 +95,16 @@ class Bucket:
             aborts: bool | None = any(map(_aborts, self._rules()))
         except BucketError:
             aborts = None
-        return State(str(versions.get("Status", "")), aborts)
+        return State(str(versions.get("Status", "")), aborts, self._lock())
+
+    def _lock(self) -> str:
+        fine = ("ObjectLockConfigurationNotFoundError", "NotImplemented", "MethodNotAllowed")
+        found = (self._asked("get_object_lock_configuration", fine) or {}).get("ObjectLockConfiguration", {})
+        if found.get("ObjectLockEnabled") != "Enabled":
+            return ""
+        kept = found.get("Rule", {}).get("DefaultRetention", {})
+        spans = [f"{kept[unit]} {unit.lower()}" for unit in ("Days", "Years") if unit in kept]
+        return " ".join([kept["Mode"].lower(), *spans]) if spans else "of single objects"
 
     def _rules(self) -> list[dict[str, Any]]:
         found = self._asked("get_bucket_lifecycle_configuration", (_NO_RULES,))

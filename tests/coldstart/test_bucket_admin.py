@@ -64,7 +64,17 @@ def test_rules_that_are_there_stay(s3_server: S3Server, s3: Any) -> None:
     assert ruled.abort_leftovers() is True and ruled.abort_leftovers() is False
     assert rules(s3, "ruled") == ["theirs", "narrow", RULE_ID]
     s3.put_bucket_versioning(Bucket="ruled", VersioningConfiguration={"Status": "Enabled"})
-    assert ruled.state() == State("Enabled", True)
+    assert ruled.state() == State("Enabled", True) and "old versions" in ruled.state().keeps
+
+
+def test_object_lock_is_seen(s3_server: S3Server, s3: Any) -> None:
+    """For how long what is deleted stays; a bucket without says nothing."""
+    s3.create_bucket(Bucket="locked", ObjectLockEnabledForBucket=True)
+    kept = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 30}}}
+    s3.put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=kept)
+    assert "compliance 30 days" in bucket(s3_server, "locked").state().keeps
+    s3.create_bucket(Bucket="unlocked")
+    assert bucket(s3_server, "unlocked").state().keeps == ""
 
 
 def test_what_cannot_be_done_is_one_line(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,4 +140,4 @@ def test_create_is_for_buckets_of_s3(tmp_path: Path) -> None:
         and len(ended.stderr.splitlines()) == 1
     )
     listed = kvstore("region", "ls", "--create", "--regions", file)
-    assert listed.returncode == 2 and "--create is for init" in listed.stderr
+    assert listed.returncode == 2 and "--create" in listed.stderr

@@ -61,11 +61,9 @@ def _upkeep(place: Place) -> Iterator[Finding]:
     if state.aborts_leftovers is False:
         action = "kvstore region init NAME --create adds the rule"
         yield Finding("bucket leftovers", "note", "uploads that were cut off stay, and are paid for", action)
-    if state.versions == "Enabled":
-        found = "it keeps old versions: what is deleted or erased stays in it"
-        yield Finding(
-            "bucket versions", "warning", found, "a lifecycle rule that expires noncurrent versions"
-        )
+    if state.keeps:
+        action = "a lifecycle rule that expires noncurrent versions"
+        yield Finding("bucket versions", "warning", state.keeps, action)
 
 
 def _mirror(state: MirrorState, now_s: float) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvstore.tools.cli import CliError
@@ -33,13 +34,27 @@ def run_verb(args: argparse.Namespace) -> int:
     did = _created(place) if args.create else {}
     made = asked(lambda: init_region(place.open(), deployment.deployment, args.region, time.time))
     facts = {"deployment": made.deployment, "region": made.region, "url": place.url, "made_s": made.made_s}
-    return present(args, {**facts, **did}, _show)
+    return present(args, {**facts, **did, "keeps": kept_by(place)}, _show)
+
+
+def kept_by(place: Place) -> str:
+    """What the bucket keeps of what is deleted, in words; "" for nothing, or where nobody can say."""
+    if not place.url.startswith("s3://") or find_spec("boto3") is None:
+        return ""
+    from coldstart.fleet.bucket_admin import Bucket, BucketError
+
+    try:
+        return Bucket(place.url, place.options()).state().keeps
+    except BucketError:
+        return ""
 
 
 def _show(facts: dict[str, object]) -> None:
     print(f"{facts['url']} is region {facts['region']} of deployment {facts['deployment']}")
     if "bucket_made" in facts:
         print("its bucket was made" if facts["bucket_made"] else "its bucket was there")
+    if facts["keeps"]:
+        print(f"its bucket: {facts['keeps']}")
 
 
 def _created(place: Place) -> dict[str, object]:
