@@ -37,10 +37,9 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until(lambda: status(second)["blocks"] == 16)
     for tenant, hashes in prompts.items():
         assert read(second, space_of(second, tenant), hashes) == 8
-    said = kvstore("region", "erase", "--yes", "--tenant", "acme", "--regions", file, "-o", "json")
-    assert said.returncode == 0 and json.loads(said.stdout)["regions"] == [
-        {"region": "na", "state": "buried"}
-    ]
+    erase = ("region", "erase", "--yes", "--tenant", "acme", "--regions", file, "-o", "json")
+    said = kvstore(*erase, "--wait")
+    assert said.returncode == 0 and json.loads(said.stdout)["regions"] == [{"region": "na", "state": "gone"}]
     for client in clients:
         until(lambda: status(client)["blocks"] == 8)  # noqa: B023 called in this round
         until(lambda: client.lookup([space_of(client, "acme")], prompts["acme"]) == 0)  # noqa: B023 called in this round
@@ -57,7 +56,8 @@ def test_a_tenant_is_erased_everywhere(tmp_path: Path, serve: Serve) -> None:
     until((place.data_dir / "namespaces.json").exists)
     daemon.stop(signal.SIGKILL)
     (place.data_dir / "namespaces.json").unlink()
-    assert kvstore("region", "erase", "--yes", "--tenant", "acme", "--regions", file).returncode == 0
+    said = kvstore(*erase, "--wait", "1s")  # one of the two is not there
+    assert said.returncode == 1 and "has not erased it yet" in json.loads(said.stdout)["regions"][0]["state"]
     until(lambda: first.lookup([space_of(first, "acme")], prompts["acme"]) == 0)
     daemon = serve(place, *daemon.arguments)
     for client in clients:

@@ -4,6 +4,7 @@
   kvstore region erase --namespace 3fa2…                    everything of a namespace (its whole digest: kvstore status -o json)
   kvstore region erase --prefix 5f0c…e1 --namespace 3fa2…   a prefix that ends with this block, and all that goes on behind it
   kvstore region erase --tenant acme --region eu            in one region only
+  kvstore region erase --tenant acme --wait                 until it is gone from the buckets and all nodes; or say what is left, and why
   kvstore region erase --tenant acme --dry-run              erase nothing, say what would go
   kvstore region erase --ls                                 what is erased and watched for now, and in which regions
   kvstore region erase --cancel TOMBSTONE                   take one back: what nodes have not erased by then stays, and is kept again
@@ -12,11 +13,12 @@ On a terminal it says what goes, and asks; elsewhere --yes is required. A tenant
 here know anything is refused; --force erases it all the same, and asks no region what it knows.
 
 A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
-from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again prolongs it. A
+from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again erases what came since, and
+prolongs it. A
 region that does not answer now is named; erase again when it does (a mirror brings it the tombstones of the others, too). What is
 erased cannot be brought back: --cancel is in time for regions whose nodes have not read it, and ends the watch in all others.
 
-Exit code 0 when every bucket has the tombstone, 1 when one refused or you said no, 2 for wrong words, 3 when nobody of that name, no such
+Exit code 0 when every bucket has the tombstone (with --wait: when it is gone), 1 when one refused, something is left or you said no, 2 for wrong words, 3 when nobody of that name, no such
 prefix or no such tombstone is known, 4 when a bucket did not answer.
 """
 
@@ -31,11 +33,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvstore.constants import DAY_S
-from kvstore.tools.cli import NOT_FOUND, OK, USAGE, CliError
+from kvstore.tools.cli import FAILED, NOT_FOUND, OK, USAGE, CliError
 from kvstore.tools.cli.asking import agreed, must_ask
 from kvstore.tools.cli.buckets import code_of, opened, place_of
 from kvstore.tools.cli.commands.region import add_regions_argument, load_deployment
-from kvstore.tools.cli.options import add_config_arguments, is_of_node
+from kvstore.tools.cli.options import add_config_arguments, duration, is_of_node
 from kvstore.tools.cli.output import present, print_table
 from kvstore.tools.cli.prefixes import whole_or_found
 from kvstore.units import format_bytes, format_time, plural
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from tiers.bucket.objects import Objects
 
 DAYS_MAX = 3650
+WAIT = "5min"  # for nodes and keepers, if nothing else is said
+GONE = "gone"
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +75,13 @@ def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
         "--days", type=float, default=30.0, help="how long nothing of it is kept or copied (default 30)"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        const=WAIT,
+        metavar="TIME",
+        help=f"until it is gone, for so long at most (default {WAIT})",
+    )
     parser.add_argument("--force", action="store_true", help="even if nobody of that name is known")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="erase nothing, say what would go")
@@ -85,6 +96,9 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.ls or args.cancel:
         return _of_tombstones(args)
     tombstone, asks = _tombstone(args, of_node), must_ask(args)
+    wait_s = duration(f"{args.called}: --wait", args.wait, 1.0, DAY_S) if args.wait else None
+    if of_node and args.wait:
+        raise CliError(f"{args.called}: --wait: not with --node", exit_code=USAGE)
     if of_node:
         return _of_node(args, asks)
     deployment, regions = _regions(args)
@@ -101,12 +115,28 @@ def run_verb(args: argparse.Namespace) -> int:
     async def bury_in(objects: Objects) -> str:
         from replication.formats.tombstones import bury
 
-        await bury(objects, tombstone)
-        return "buried"
+        buried = await bury(objects, tombstone)
+        if wait_s is None:
+            return "buried"
+        from kvstore.tools.cli.commands.region_erased import until_gone
+
+        return "; ".join(await until_gone(objects, buried, wait_s)) or GONE
 
     rows, code = _in_each(deployment, regions, bury_in)
+    if wait_s is not None:
+        code = max(code, _of_versions(deployment, rows))
     present(args, _facts(tombstone, rows), _show)
     return code
+
+
+def _of_versions(deployment: Deployment, rows: Sequence[dict[str, Any]]) -> int:
+    """The exit code where something is left; old versions of what is deleted count, and are said."""
+    from kvstore.tools.cli.commands.region_init import kept_by
+
+    for row in rows:
+        if row["state"] == GONE and (kept := kept_by(deployment.regions[row["region"]])):
+            row["state"] = f"the bucket: {kept}"
+    return OK if all(row["state"] == GONE for row in rows) else FAILED
 
 
 def _regions(args: argparse.Namespace) -> tuple[Deployment, list[str]]:
