@@ -96,6 +96,20 @@ class Keeper:
         """How long nobody was seen to keep the region; 0 where this process does."""
         return 0.0 if self.holds else passed_s() - self.news.changed_s
 
+    def status(self) -> dict[str, object]:
+        """The fields are documented in docs/cli.md."""
+        news = self.news.fresh
+        if self.holds:
+            host, kept_s = self.holder.host, passed_s() - self._taken_s
+        else:
+            host, kept_s = (news.holder.host, news.kept_s + self.silent_s) if news is not None else ("", 0.0)
+        return {
+            "keeper": host,
+            "keeps": self.holds,
+            "kept_s": round(kept_s, 1),
+            "keeper_age_s": round(self.silent_s, 1),
+        }
+
     async def delete(self, names: Sequence[str]) -> None:
         """Objects of the region. Raises ObjectError; ObjectUnavailable where this process does not keep it (any more)."""
         if not self.holds:

@@ -46,7 +46,7 @@ from tiers.together import together
 ANNOUNCE_INTERVAL_S: Final = 1.0  # between two announcements of one writer, which everybody reads
 ANNOUNCE_INTERVAL_PER_WRITER_S: Final = 0.1
 ANNOUNCE_RETRY_S: Final = 5.0  # after one that failed
-KEEPER_LATE_S: Final = 180.0  # without a sign of a keeper; somebody else takes over within a minute
+KEEPER_LATE_S: Final = 120.0  # without a sign of a keeper; somebody else takes over within a minute
 UP_TO_DATE_PAUSE_S: Final = 0.5  # between two looks whether a pass that was asked for is over
 # Between two looks for what killed processes left half written in a directory.
 SWEEP_STAGED_S: Final = 3600.0
@@ -315,6 +315,7 @@ class RegionNode(RegionReader):
             "expired_packs": self._upkeep.forgotten,
             "erased_packs": self.erasure.erased,
             "tombstones": len(self.erasure.tombstones),
+            **self.keeper.status(),
             **(self.auditing.status() if self.auditing is not None else {}),
         }
 

@@ -194,12 +194,14 @@ def _optional(live: Mapping[str, Any]) -> Iterator[Metric]:
         yield _one("kvstore_region_open", float(region["open"]))
         for name, field in (
             ("kvstore_region_feed_age_seconds", "feed_age_s"),
+            ("kvstore_region_keeps", "keeps"),
+            ("kvstore_region_keeper_age_seconds", "keeper_age_s"),
             ("kvstore_region_packs", "packs"),
             ("kvstore_region_blocks", "blocks"),
             ("kvstore_region_untrusted_total", "untrusted_objects"),
         ):
             if region.get(field) is not None:  # not known before it is joined
-                yield _one(name, region[field])
+                yield _one(name, float(region[field]))
     if events is not None:
         yield _one("kvstore_events_waiting_blocks", events["waiting_blocks"])
         yield _one("kvstore_events_lost_blocks_total", events["lost_blocks"])

@@ -1,4 +1,4 @@
-"""What the mirrors of a region, or of all, have copied, what is left, and how far they are behind.
+"""Who keeps a region, or all; what its mirrors have copied, what is left, and how far they are behind.
 
   kvstore region status [NAME]         by what they have written into the buckets of their regions
   kvstore region status [NAME] --now   how far they are behind by the feeds of their sources as they are now, too
@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvstore.tools.cli import FAILED, OK
 from kvstore.tools.cli.buckets import code_of, opened, place_of
@@ -26,6 +26,8 @@ from kvstore.units import NOTHING, format_bytes, format_duration
 if TYPE_CHECKING:
     from kvstore.daemon.config.regions_file import Deployment
     from replication.formats.mirror_state import MirrorState
+
+KEEPER_GONE_S: Final = 120.0  # without a sign of a keeper, nobody keeps it
 
 
 class Pair(NamedTuple):
@@ -47,8 +49,9 @@ def run_verb(args: argparse.Namespace) -> int:
     if args.region:
         place_of(deployment, args.region, args.called)
     regions = [args.region] if args.region else list(deployment.regions)
-    pairs = asyncio.run(_pairs(deployment, regions, args.now, time.time))
-    present(args, {"deployment": deployment.deployment, "mirrors": [pair.facts for pair in pairs]}, _show)
+    pairs, keepers = asyncio.run(_asked(deployment, regions, args.now, time.time))
+    facts = [pair.facts for pair in pairs]
+    present(args, {"deployment": deployment.deployment, "mirrors": facts, "keepers": keepers}, _show)
     return max((pair.code for pair in pairs), default=OK)
 
 
@@ -63,6 +66,8 @@ def _of_node(args: argparse.Namespace) -> int:
 
 
 def _show(document: dict[str, Any]) -> None:
+    for keeper in document["keepers"]:
+        print(_kept(keeper))
     mirrors = document["mirrors"]
     rows = [[of(facts) for of in _COLUMNS.values()] for facts in mirrors]
     print_table(f"mirrors of {document['deployment']}", list(_COLUMNS), rows, _DROP)
@@ -71,6 +76,43 @@ def _show(document: dict[str, Any]) -> None:
             print(
                 f"  {facts['source']} to {facts['region']}: {failure['reason']} ({failure['attempts']} attempts)"
             )
+
+
+async def _asked(
+    deployment: Deployment, regions: Sequence[str], is_live: bool, clock: Callable[[], float]
+) -> tuple[list[Pair], list[dict[str, Any]]]:
+    from tiers.together import together
+
+    pairs = await _pairs(deployment, regions, is_live, clock)
+    return pairs, await together(_keeper(deployment, region, clock) for region in regions)
+
+
+async def _keeper(deployment: Deployment, region: str, clock: Callable[[], float]) -> dict[str, Any]:
+    """Who keeps a region, as its news say."""
+    from replication.errors import ReplicationError
+    from replication.formats.keeping import NEWS, NEWS_BYTES_MAX, decode_news
+    from tiers.errors import ObjectMissing, TierError
+
+    facts: dict[str, Any] = {"region": region, "keeper": "", "mirror": False, "kept_s": None, "age_s": None}
+    try:
+        objects = await opened(deployment, region)
+        news = decode_news(await objects.get_within(NEWS, NEWS_BYTES_MAX))
+        age_s = max(0.0, clock() - (await objects.head(NEWS)).modified_s)
+    except ObjectMissing:
+        return facts
+    except (ReplicationError, TierError) as error:
+        return {**facts, "problem": str(error)}
+    if age_s < KEEPER_GONE_S:
+        facts |= {"keeper": news.holder.host, "mirror": news.holder.is_mirror, "kept_s": news.kept_s + age_s}
+    return {**facts, "age_s": age_s}
+
+
+def _kept(facts: dict[str, Any]) -> str:
+    if facts["keeper"]:
+        who = f"a mirror on {facts['keeper']}" if facts["mirror"] else facts["keeper"]
+        return f"{facts['region']}: kept by {who} for {format_duration(facts['kept_s'])}"
+    since = f" for {format_duration(facts['age_s'])}" if facts["age_s"] is not None else ""
+    return f"{facts['region']}: {facts.get('problem') or f'kept by nobody{since}'}"
 
 
 async def _pairs(

@@ -120,8 +120,17 @@ def _print_bucket(what: str, region: Mapping[str, Any]) -> None:
     known = f"{region['packs']} packs, {region['blocks']} blocks, {format_bytes(region['bytes'])}"
     read = f"read {format_duration(age_s)} ago" if age_s is not None else "not read yet"
     print(f"{what:<12}{region['name']} in {region['bucket']}: {known} durable; feed {read}")
+    if "keeps" in region:
+        print(f"            {_kept(region)}")
     if region["feed_gaps"] or region["feed_damaged"]:
         print(f"            feed: {region['feed_gaps']} gaps, {region['feed_damaged']} damaged")
+
+
+def _kept(region: Mapping[str, Any]) -> str:
+    if not region["keeper"]:
+        return f"kept by nobody for {format_duration(region['keeper_age_s'])}"
+    who = "this node" if region["keeps"] else region["keeper"]
+    return f"kept by {who} for {format_duration(region['kept_s'])}"
 
 
 def _fetched(region: Mapping[str, Any]) -> str:
