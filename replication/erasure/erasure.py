@@ -37,6 +37,7 @@ from tiers.namespace_spec import NamespaceSpec
 ERASE_INTERVAL_S: Final = 1.0  # between two looks whether what became known is erased
 # The bucket is listed so long after a tombstone became known: a node that did not know it may have put something meanwhile.
 STRAYS_LOOKS_S: Final = (0.0, 600.0, 3600.0)
+STRAYS_PAUSE_S: Final = 15.0  # between two looks, also where a store fails in the middle of one
 STRAYS_AGAIN_S: Final = 600.0  # while something cannot be deleted
 
 log = logging.getLogger("replication.erasure")
@@ -81,6 +82,7 @@ class Erasure:
         self._undeleted: dict[str, str] = {}  # names of what is erased and cannot be deleted, and why
         self._strays = Strays(objects)
         self._strays_due_s: list[float] = []  # loop's time, in order
+        self._strays_begun_s = float("-inf")
         self._looked_through: dict[
             str, int
         ] = {}  # tombstones by id, their serial: since they are known all of the bucket was looked at
@@ -248,7 +250,8 @@ class Erasure:
         there = {tombstone.id: tombstone.serial for tombstone in self.tombstones}
         if any(self._looked_through.get(one) != serial for one, serial in there.items()):
             self._strays_due_s = [now_s + pause_s for pause_s in STRAYS_LOOKS_S]
-        if self._strays_due_s and self._strays_due_s[0] <= now_s:
+        if self._strays_due_s and max(self._strays_due_s[0], self._strays_begun_s + STRAYS_PAUSE_S) <= now_s:
+            self._strays_begun_s = now_s
             await self._remove_strays()
             self._looked_through = there
             self._strays_due_s = [due_s for due_s in self._strays_due_s if due_s > now_s]
