@@ -81,7 +81,7 @@ LINES_MAX = {
     "replication/keeper": 590,
     "replication/mirror": 2150,
     "replication/models": 450,
-    "replication/region": 1240,
+    "replication/region": 1370,
     "tiers": 1360,
     "tiers/bucket": 1500,
     "tiers/dram": 2130,

@@ -7,7 +7,7 @@ A copy of what the region says, so nothing is synced: `kill -9` loses nothing th
 end, in order. A table that cannot be opened or read, or belongs to another region, is moved aside and made anew.
 
 RocksDB through rocksdict: `close` lets go of its lock only when no iterator is alive, so none leaves this module; any
-failure is a bare Exception. Indexes and bloom filters are cut into pieces that fit a shard of the block cache: whole
+failure is a bare Exception, and an iterator that meets one ends silently unless it is asked for its status. Indexes and bloom filters are cut into pieces that fit a shard of the block cache: whole
 ones (a megabyte each) did not, and every read took 150 µs instead of 3.
 """
 
@@ -115,24 +115,41 @@ class RocksRows(Rows):
     def with_prefix(self, prefix: bytes) -> list[bytes]:
         assert len(prefix) == PREFIX_BYTES
         with _understood(self._path):
-            found = self._db.keys(from_key=prefix, read_opt=_same_prefix())
-            return list(takewhile(lambda key: key.startswith(prefix), cast("Iterator[bytes]", found)))
+            return list(takewhile(lambda key: key.startswith(prefix), self._walk(prefix, _same_prefix())))
 
     def keys(self, start: bytes, end: bytes, limit: int) -> list[bytes]:
         with _understood(self._path):
-            found = self._db.keys(from_key=start, read_opt=_up_to(end))
-            return list(islice(cast("Iterator[bytes]", found), limit))
+            return list(islice(self._walk(start, _up_to(end)), limit))
 
     def scan(self, start: bytes, end: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         with _understood(self._path):
-            found = self._db.items(from_key=start, read_opt=_up_to(end))
-            return list(islice(cast("Iterator[tuple[bytes, bytes]]", found), limit))
+            rows = self._db.iter(_up_to(end))
+            rows.seek(start)
+            found: list[tuple[bytes, bytes]] = []
+            while len(found) < limit and rows.valid():
+                found.append((cast("bytes", rows.key()), cast("bytes", rows.value())))
+                rows.next()
+            rows.status()
+            return found
 
     def last(self, start: bytes, end: bytes) -> bytes | None:
         with _understood(self._path):
-            keys = self._db.keys(backwards=True, from_key=end, read_opt=_total_order())
-            found = next((key for key in cast("Iterator[bytes]", keys) if key < end), None)
+            rows = self._db.iter(_total_order())
+            rows.seek_for_prev(end)
+            while rows.valid() and cast("bytes", rows.key()) >= end:
+                rows.prev()
+            rows.status()
+            found = cast("bytes", rows.key()) if rows.valid() else None
         return found if found is not None and found >= start else None
+
+    def _walk(self, start: bytes, options: ReadOptions) -> Iterator[bytes]:
+        """Keys from there on. An iterator ends at a row that cannot be read as if there were no more: its status tells."""
+        rows = self._db.iter(options)
+        rows.seek(start)
+        while rows.valid():
+            yield cast("bytes", rows.key())
+            rows.next()
+        rows.status()
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes] = ()) -> None:
         batch = WriteBatch(raw_mode=True)

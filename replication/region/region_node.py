@@ -207,6 +207,7 @@ class RegionNode(RegionReader):
                 await delete_each(self._objects.delete, [pack.name])
             return False
         self.catalogue.expect(pack)
+        self.doubts.over(pack.id)
         self._tasks.begin("announcing", self.announce(Announced(pack, stored_s, kept_until_s=kept_until_s)))
         return True
 

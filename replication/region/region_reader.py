@@ -8,8 +8,9 @@
 
 Everything but `held` is called on one event loop, and nothing else happens there.
 
-Invariants: a record that is a HIT has the checksum that was announced for its key. A pack that is gone is forgotten, so
-nobody asks for it again. What is known to be erased is neither held nor a HIT.
+Invariants: a record that is a HIT has the checksum that was announced for its key. A pack that is gone
+or wrong is doubted by this reader for a while (doubts.py), if the place proves to be the place; no catalogue forgets it because of
+that. What is known to be erased is neither held nor a HIT.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from replication.catalogue.catalogue import Catalogue, Spot
 from replication.constants import MIB, PROBLEM_LASTS_S, PROBLEMS_TOLD
 from replication.erasure.erased import Erased
-from replication.errors import CatalogueDamaged
+from replication.errors import CatalogueDamaged, ReplicationError
 from replication.feed.tail import Tail, TailStatus
-from replication.formats.region import MARKER, Region
+from replication.formats.region import MARKER, Region, open_region
 from replication.problems import Problem, Problems
+from replication.region.doubts import Doubts
 from replication.tasks import Tasks, kept_going
 from replication.watched import Watched
 from tiers.base import Get, Record
@@ -38,7 +40,6 @@ from tiers.packs.packs import Pack
 
 FETCH_RANGE_BYTES: Final = 8 * MIB  # of a pack, read with one request
 CHAIN_HASHES_MAX: Final = 1 << 20  # of a prefix that somebody names: no prompt has more blocks
-DOUBTED_PACKS_MAX: Final = 1024  # remembered to have failed once
 FEED_LATE_S: Final = 60.0  # since all of it was read
 GAP_FIX: Final = "nothing: an audit goes on behind it within hours; kvstore region verify says what is there"
 FEED_FIX: Final = (
@@ -48,6 +49,7 @@ FEED_FIX: Final = (
 log = logging.getLogger("replication.region_reader")
 
 Answer = tuple[Get, Record | None]
+_BAD = frozenset({Get.MISS, Get.CORRUPT, Get.REFUSED})
 
 
 class Wanted(Protocol):
@@ -100,7 +102,8 @@ class RegionReader(ABC):
         self._tasks = Tasks(self.problems)
         if isinstance(objects, Watched):
             objects.when_it_works_again = tail.wake
-        self._doubted: dict[bytes, None] = {}  # ids of packs, the latest ones
+        self._identity = region
+        self.doubts = Doubts(asyncio.get_running_loop().time)
         self.fetched = self.missing = self.corrupt = self.failed = 0  # records
         self.fetched_bytes = 0
 
@@ -135,7 +138,7 @@ class RegionReader(ABC):
         for erased in self._erased:
             if end > start:
                 end = erased.end(spec, hashes, start, end)
-        return end
+        return self.doubts.end(spec, hashes, start, end) if end > start else end
 
     async def chains(
         self, namespaces: Sequence[bytes], block_hash: bytes, most: int
@@ -211,7 +214,7 @@ class RegionReader(ABC):
         """What is read with one request each: neighbours in a pack, up to FETCH_RANGE_BYTES."""
         packs: dict[bytes, list[_Part]] = {}
         for call in calls:
-            spots = self.catalogue.find([one.key for one in call.wanted])
+            spots = self.catalogue.find([one.key for one in call.wanted], self.doubts.ids)
             for position, spot in enumerate(spots):
                 if spot is not None and _fits(spot, call.wanted[position]):
                     packs.setdefault(spot.announced.pack.id, []).append(_Part(call, position, spot))
@@ -235,7 +238,7 @@ class RegionReader(ABC):
         places = [(part.spot.index, part.asked.wanted[part.position].into) for part in group]
         try:
             results = await fetch_records(self._objects, pack, places)
-            if Get.REFUSED in results:
+            if not _BAD.isdisjoint(results):
                 results = await self._judged(results)
         except BaseException:
             results = [Get.FAILED] * len(group)
@@ -253,9 +256,18 @@ class RegionReader(ABC):
         self._count(group, results)
 
     async def _judged(self, results: Sequence[Get]) -> list[Get]:
-        """What is refused is as good as gone where the place hands out its marker; else the place refuses."""
-        instead = Get.MISS if await self.probe() else Get.FAILED
-        return [instead if result is Get.REFUSED else result for result in results]
+        """What is gone, wrong or refused is a failure of that object where the place proves behind it to be the place; else the place
+        fails: it is away, or another one."""
+        if not await self._is_the_place():
+            return [Get.FAILED if result in _BAD else result for result in results]
+        return [Get.MISS if result is Get.REFUSED else result for result in results]
+
+    async def _is_the_place(self) -> bool:
+        try:
+            found = await open_region(self._objects, self._identity.deployment, self.region)
+        except (ObjectError, ReplicationError):
+            return False
+        return found.identity == self._identity.identity
 
     def _readable(self, pack: Pack) -> int:
         """How many records of a pack are not erased by now: a tombstone may have become known while they came."""
@@ -289,20 +301,24 @@ class RegionReader(ABC):
         self.failed += results.count(Get.FAILED)
         if Get.MISS in results or Get.CORRUPT in results:
             self._doubt(pack)
+        elif Get.FAILED not in results and self.doubts.over(pack.id) and not len(self.doubts):
+            self.problems.over("packs", "lost")
 
     def _doubt(self, pack: Pack) -> None:
-        """It was not there, not handed out, or not what was announced. The way may be to blame once; the second time it is forgotten."""
-        if pack.id in self._doubted:
-            self.problems.note(
-                "packs", f"{pack.name}: gone or damaged; forgotten", "lost", "kvstore region verify --deep says what else is",
-                "warning", PROBLEM_LASTS_S,
-            )  # fmt: skip
-            del self._doubted[pack.id]
-            self.catalogue.lose(pack.id)
+        """It was not there, not handed out, or not what was announced. Blocks that another pack has are not doubted with it."""
+        header = pack.header
+        but = self.doubts.ids | {pack.id}
+        try:
+            spots = self.catalogue.find([header.spec.digest + block for block in header.each_hash()], but)
+        except CatalogueDamaged as error:
+            self._mend(error)
             return
-        self._doubted[pack.id] = None
-        if len(self._doubted) > DOUBTED_PACKS_MAX:
-            del self._doubted[next(iter(self._doubted))]
+        lacking = [block for block, spot in zip(header.each_hash(), spots, strict=True) if spot is None]
+        if self.doubts.add(pack, lacking):
+            self.problems.note(
+                "packs", f"{pack.name}: gone or damaged; it is not held here, and asked for again later", "lost",
+                "kvstore region verify --deep says what else is", "warning", PROBLEM_LASTS_S,
+            )  # fmt: skip
 
     async def probe(self) -> bool:
         """Whether the bucket answers."""

@@ -334,6 +334,35 @@ def test_a_damaged_disk_costs_nothing_but_reading_again(tmp_path: Path, victim: 
     catalogue.close()
 
 
+def test_a_row_that_cannot_be_read_is_never_the_end(tmp_path: Path) -> None:
+    """A block of a file that rots while everything else is well ends no walk through the rows as if there were no more: keys, rows,
+    prefixes and the last key say that the catalogue is damaged, or are right."""
+    rows = RocksRows(tmp_path / "rows", "here")
+    chance = random.Random(4)
+    said = sorted((b"k" + chance.randbytes(PREFIX_BYTES), chance.randbytes(60)) for _ in range(5000))
+    rows.write(said)
+    rows._db.flush()
+    rows.close()
+    [file] = (tmp_path / "rows").glob("*.sst")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x55
+    file.write_bytes(content)
+    rows = RocksRows(tmp_path / "rows", "here")
+    for walk in (rows.keys, rows.scan):
+        assert len(walk(b"k", b"l", 100)) == 100
+        with pytest.raises(CatalogueDamaged, match="checksum"):
+            walk(b"k", b"l", 5000)
+    bad = 0
+    for key, _ in said:
+        try:
+            assert rows.with_prefix(key[:PREFIX_BYTES]) == [key]
+            assert rows.last(b"k", key + b"!") == key
+        except CatalogueDamaged:
+            bad += 1
+    assert 0 < bad < 200
+    rows.close()
+
+
 KILLED = """
 import sys
 from pathlib import Path

@@ -14,10 +14,11 @@ from replication.erasure.erased import Erased
 from replication.feed.feed import FeedReader, FeedWriter, Gap
 from replication.formats import nodes, orders
 from replication.formats.mirror_state import MIRRORS, MirrorState, encode_state, read_mirrors
-from replication.formats.region import init_region
+from replication.formats.region import MARKER, init_region
 from replication.formats.segment import segment_name
 from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.problems import Problems
+from replication.region.doubts import DOUBT_S_MAX, DOUBT_S_MIN, Doubts
 from replication.region.region_node import RegionNode
 from tests.objects import MemoryObjects
 from tests.replication.durable import pack_of
@@ -68,16 +69,21 @@ async def _persisted(node: RegionNode, names: str) -> list[bytes]:
         ("cut", Get.CORRUPT),
         ("empty", Get.CORRUPT),
         ("flipped", Get.CORRUPT),
+        ("huge", Get.CORRUPT),
         ("gone", Get.MISS),
         ("refused", Get.MISS),
         ("a bad sector", Get.CORRUPT),
         ("the place refuses", Get.FAILED),
         ("the place is away", Get.FAILED),
+        ("the place is empty", Get.FAILED),
+        ("the place has lost its marker", Get.FAILED),
+        ("the place is another region", Get.FAILED),
     ],
 )
 def test_a_pack_that_is_bad(harm: str, answer: Get) -> None:
-    """A pack that is cut off, refused, gone or wrong is a failure of that pack: it is asked for twice and then forgotten, and the
-    others are read. Where the marker is refused, too, the place fails, and nothing is forgotten."""
+    """A pack that is cut off, refused, gone or wrong is a failure of that pack: it is not held for a while, and the others are read.
+    Where the place does not prove to be the place, it is the place that fails. No catalogue forgets anything in either case, and
+    what is well again is read again."""
 
     async def main() -> None:
         way = Way()
@@ -86,9 +92,17 @@ def test_a_pack_that_is_bad(harm: str, answer: Get) -> None:
         keys = await _persisted(node, "abc")
         await asyncio.sleep(5.0)
         [bad] = [spot.announced.pack.name for spot in node.catalogue.find(keys[:1]) if spot is not None]
-        content = way.stored[bad]
+        content, everything = way.stored[bad], dict(way.stored)
         if harm in ("cut", "empty", "flipped"):
             way.stored[bad] = {"cut": content[:-1], "empty": b"", "flipped": content[:-1] + b"!"}[harm]
+        elif harm == "huge":
+            way.stored[bad] = bytes(1 << 20)
+        elif harm == "the place is empty":
+            way.stored.clear()
+        elif harm in ("the place has lost its marker", "the place is another region"):
+            await way.delete([bad, MARKER])
+            if harm == "the place is another region":
+                await init_region(way, "acme", "na", lambda: 2.0)
         elif harm == "gone":
             await way.delete([bad])
         elif harm in ("refused", "the place refuses"):
@@ -98,15 +112,26 @@ def test_a_pack_that_is_bad(harm: str, answer: Get) -> None:
         else:
             way.bad[""] = ObjectUnavailable("no answer")
         views = [bytearray(SPEC.record_bytes) for _ in keys]
-        for _ in range(2):
+        for expected in (
+            answer,
+            Get.FAILED if answer is Get.FAILED else Get.MISS,
+        ):  # what is doubted is not asked for
             answers = await node.fetch(
                 [Wanted(key, memoryview(view)) for key, view in zip(keys, views, strict=True)]
             )
-            assert answers[0][0] is answer
-            others = answer if answer is Get.FAILED else Get.HIT
-            assert {result for result, _ in answers[1:]} == {others}
-        is_known = [spot is not None for spot in node.catalogue.find(keys)]
-        assert is_known == [answer is Get.FAILED, True, True]
+            assert answers[0][0] is expected
+            if harm not in ("the place has lost its marker", "the place is another region"):
+                others = answer if answer is Get.FAILED else Get.HIT
+                assert {result for result, _ in answers[1:]} == {others}
+            held = [node.held(SPEC, key[16:], 0) for key in keys]
+            assert held == [int(answer is Get.FAILED), 1, 1]
+        assert None not in node.catalogue.find(keys)
+        way.stored, way.bad = everything, {}
+        await asyncio.sleep(DOUBT_S_MIN)
+        answers = await node.fetch(
+            [Wanted(key, memoryview(view)) for key, view in zip(keys, views, strict=True)]
+        )
+        assert {result for result, _ in answers} == {Get.HIT} and not node.doubts.ids
         await node.stop()
 
     run(main())
@@ -258,3 +283,26 @@ def test_a_writer_whose_last_segment_is_refused_goes_on() -> None:
         assert writer.id != W and (writer.number, writer.conflicts) == (1, 1)
 
     run(main())
+
+
+def test_doubts_end_a_prefix_where_they_begin() -> None:
+    """Behind a hole nothing is held, whatever the catalogue says, until it is asked for again, later each time, or put again; a block
+    that another pack has is no hole."""
+    packs = [pack_of([number]) for number in range(3)]
+    spec, hashes = packs[0].pack.header.spec, b"".join(pack.pack.header.hashes for pack in packs)
+    now_s, middle = 0.0, packs[1].pack
+    doubts = Doubts(lambda: now_s)
+    assert doubts.add(middle, middle.header.each_hash()) and not doubts.add(middle, ())
+    assert [doubts.end(spec, hashes, start, 3) for start in (0, 1, 2)] == [1, 1, 3] and doubts.ids == {
+        middle.id
+    }
+    for pause_s in (DOUBT_S_MIN, 2 * DOUBT_S_MIN, 4 * DOUBT_S_MIN, *[DOUBT_S_MAX] * 5):
+        is_last = pause_s == DOUBT_S_MAX
+        if not is_last:
+            now_s += pause_s - 1
+            assert doubts.end(spec, hashes, 0, 3) == 1
+        now_s += DOUBT_S_MAX if is_last else 1
+        assert doubts.end(spec, hashes, 0, 3) == 3 and not doubts.ids
+        assert not doubts.add(middle, middle.header.each_hash()) and doubts.end(spec, hashes, 0, 3) == 1
+    assert doubts.over(middle.id) and doubts.end(spec, hashes, 0, 3) == 3 and not doubts.over(middle.id)
+    assert doubts.add(middle, ()) and doubts.end(spec, hashes, 0, 3) == 3

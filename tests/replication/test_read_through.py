@@ -7,13 +7,15 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import SOURCE_TOMBSTONES_S, TOMBSTONES_INTERVAL_S
 from replication.erasure.erased import Erased
 from replication.feed.feed import FeedWriter
 from replication.feed.tail import SNAPSHOT_SEGMENTS_MIN
 from replication.formats.announced import Announced
-from replication.formats.region import Region
+from replication.formats.region import MARKER, Region
 from replication.formats.tombstones import TOMBSTONES, Tombstone, bury
 from replication.region.read_through import ReadThrough
 from tests.objects import FaultyObjects, MemoryObjects
@@ -65,6 +67,7 @@ class Source:
         records = [record(hashes[at : at + 32]) for at in range(0, len(hashes), 32)]
         parent = prompt(tenant, start - 1, start) if start else b""
         header = PackHeader(spec_of(tenant), parent, hashes, b"".join(map(digest, records)))
+        await self.objects.put(MARKER, msgspec.json.encode(REGION), only_new=True)
         pack = await put_pack(self.objects, header, list(map(memoryview, records)))
         announced = Announced(pack, 0, kept_until_s=kept_until_s)
         await self.writer.announce([announced])
@@ -128,7 +131,7 @@ def test_nothing_of_the_other_region_is_changed() -> None:
         assert (
             held(reader, "gone", 4) == 0 == held(reader, "damaged", 4) and reader.missing and reader.corrupt
         )
-        assert reader.catalogue.counts.packs == (SNAPSHOT_SEGMENTS_MIN + 100) // 2 + 1
+        assert reader.catalogue.counts.packs == (SNAPSHOT_SEGMENTS_MIN + 100) // 2 + 3
 
     run(region())
 
