@@ -147,6 +147,11 @@ class Erasing:
             task = _Task(namespace, tombstone)
             self._tasks.append(task)
         task.begin(self._is_adopted())
+        self._look(
+            task
+        )  # a little at once: most erasings are over with it, and what is computed anew next stays
+        if not (task.is_looking or task.held):
+            self._tasks.remove(task)
 
     # -- work --
 
