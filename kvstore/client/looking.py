@@ -70,6 +70,10 @@ class Looking:
         """Give a key another value, written as in `--set`, until a restart or a reload. Raises Unavailable, Refused."""
         return self._call((), lambda w, _: w.SetSetting(key, text)).report  # type: ignore[no-any-return]
 
+    def change_disk(self, directory: str, accept: bool) -> dict[str, Any]:
+        """Take what is at an NVMe directory now (accept), or remember nothing of it. Raises Unavailable, Refused."""
+        return self._call((), lambda w, _: w.SetDisk(directory, accept)).report  # type: ignore[no-any-return]
+
     def record(self) -> frames.Recorded:
         """Requests of engines since the last call; the first one begins, the end of the connection ends it."""
         return self._call((), lambda w, _: w.Record())  # type: ignore[no-any-return]

@@ -49,7 +49,7 @@ class Parts(NamedTuple):
     settings: Settings
     books: Callable[[], Sequence[str]]
     missing: Callable[[], Mapping[str, str]]
-    left_alone: Callable[[], Mapping[str, str]]
+    disks: Callable[[], Iterable[Problem]]
     beside: Callable[[], Iterable[tuple[str, str, str]]]
     preloads: Callable[[], Sequence[answers.Preload]]
     regions: Callable[[], Sequence[Problem]]
@@ -91,11 +91,7 @@ class Attention:
         if books := parts.books():
             fix = "stop it, then kvstore fsck --repair; please report the problem"
             yield Problem("books", "books", "; ".join(books[:3]), fix, count=len(books), is_logged=True)
-        for name, text in parts.left_alone().items():
-            if text:
-                yield Problem(
-                    "left_alone", name, text, "mend what it names, then restart the daemon", is_logged=True
-                )
+        yield from parts.disks()
         for name, text in parts.missing().items():
             yield Problem("missing", name, text, "put it back, or restart the daemon when it suits")
         yield from (_of_breaker(each) for each in parts.engine.breakers() if each["state"] != "closed")
@@ -175,7 +171,8 @@ class _Loop:
 
 def _of_breaker(breaker: answers.Breaker) -> Problem:
     fix = "look at dmesg and smartctl -a of the disk, at the network of a bucket; it is tried again by itself"
-    text = f"{breaker['reason']}; {when_tried(breaker)}"
+    where = f"{breaker['directory']}: " if breaker["directory"] else ""
+    text = f"{where}{breaker['reason']}; {when_tried(breaker)}"
     return Problem("breaker", breaker["name"], text, fix, count=breaker["trips"])
 
 

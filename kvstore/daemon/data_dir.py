@@ -5,6 +5,7 @@
       lock                 flock'ed while a daemon runs; holds its pid, for the message
       namespaces.json      readable names of namespaces (kvstore/index/namespaces.py)
       retention.json       pins, TTLs and quotas, and the clock of TTLs (kvstore/retention/rules.py)
+      disks.json           which NVMe directories there are, and who they were (kvstore/daemon/disks/known.py)
       serving.json         there while a daemon serves (kvstore/daemon/last_run.py)
       write_budget.json       what was spent of the NVMe write budget (kvstore/health/write_budget_file.py)
       totals.sqlite        totals of every hour, for reports (kvstore/ledger/totals.py)
@@ -60,6 +61,7 @@ class DataDir:
         self.totals_path = path / "totals.sqlite"
         self.demand_path = path / "demand.bin"
         self.serving_path = path / "serving.json"
+        self.disks_path = path / "disks.json"
         self.catalogue_path = path / "catalogue"
         self._lock_fd = lock_fd
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.sizing import preferred_directory
 from kvstore.daemon.data_dir import hold
+from kvstore.daemon.disks.known import Known
 from kvstore.daemon.storage import nvme_devices
 from tiers.base import Get
 from tiers.dram.arena import Arena, open_arena
@@ -71,7 +72,11 @@ def examine(config: Config, verify: bool, mend: bool, progress: Progress) -> lis
         if found is not None:
             findings.append(found)
         if config.nvme.directories:
-            findings.append(_examine_nvme(config, verify, mend, progress))
+            findings.append(
+                _examine_nvme(
+                    config, Known(data_dir.disks_path, config.nvme.directories), verify, mend, progress
+                )
+            )
         return findings
     finally:
         data_dir.close()
@@ -123,9 +128,9 @@ def _verify_models(arena: Arena, slots: Sequence[int], mend: bool, finding: Find
     finding.dropped(len(corrupt), "corrupt slabs of models", mend, "--repair drops them")
 
 
-def _examine_nvme(config: Config, verify: bool, mend: bool, progress: Progress) -> Finding:
+def _examine_nvme(config: Config, known: Known, verify: bool, mend: bool, progress: Progress) -> Finding:
     finding = Finding("nvme", ",".join(map(str, config.nvme.directories)))
-    for device in nvme_devices(config):
+    for device in nvme_devices(config, known):
         try:
             if read_marker(device.path) is None:
                 continue  # an empty directory: opening would make a marker

@@ -1,11 +1,13 @@
-"""What must be there while a daemon runs, and is looked at every second: its socket, its directories, its arena's names.
+"""What must be there while a daemon runs, and is looked at every second: its socket, its data directory, its arena's names.
 
     socket        engines find us by it: made again, whatever became of it
     data_dir      what we know is kept there: its lock and its mark
     arena         the next daemon finds the memory by its names
-    NVMe          slabs are opened by name: another file system may be mounted over them
 
-Others remove files: an operator who tidies up, a cleaner of old files, an unmount. What is gone is a
+
+NVMe directories are looked after by kvstore/daemon/disks/watch.py.
+
+Others remove files: an operator who tidies up, a cleaner of old files. What is gone is a
 problem for as long as it is. All looks are made by I/O threads: a file system that hangs holds up
 nothing but the look at itself.
 """
@@ -13,10 +15,8 @@ nothing but the look at itself.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from kvstore.daemon.storage import Storage
 from kvstore.door.listener import DoorSocket
@@ -93,23 +93,3 @@ def _looks(storage: Storage) -> Iterator[tuple[str, Callable[[], str]]]:
             else f"arena {arena.path}: its files are gone, or others are in their place: the next start is cold"
         ),
     )
-    for device in storage.devices:
-        yield f"nvme {device.path}", partial(_same_directory, device.path, identities=[])
-
-
-def _same_directory(path: Path, identities: list[tuple[int, int]]) -> str:
-    """identities: of the first look, once there was one: a directory is made when its device opens it."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return (
-            f"nvme directory {path}: is gone; what it holds is lost with the next start" if identities else ""
-        )
-    except OSError as error:
-        return f"nvme directory {path}: {error.strerror}"
-    identity = (status.st_dev, status.st_ino)
-    if not identities:
-        identities.append(identity)
-    if identity != identities[0]:
-        return f"nvme directory {path}: another directory, or file system, is in its place since the start"
-    return ""

@@ -43,6 +43,7 @@ from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.config_sources import Loaded
 from kvstore.daemon.config.reloading import InForce, tune
 from kvstore.daemon.config.settings import Settings
+from kvstore.daemon.disks.watch import Disks
 from kvstore.daemon.presence import Presence
 from kvstore.daemon.process import Signals, connections_room
 from kvstore.daemon.regional import join_regions, persisting, region_levels, small_status
@@ -236,6 +237,7 @@ class Service:
             "daemon": self._identity(),
             "health": self._health(),
             "problems": self._attention.told(),
+            "disks": self.disks.known_rows(),
             "arena": {
                 "path": str(arena.path),
                 "pages": arena.page_kind,
@@ -268,14 +270,9 @@ class Service:
         problems = [
             *self._problems,
             *self._presence.missing.values(),
-            *filter(None, self._left_alone().values()),
+            *filter(None, self.disks.left_alone().values()),
         ]
         return {"ok": not problems, "problems": problems}
-
-    def _left_alone(self) -> dict[str, str]:
-        """Of each NVMe directory the problem that it is left alone, "" where it is used."""
-        words = "{0.name} is left alone until the next start: {0.left_alone}"
-        return {m.name: words.format(m) if m.left_alone else "" for m in self.engine.nvme.members}
 
     def _condition(self) -> Condition:
         """As it is told to all of its region; before it serves no problem is known."""
@@ -285,13 +282,14 @@ class Service:
     def _begin_looking(self, io: IoPool) -> None:
         """At what may be wrong with this daemon."""
         self._presence = Presence(self.door, self._make_socket_directory, self.storage, io)
+        self.disks.look()
         region = self._region
         parts = Parts(
             self.engine,
             self.settings,
             lambda: self._problems,
             lambda: self._presence.missing,
-            self._left_alone,
+            self.disks.wrong,
             self._beside,
             self._preloads.status,
             region.wrong if region is not None else lambda: (),
@@ -319,7 +317,7 @@ class Service:
             **self._identity(),
             "health": self._health(),
             "problems": self._attention.told(),
-            "left_alone": self._left_alone(),
+            "disks": self.disks.rows(),
             "missing": dict(self._presence.missing),
             **told,
             "region": small_status(self._region, self.config.region) if self._region is not None else None,
@@ -352,7 +350,7 @@ class Service:
         self.engine = Engine(
             storage.arena,
             [
-                Drive(device, pool, config.engine.io_threads, config.nvme.stall_s)
+                Drive(device, pool, config.engine.io_threads, config.nvme.stall_s, str(device.path))
                 for device, pool in zip(storage.devices, pools, strict=True)
             ],
             namespaces,
@@ -382,6 +380,8 @@ class Service:
                 self._preloads.order,
                 self._condition,
             )
+        directories = [device.path for device in storage.devices]
+        self.disks = Disks(self.engine.nvme.members, directories, storage.known, self.engine.adoption, io)
         heap.freeze()  # what was imported is not searched for garbage again and again while rows come in
         self.engine.adopt()
 
@@ -515,6 +515,7 @@ class Service:
             self.engine.tick()
             self._write_budget_file.keep(self.engine.write_budget, self.engine.io)
             self._presence.look()
+            self.disks.look()
             self._attention.look()
             if not self.storage.arena.is_whole():
                 self.failure = (

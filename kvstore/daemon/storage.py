@@ -1,7 +1,8 @@
 """What a daemon keeps bytes in, opened in order and closed in reverse.
 
     data dir (lock, instance id) ─▶ size of the arena (sizing.py) ─▶ arena of that instance (adopted or new)
-    NVMe directories: one device each, opened in the background: one that hangs holds up nothing
+    NVMe directories: one device each, opened in the background, where it is the one that is known: one that hangs holds
+    up nothing
 
 The daemon and `kvstore fsck --offline` open the same things; fsck makes nothing that is
 not there and never replaces an arena.
@@ -20,6 +21,7 @@ from pathlib import Path
 from kvstore.daemon.config.config import Config
 from kvstore.daemon.config.sizing import plan_arena
 from kvstore.daemon.data_dir import DataDir, hold
+from kvstore.daemon.disks.known import Known
 from kvstore.daemon.last_run import LastRun
 from tiers.dram.arena import Arena, open_arena
 from tiers.errors import OpenError
@@ -41,6 +43,7 @@ class Storage:
     last_run: LastRun
     arena: Arena
     devices: list[Device]
+    known: Known
 
     def close(self, keep_arena: bool) -> None:
         """Flush and let go of everything; the arena's memory is given back unless `keep_arena`."""
@@ -61,8 +64,9 @@ def open_storage(config: Config) -> Storage:
     with ExitStack() as opened:
         data_dir = hold(config.data_dir)
         opened.callback(data_dir.close)
-        devices = nvme_devices(config)
-        _require_places(config.nvme.directories)
+        known = Known(data_dir.disks_path, config.nvme.directories)
+        devices = nvme_devices(config, known)
+        _require_places([path for path in config.nvme.directories if path not in known])
         last_run = LastRun(data_dir.serving_path)
         if last_run.was_killed:
             log.warning(
@@ -90,11 +94,11 @@ def open_storage(config: Config) -> Storage:
             },
         )
         opened.pop_all()
-        return Storage(data_dir, last_run, arena, devices)
+        return Storage(data_dir, last_run, arena, devices, known)
 
 
 def _require_places(directories: Sequence[Path]) -> None:
-    """Refuse directories that were named by mistake. One that does not answer in time is left to its device.
+    """Refuse directories that were named by mistake: new ones. One that does not answer in time is left to its device.
 
     Raises OpenError.
     """
@@ -116,9 +120,10 @@ def _require_places(directories: Sequence[Path]) -> None:
         raise refused[0]
 
 
-def nvme_devices(config: Config) -> list[Device]:
+def nvme_devices(config: Config, known: Known) -> list[Device]:
     """One for each configured directory; touches no disk."""
     nvme = config.nvme
     return [
-        Device(directory, nvme.capacity_bytes, nvme.slab_bytes, nvme.direct) for directory in nvme.directories
+        Device(directory, nvme.capacity_bytes, nvme.slab_bytes, nvme.direct, memory=known)
+        for directory in nvme.directories
     ]

@@ -5,9 +5,8 @@
               reply │ resume                        ├▶ Later: somebody else will answer
                     └───────────────────────────────┴▶ a RequestError: a typed refusal
 
-A *caller* is one client. It has one request at a time; the next one is served when
-`is_free` says so. Requests and answers are the messages of `kvstore.protocol.frames`; how
-they travel, and when a piece of work is done, is the transport's business.
+A *caller* is one client. It has one request at a time; the next one is served when `is_free` says so. Requests and answers are
+the messages of `kvstore.protocol.frames`; how they travel, and when a piece of work is done, is the transport's business.
 
 What a caller may ask goes by its principal: each kind of request in `KINDS` needs an access class, and `serve` is where
 that is looked at.
@@ -676,6 +675,15 @@ class Caller:
     def _slow(self, _: frames.SlowRequests) -> frames.Answer:
         return frames.StatusReport(self._api.slow.told(self._api.clock(), self._api.limits.slow_s))
 
+    def _disk(self, r: frames.SetDisk) -> Later:
+        later = Later()
+        self._api.node.disks.change(
+            r.directory,
+            r.accept,
+            lambda no, told: later.set(frames.Error(no.code, f"{no}") if no else frames.StatusReport(told)),
+        )
+        return later
+
     def _record(self, _: frames.Record) -> frames.Answer:
         if self._recording is None:
             if len(self._api.recordings) >= RECORDINGS_MAX:
@@ -768,6 +776,7 @@ KINDS: dict[type[Any], Kind] = {
     frames.WarmPrefix: Kind(Caller._warm, "admin", 1000),
     frames.GetSettings: Kind(Caller._get, "view", 1000),
     frames.SetSetting: Kind(Caller._set, "admin", 2000),
+    frames.SetDisk: Kind(Caller._disk, "admin", 1000),
     frames.ReserveModel: Kind(lambda c, r: reserve_model(c._engine, c._session, r), "write", 2000),
     frames.CommitModel: Kind(lambda c, r: commit_model(c._engine, c._session, r), "write", 200),
     frames.AttachModel: Kind(lambda c, r: attach_model(c._engine, c._session, r), "read", 1000),

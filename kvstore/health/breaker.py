@@ -54,7 +54,8 @@ class Job:
 
 
 class Breaker:
-    """`changed` is called after every change of state. stall_s: how long a job without bytes may take."""
+    """`changed` is called after every change of state. stall_s: how long a job without bytes may take. directory: where the
+    tier lies, "" for a bucket."""
 
     def __init__(
         self,
@@ -64,8 +65,10 @@ class Breaker:
         changed: Callable[[], None],
         chance: random.Random | None = None,
         least_bytes_per_s: float = NVME_LEAST_BYTES_PER_S,
+        directory: str = "",
     ) -> None:
         self.name = name
+        self._directory = directory
         self.state = CLOSED
         self.trips = 0
         self.reason = ""  # of the last trip
@@ -168,6 +171,7 @@ class Breaker:
         """The fields are documented in docs/cli.md."""
         return {
             "name": self.name,
+            "directory": self._directory,
             "state": self.state,
             "trips": self.trips,
             "reason": self.reason,

@@ -67,6 +67,26 @@ class Adoption:
         for member in members:
             self._read_next(member, None)
 
+    def again(self, member: Member, tried: Callable[[], None]) -> None:
+        """Try to open one that was left alone. `tried` is called when that is known."""
+
+        def work() -> str:
+            try:
+                member.device.open()
+            except OpenError as error:
+                return str(error)
+            return ""
+
+        def done(problem: str) -> None:
+            if not problem:
+                log.info("%s is used: %s", member.name, member.directory)
+                self._reading.add(member.number)
+                self._read_next(member, member.device.scan())
+            member.left_alone = problem
+            tried()
+
+        member.io.submit(work, done, failed=member.left_alone)
+
     def _read_next(self, member: Member, scan: Iterator[Piece] | None) -> None:
         def work() -> tuple[Iterator[Piece], list[Run]] | None:
             rows = scan
@@ -82,7 +102,6 @@ class Adoption:
         def done(read: tuple[Iterator[Piece], list[Run]] | None) -> None:
             if read is None:
                 member.left_alone = member.left_alone or "cannot be read"
-                log.error("%s is left alone until the next start: %s", member.name, member.left_alone)
                 self._reading.discard(member.number)
                 self._adopted(self.done)
                 return

@@ -33,12 +33,29 @@ class Tier(SmallTier):
 
 class Breaker(TypedDict):
     name: str
+    directory: str
     state: str
     trips: int
     reason: str
     retry_in_s: float
     jobs: int
     oldest_job_s: float
+
+
+class Disk(TypedDict):
+    """An NVMe directory. level: "" of one that is only remembered. room_bytes: what it can have of its capacity."""
+
+    level: str
+    directory: str
+    device: str
+    file_system: str
+    state: str
+    problem: str
+    todo: str
+    records: int
+    used_bytes: int
+    capacity_bytes: int
+    room_bytes: int
 
 
 class Speed(TypedDict):
@@ -276,6 +293,7 @@ class Status(EngineStatus):
     daemon: Identity
     health: Health
     problems: list[Problem]
+    disks: list[Disk]
     arena: Arena
     region: dict[str, Any] | None  # what `replication` says of it, which knows nothing of us
     events: Events | None
@@ -385,7 +403,7 @@ class EngineLive(TypedDict):
 class Live(Identity, EngineLive):
     health: Health
     problems: list[Problem]
-    left_alone: dict[str, str]
+    disks: list[Disk]
     missing: dict[str, str]
     region: dict[str, Any] | None
     events: Events | None

@@ -396,6 +396,17 @@ class WarmPrefix(msgspec.Struct, array_like=True, tag=45):
     hash: _Hash
 
 
+# Disks -----------------------------------------------------------------------------------
+
+
+class SetDisk(msgspec.Struct, array_like=True, tag=38):
+    """Take what is at an NVMe directory now as the disk that belongs there (accept), or remember nothing of it. Answer:
+    StatusReport; docs/cli.md names its fields."""
+
+    directory: Annotated[str, Meta(max_length=4096)]
+    accept: bool
+
+
 # Settings -------------------------------------------------------------------------------
 
 
@@ -600,6 +611,7 @@ Request = (
     | WarmPrefix
     | GetSettings
     | SetSetting
+    | SetDisk
     | ReserveModel
     | CommitModel
     | AttachModel

@@ -33,12 +33,13 @@ from tiers.slots import SLAB_SLOTS_MAX
 
 class Drive(NamedTuple):
     """A device and its own I/O threads. jobs_max: of its loads, and of its writes, how many may be under way; stall_s: how
-    long one may take."""
+    long one may take. directory: for people."""
 
     device: Device
     io: Io
     jobs_max: int = 4
     stall_s: float = STALL_S
+    directory: str = ""
 
 
 class Member:
@@ -57,15 +58,17 @@ class Member:
         assert number < DEVICES_MAX, "more devices than the index can name"
         self.number = number
         self.name = name
-        self.device, self.io, self.jobs_max, self.stall_s = drive
+        self.device, self.io, self.jobs_max, self.stall_s, self.directory = drive
         chance = chance or random.Random()
-        self.loads = Breaker(f"{name} loads", self.stall_s, clock, changed, chance)
-        self.stores = Breaker(f"{name} stores", self.stall_s, clock, changed, chance)
+        self.loads = Breaker(f"{name} loads", self.stall_s, clock, changed, chance, directory=self.directory)
+        self.stores = Breaker(
+            f"{name} stores", self.stall_s, clock, changed, chance, directory=self.directory
+        )
         self.speed = TierSpeed(clock)
         self.policies: dict[int, Policy] = {}  # by slot size
         self.store_jobs = 0  # writes under way
         self.ready = False  # its rows are in the index: slots may be taken
-        self.left_alone = ""  # why, where it could not be opened or read at the start
+        self.left_alone = ""  # why, where it could not be opened or read
         self._clearing: Sequence[int] | None = None  # by the job under way
         self._to_clear = array("Q")
         self._given_early: list[int] = []

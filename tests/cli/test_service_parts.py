@@ -112,11 +112,28 @@ def test_status_tells_of_a_sick_disk(capsys: pytest.CaptureFixture[str]) -> None
             {"name": "nvme", "latency_s": 0.0004, "bytes_per_s": 3 << 30, "waiting_bytes": 0, "samples": 9}
         ],
         "breakers": [
-            {"name": "nvme loads", "state": "open", "trips": 2, "reason": "hangs", "retry_in_s": 4.2},
-            {"name": "nvme stores", "state": "closed", "trips": 0, "reason": "", "retry_in_s": 0.0},
+            {
+                "name": "nvme loads",
+                "directory": "/mnt/b/kvstore",
+                "state": "open",
+                "trips": 2,
+                "reason": "hangs",
+                "retry_in_s": 4.2,
+            },
+            {
+                "name": "nvme stores",
+                "directory": "/mnt/b/kvstore",
+                "state": "closed",
+                "trips": 0,
+                "reason": "",
+                "retry_in_s": 0.0,
+            },
         ],
     }
     _print_health(report)
     told = capsys.readouterr().out
     assert "loads take 0.40 ms, then 3 GiB/s" in told
-    assert "nvme loads: open; 2 trips, the last one: hangs" in told and "nvme stores" not in told
+    assert (
+        "nvme loads (/mnt/b/kvstore): open; 2 trips, the last one: hangs" in told
+        and "nvme stores" not in told
+    )

@@ -34,6 +34,7 @@ from kvstore.tools.web.figures import attention, figures, is_same_life
 from tests.cli.terminal import STYLE
 from tests.cli.test_service import HASHES, namespace, put
 from tests.running import TIMEOUT_S, Daemon, Place, environment, kvstore
+from tests.web.told import disk
 
 Serve = Callable[..., Daemon]
 NOW_S = 1_800_000_030.0
@@ -98,7 +99,7 @@ def live(uptime_s: float = 100.0, **other: Any) -> dict[str, Any]:
         "tokens": [row("llama", "acme", dram=600, never_seen=300, engine=100)], "breakers": [], "queues": [],
         "tiers": [{"name": "dram", "capacity_bytes": 1 << 30, "used_bytes": 1 << 29, "records": 5}],
         "latencies": {"request": {"lookup": histogram(b8=10)}, "load": {}, "store": {}, "loop_delay": {}},
-        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "left_alone": {"nvme0": "", "nvme1": ""}, "missing": {}, "problems": [],
+        "latency_bounds_s": BOUNDS_S, "region": None, "events": None, "minutes": [], "disks": [disk(0), disk(1)], "missing": {}, "problems": [],
         **other,
     }  # fmt: skip
 

@@ -60,8 +60,11 @@ def _loop(le: str) -> dict[str, str]:
 
 
 _BREAKER = "kvstore_breaker_open{breaker='nvme0 loads'}"
-_LEFT_ALONE = "kvstore_level_left_alone{level='nvme0'}"
 _CREDENTIALS = "kvstore_problem{kind='credentials',subject='na',level='problem'}"
+_EMPTY, _FULL, _WELL = (
+    f"kvstore_disk_state{{level='nvme0', directory='/mnt/a/kv', state='{state}'}}"
+    for state in ("empty", "full", "ok")
+)
 _REFUSED = "kvstore_refused_total{reason='wrong_peer'}"
 _OLD = {"kvstore_up": "1x40", "kvstore_uptime_seconds": "90000+60x40"}
 _DRAM_WELL = {"kvstore_corrupt_dram_total": "0x70"}
@@ -75,8 +78,10 @@ CASES = [
     Case("KVStoreRestarting", "7m", None, {"kvstore_uptime_seconds": "900 10 70 130 190 10 70 130"}),
     Case("KVStoreUnhealthy", "3m", {}, {"kvstore_healthy": "1 0x5"}),
     Case("KVStoreUnhealthy", "3m", None, {"kvstore_healthy": "1x5"}),
-    Case("KVStoreDiskLeftAlone", "3m", {"level": "nvme0"}, {_LEFT_ALONE: "0 1x5"}),
-    Case("KVStoreDiskLeftAlone", "3m", None, {_LEFT_ALONE: "0x5"}),
+    Case("KVStoreDiskNotUsed", "3m", {"level": "nvme0", "directory": "/mnt/a/kv", "state": "empty"}, {_EMPTY: "_ 1x5"}),
+    Case("KVStoreDiskNotUsed", "3m", None, {_WELL: "1x5", _FULL: "_x2 1x5"}),
+    Case("KVStoreDiskTooSmall", "13m", {"level": "nvme0", "directory": "/mnt/a/kv", "state": "full"}, {_FULL: "_ 1x15"}),
+    Case("KVStoreDiskTooSmall", "13m", None, {_WELL: "1x15", _EMPTY: "_x2 1x15"}),
     Case("KVStoreBreakerOpen", "7m", {"breaker": "nvme0 loads"}, {_BREAKER: "0 1 0.5 1 1 0.5 1 1"}),
     Case("KVStoreBreakerOpen", "7m", None, {_BREAKER: "0 1 1 1 0 1 1 1"}),
     Case("KVStoreCorrupt", "4m", {}, {"kvstore_corrupt_nvme_total": "0 0 3 3 3", **_DRAM_WELL}),

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.retention.clock import boot_id
-from kvstore.tools.doctor import disk_speed, disks, memory, places, regions, software
+from kvstore.tools.doctor import apart, disk_speed, disks, memory, places, regions, software
 from tests.doctor.looked import NOW_S, Findings, case, findings, levels, of, only
 from tests.region.regions import init, regions_file
-from tests.running import environment
+from tests.running import TIMEOUT_S, environment
 from tests.start.machine import NOBODY, Machine
+from tiers.dram.arenas_left import Found
 
 MIB = 1 << 20
 
@@ -93,8 +97,8 @@ def test_disks_that_are_none(machine: Machine) -> None:
     assert "is not there, and nobody may not make it in /mnt/closed" in of(
         looked(machine, words, code=1, uid=NOBODY), "disk /mnt/closed/n", "problem"
     )
-    assert of(found, "disk /mnt/full", "note") == [
-        "on the same file system as /mnt/open: they share its speed, and its failures"
+    assert of(found, "disk /mnt/open", "note") == [
+        "on one file system with /mnt/full, /mnt/closed/n: they share its speed, and its failures"
     ]
 
 
@@ -172,10 +176,10 @@ def test_a_clock_that_went_back(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_nobody_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not synchronised is a note, and a warning where regions believe it; the kernel can be asked."""
+    """Not synchronised is a warning where regions believe it, and nothing to do elsewhere; the kernel can be asked."""
     software.synchronised()  # no assertion: of this machine nothing is known, but it must not raise
     monkeypatch.setattr(software, "synchronised", lambda: False)
-    assert only(software.clock, case(tmp_path)).level == "note"
+    assert only(software.clock, case(tmp_path)).level == "ok"
     with_region = {"regions_file": str(tmp_path / "r"), "region": "na"}
     assert only(software.clock, case(tmp_path, settings=with_region)).level == "warning"
     monkeypatch.setattr(software, "synchronised", lambda: True)
@@ -205,6 +209,58 @@ def test_a_package_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(software, "installed", versions.get)
     said = {f.check: (f.level, f.found) for f in software.versions(case(tmp_path))}
     assert said["packages"] == ("problem", "msgspec 0.19.1, tested with >=0.20; xxhash is missing")
+
+
+def test_a_disk_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever touches it never comes back: a problem after the deadline, and the other directory is looked at all the same.
+    One that the daemon says is sick is not touched at all."""
+    sick, well = tmp_path / "sick", tmp_path / "well"
+    hung: list[int] = []
+
+    def hangs(path: Path) -> int:
+        if path == sick:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+            time.sleep(TIMEOUT_S)
+        return 1 << 40
+
+    for path in (sick, well):
+        path.mkdir(mode=0o700)
+    monkeypatch.setattr(disks, "free_bytes", hangs)
+    monkeypatch.setattr(disks, "LOOK_S", 0.2)
+    looked_at = case(tmp_path, settings={"nvme": {"directories": [str(sick), str(well)]}})
+    found = list(disks.disks(looked_at))
+    assert [f.found for f in found if f.check == f"disk {sick}"] == ["does not answer"]
+    assert [f.level for f in found if f.check == f"disk {well}"][-1] in ("ok", "note", "warning")
+    status = {"disks": [{"directory": str(sick), "state": "off"}], "daemon": {"data_dir": str(tmp_path)}}
+    monkeypatch.setattr(disks, "apart", lambda work, within_s: hung.append(1) or iter(()))
+    found = list(disks.disks(replace(looked_at, status=status)))
+    assert [(f.level, f.found) for f in found if f.check == f"disk {sick}"] == [
+        ("note", "not looked at: it is off")
+    ]
+    assert len(hung) == 1  # the one that is well
+
+
+def test_a_check_that_ends_without_a_word(tmp_path: Path) -> None:
+    """A process that is killed while it looks, and one that raises: each is said, and nobody waits."""
+    with pytest.raises(apart.NoAnswer):
+        list(apart.apart(lambda: os.kill(os.getpid(), signal.SIGKILL) or ()))
+    with pytest.raises(OSError, match="broken") as raised:
+        list(apart.apart(lambda: [1][3:] or (_ for _ in ()).throw(ValueError("broken"))))
+    assert raised.value.strerror == "broken"
+    assert list(apart.apart(lambda: [{"a": 1}, {"b": [2]}])) == [{"a": 1}, {"b": [2]}]
+
+
+def test_arenas_of_others_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many daemons left one in a place: how many, how much they hold, and what lists them."""
+    left = [
+        Found(f"{n:032x}", tmp_path / f"{n}.arena", 0, "left", 1 << 30, 1 << 20, "4 KiB") for n in range(17)
+    ]
+    monkeypatch.setattr(memory, "find_arenas", lambda _: left)
+    found = only(memory.arenas, case(tmp_path))
+    assert (found.level, found.found) == (
+        "warning",
+        f"17 MiB in {tmp_path} are of 17 daemons that do not run",
+    )
 
 
 def test_a_disk_is_not_measured_where_there_is_no_room(machine: Machine) -> None:

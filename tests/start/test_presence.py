@@ -183,6 +183,11 @@ def _nvme_removed(place: Place) -> None:
     shutil.rmtree(place.path / "aside")
 
 
+def _nvme_emptied(place: Place) -> None:
+    for path in (place.path / "nvme0").iterdir():
+        path.unlink()
+
+
 def _nvme_replaced(place: Place) -> None:
     (place.path / "nvme0").rename(place.path / "aside")
     (place.path / "nvme0").mkdir(mode=0o700)
@@ -196,7 +201,8 @@ def _nvme_replaced(place: Place) -> None:
         (_lock_removed, "lock is gone"),
         (_data_dir_removed, "data is gone"),
         (_data_dir_replaced, "another one is in its place"),
-        (_nvme_removed, "nvme0: is gone"),
+        (_nvme_removed, "nvme0: was removed, or emptied, under the daemon"),
+        (_nvme_emptied, "nvme0: was removed, or emptied, under the daemon"),
         (_nvme_replaced, "nvme0: another directory, or file system"),
     ],
 )
@@ -205,6 +211,8 @@ def test_what_is_gone_is_told(place: Place, serve: Serve, lose: Callable[[Place]
     daemon = serve(place, *place.with_nvme())
     with connected(place) as client:
         until((place.path / "nvme0" / "slots.table").exists, "devices are there")
+        until((place.data_dir / "disks.json").exists, "the disks are remembered")
+        until(lambda: (place.data_dir / "disks.json").read_text().count("directory") == 2, "both are")
         assert health(client)["ok"]
         lose(place)
         until(lambda: not health(client)["ok"], "it is noticed")

@@ -251,4 +251,6 @@ def test_mount_paths_with_spaces_are_read(tmp_path: Path) -> None:
     """The mount table's escapes are undone."""
     table = tmp_path / "mounts"
     table.write_text("none /mnt/a\\040b tmpfs rw,huge=always 0 0\n")
-    assert pages.mounts(table) == [pages.Mount(Path("/mnt/a b"), "tmpfs", frozenset({"rw", "huge=always"}))]
+    assert pages.mounts(table) == [
+        pages.Mount(Path("/mnt/a b"), "tmpfs", frozenset({"rw", "huge=always"}), "none")
+    ]

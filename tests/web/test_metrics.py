@@ -19,7 +19,7 @@ from tests.coldstart.fake_nvml import fake_nvml
 from tests.region.regions import RECORD_BYTES, arguments, chain, init, regions_file, space_of, store
 from tests.running import ROOT, Place
 from tests.web.asked import Serve, Watching, get, until, url_of, with_web
-from tests.web.told import live
+from tests.web.told import disk, live
 
 HOSTILE = '"} 1\nkvstore_up{x="<script>alert(1)</script>\\'
 NEVER_YET = {
@@ -79,15 +79,15 @@ def test_a_disk_that_is_left_alone_is_no_trouble_with_the_books() -> None:
     """Each has a metric of its own, so that an alert can tell a disk from a bug."""
     for of_books in ([], ["slot 1 has two owners"]):
         report = live(
-            health={"ok": False, "problems": [*of_books, "nvme1 is left alone: broken"]},
-            left_alone={"nvme0": "", "nvme1": "nvme1 is left alone: broken"},
+            health={"ok": False, "problems": [*of_books, "nvme1 /mnt/b: is left alone: broken"]},
+            disks=[disk(0), disk(1, state="left alone", problem="nvme1 /mnt/b: is left alone: broken")],
             latencies={},
             latency_bounds_s=[],
         )
         found = {family.name: family.samples for family in families(Answer(report, "", 0.0, 0.0))}
         assert [sample.value for sample in found["kvstore_healthy"]] == [float(not of_books)]
-        told = {s.labels["level"]: s.value for s in found["kvstore_level_left_alone"]}
-        assert told == {"nvme0": 0.0, "nvme1": 1.0}
+        told = {s.labels["level"]: s.labels["state"] for s in found["kvstore_disk_state"]}
+        assert told == {"nvme0": "ok", "nvme1": "left alone"}
 
 
 def test_a_daemon_with_everything_has_every_metric(place: Place, serve: Serve, tmp_path: Path) -> None:

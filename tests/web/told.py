@@ -40,7 +40,7 @@ def live(**changes: Any) -> dict[str, Any]:
     return {
         "now_s": NOW_S, "uptime_s": 29_000.0, "version": kvstore.__version__, "instance": "gpu-node-17", "pid": 4242,
         "socket_path": "/run/kvstore/kvstore.sock", "data_dir": "/var/lib/kvstore",
-        "health": {"ok": True, "problems": []}, "left_alone": {"nvme0": "", "nvme1": ""}, "missing": {}, "adopting": False,
+        "health": {"ok": True, "problems": []}, "disks": [disk(0), disk(1)], "missing": {}, "adopting": False,
         "problems": [],
         "tokens": [
             {"model": model, "tenant": tenant, "region": "", "lookups": int(300_000 * share), "tokens_asked": 0,
@@ -90,10 +90,19 @@ def session(label: str, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def disk(number: int, **changes: Any) -> dict[str, Any]:
+    """Of an NVMe directory that is well."""
+    return {
+        "level": f"nvme{number}", "directory": f"/mnt/nvme{number}/kvstore", "device": f"/dev/nvme{number}n1",
+        "file_system": f"ext4 /dev/nvme{number}n1 at /mnt/nvme{number}", "state": "ok", "problem": "", "todo": "",
+        "records": 1_110_000, "used_bytes": 1355 * GIB, "capacity_bytes": 2048 * GIB, "room_bytes": 2048 * GIB, **changes,
+    }  # fmt: skip
+
+
 def breaker(
     name: str, state: str = "closed", trips: int = 0, reason: str = "", retry_in_s: float = 0.0
 ) -> dict[str, Any]:
-    return {"name": name, "state": state, "trips": trips, "reason": reason, "retry_in_s": retry_in_s, "jobs": 0, "oldest_job_s": 0.0}  # fmt: skip
+    return {"name": name, "directory": "", "state": state, "trips": trips, "reason": reason, "retry_in_s": retry_in_s, "jobs": 0, "oldest_job_s": 0.0}  # fmt: skip
 
 
 def speed(name: str, latency_s: float, gib_per_s: float) -> dict[str, Any]:

@@ -50,14 +50,16 @@ class Mount:
     path: Path
     kind: str
     options: frozenset[str]
+    source: str = ""
 
 
 def mounts(table: Path = Path("/proc/self/mounts")) -> list[Mount]:
     """Every mount of this process's namespace, in mount order."""
     found = []
     for line in table.read_text().splitlines():
-        _, path, kind, options = line.split(" ")[:4]
-        found.append(Mount(Path(path.encode().decode("unicode_escape")), kind, frozenset(options.split(","))))
+        source, path, kind, options = line.split(" ")[:4]
+        path = path.encode().decode("unicode_escape")
+        found.append(Mount(Path(path), kind, frozenset(options.split(",")), source))
     return found
 
 

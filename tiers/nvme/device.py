@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from tiers import checksum
 from tiers.base import Get, Put, Record, TierStats
@@ -68,6 +68,17 @@ class DeviceCounters:
     allocate_failures: int = 0  # slabs the file system had no room for
 
 
+class Memory(Protocol):
+    """Who remembers which disk is which. Called in the device's thread."""
+
+    def recognise(self, path: Path) -> str:
+        """Before anything is opened: who the directory is to be where it does not say so itself, "" for a new one.
+        Raises an OpenError where it is not what is meant."""
+
+    def opened(self, path: Path, disk: str) -> None:
+        """It is open, and is this one. Raises nothing."""
+
+
 class Device:
     """Records in one directory. Outlives its process; what kill -9 interrupts is a miss, nothing else.
 
@@ -85,6 +96,7 @@ class Device:
         slot_bytes_min: int = SLOT_BYTES_MIN,
         io: DiskIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
         """Does not touch the disk. The ranges of sizes are those of the configuration."""
         assert 0 < slot_bytes_min <= slab_bytes <= SLAB_SLOTS_MAX * SLOT_ALIGN_BYTES, f"slabs of {slab_bytes}"
@@ -99,6 +111,7 @@ class Device:
         self._direct = direct
         self._io = io or DiskIO()
         self._clock = clock
+        self._memory = memory
         self._pool = SlotPool(self.slab_count, slab_bytes, absent=range(self.slab_count))
         self._added: deque[int] = deque()  # slabs backed since; on their way to the pool
         self._aside: deque[int] = deque()  # slots to leave alone for a while
@@ -147,7 +160,9 @@ class Device:
 
     def open(self) -> None:
         """Claim the directory and open its files; then `scan`. Raises an OpenError, and leaves nothing open."""
-        home = Home(self.path, self.slab_bytes, self.slot_bytes_min)
+        memory = self._memory
+        disk = memory.recognise(self.path) if memory is not None else ""
+        home = Home(self.path, self.slab_bytes, self.slot_bytes_min, disk)
         try:
             self._slabs = Slabs(self.path, self.slab_count, self.slab_bytes, self._io, self._direct)
             rows_per_slab = self.slab_bytes // self.slot_bytes_min
@@ -159,6 +174,8 @@ class Device:
             home.release()
             raise
         self._home = home
+        if memory is not None:
+            memory.opened(self.path, home.marker.disk)
 
     def scan(self) -> Iterator[Piece]:
         """Every sound row, in pieces of one slab; `ready` when it is through. Once after `open`, not again.
@@ -301,6 +318,25 @@ class Device:
         return self._home.marker.instance if self._home is not None else ""
 
     @property
+    def disk(self) -> str:
+        """Who the directory is, for as long as it lives. "" while not open."""
+        return self._home.marker.disk if self._home is not None else ""
+
+    def is_in_place(self) -> bool:
+        """Whether the directory that was opened still lies at its path; True while not open. Blocks on the disk. Raises OSError."""
+        return self._home is None or self._home.is_in_place(self.path)
+
+    @property
+    def unbacked_bytes(self) -> int:
+        """Of its capacity, what the file system was not asked for yet, or had no room for; only once `ready`."""
+        return len(self._unbacked) * self.slab_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """The file system had no room for the next slab when it was asked last."""
+        return self._is_full and bool(self._unbacked)
+
+    @property
     def direct(self) -> bool:
         """Whether records bypass the page cache; only once open."""
         return self._slabs.direct
@@ -390,7 +426,7 @@ class Device:
                 self.counters.allocate_failures += 1
             if not self._is_full:
                 self._is_full = True
-                text = "nvme directory %s: no room for another slab, it stays as it is: %s"
+                text = "nvme directory %s: no room for another slab, what is new takes the place of what is old: %s"
                 _log.warning(text, self.path, error.strerror or error)
             return False
         self._is_full = False

@@ -1,6 +1,6 @@
 """Whose directory is it? The marker file and the lock of one NVMe device.
 
-    DIR/kvstore.json      magic, version, instance, slab_bytes, slot_bytes_min
+    DIR/kvstore.json      magic, version, instance, slab_bytes, slot_bytes_min, disk
     DIR/lock              flock'd by the process that has it open
     DIR/slots.table       which record lies in which slot
     DIR/slab-000000.kvs   slabs
@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -55,12 +55,14 @@ _HARMLESS = frozenset({LOCK, MARKER + ".tmp", "lost+found"})  # a claim cut shor
 
 @dataclass(slots=True, frozen=True)
 class Marker:
-    """What a directory was made for. instance: a new one for each life that starts cold."""
+    """What a directory was made for. instance: a new one for each life that starts cold. disk: who it is, for good; "" of
+    an older program."""
 
     version: int
     instance: str
     slab_bytes: int
     slot_bytes_min: int
+    disk: str = ""
 
 
 class _Magic(msgspec.Struct):
@@ -70,8 +72,9 @@ class _Magic(msgspec.Struct):
 class Home:
     """A claimed directory: marked as ours and locked until `release` or the process ends."""
 
-    def __init__(self, path: Path, slab_bytes: int, slot_bytes_min: int) -> None:
-        """Claim `path`, making it if needed. Raises an OpenError; then nothing was changed."""
+    def __init__(self, path: Path, slab_bytes: int, slot_bytes_min: int, disk: str = "") -> None:
+        """Claim `path`, making it if needed. disk: who it is to be where it does not say so itself, "" for a new one. Raises
+        an OpenError; then nothing was changed."""
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_access(path)
@@ -79,7 +82,9 @@ class Home:
                 read_marker(path)  # a directory that is not ours gets no lock file
             self._lock_fd = _lock(path)
             try:
-                self.marker = self._claim(path, slab_bytes, slot_bytes_min)
+                self.marker = self._claim(
+                    path, Marker(DEVICE_VERSION, _new(), slab_bytes, slot_bytes_min, disk)
+                )
             except BaseException:
                 self.release()
                 raise
@@ -89,23 +94,38 @@ class Home:
     def release(self) -> None:
         os.close(self._lock_fd)
 
+    def is_in_place(self, path: Path) -> bool:
+        """Whether what was claimed still lies there. Blocks on the disk. Raises OSError."""
+        try:
+            os.lstat(path / MARKER)
+            return os.path.samestat(os.lstat(path / LOCK), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return False
+
     @staticmethod
-    def _claim(path: Path, slab_bytes: int, slot_bytes_min: int) -> Marker:
-        wanted = Marker(DEVICE_VERSION, str(uuid.uuid4()), slab_bytes, slot_bytes_min)
+    def _claim(path: Path, wanted: Marker) -> Marker:
         try:
             found = read_marker(path)
             changed = _difference(found, wanted) if found is not None else ""
         except DamagedError:
             found, changed = None, f"its {MARKER} is damaged"
+        wanted = replace(wanted, disk=(found.disk if found is not None else "") or wanted.disk or _new())
         if found is not None and not changed:
-            return found
-        if changed:
-            _log.warning("nvme directory %s: %s: it starts cold", path, changed)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path / TABLE)  # it says which records there are; slabs are used again
+            if found.disk:
+                return found
+            wanted = replace(wanted, instance=found.instance)
+        else:
+            if changed:
+                _log.warning("nvme directory %s: %s: it starts cold", path, changed)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path / TABLE)  # it says which records there are; slabs are used again
         content = json.dumps({"magic": NVME_MAGIC, **asdict(wanted)}, indent=1) + "\n"
         replace_file(path / MARKER, content.encode())
         return wanted
+
+
+def _new() -> str:
+    return str(uuid.uuid4())
 
 
 def require_place(path: Path) -> None:

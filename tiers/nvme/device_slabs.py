@@ -8,6 +8,9 @@ A backed slab stays allocated when it empties: the next class takes it over with
 the file system. Descriptors are opened on use and at most NVME_SLAB_FDS_MAX idle ones are
 kept, so the number of slabs is not bound by the limit on open files.
 
+Files are opened in the directory that was there at the start, whatever is at its path later: nothing is made in what
+somebody put, or mounted, in its place.
+
 Everything blocks on the disk and may raise OSError. Thread-safe; the lock is never held
 during a system call, so one that hangs holds up nobody else.
 """
@@ -27,6 +30,7 @@ from typing import Final
 from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.nvme.device_home import LOCK
 from tiers.nvme.direct import Direct, DirectFile, DiskIO
+from tiers.sizes import format_bytes
 
 NVME_SLAB_FDS_MAX: Final = 64  # slab files kept open per directory
 assert NVME_SLAB_FDS_MAX > 0
@@ -56,7 +60,17 @@ class Slabs:
         self._files = DirectFile(path / LOCK, io, direct)
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}  # least recently used first
-        found = self._sizes()
+        self._directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = Path(f"/proc/self/fd/{self._directory_fd}")
+        try:
+            self._find(slab_count)
+        except BaseException:
+            os.close(self._directory_fd)
+            raise
+
+    def _find(self, slab_count: int) -> None:
+        """Which files there are. Raises OSError."""
+        found, slab_bytes = self._sizes(), self._slab_bytes
         for slab, size_bytes in found.items():
             if slab >= slab_count or not 0 <= size_bytes <= slab_bytes:
                 os.unlink(self._file(slab))
@@ -77,10 +91,10 @@ class Slabs:
         fd = self._io.open(self._file(slab), os.O_RDWR | os.O_CREAT)
         try:
             before = os.fstat(fd).st_size
-            room = self._io.free_bytes(self._path)
+            room = self._io.free_bytes(self._directory)
             needed = self._slab_bytes - before + NVME_HEADROOM_BYTES
             if room < needed:
-                raise OSError(errno.ENOSPC, f"{room} bytes free, {needed} needed")
+                raise OSError(errno.ENOSPC, f"{format_bytes(room)} free, {format_bytes(needed)} needed")
             try:
                 self._io.fallocate(fd, self._slab_bytes)
             except OSError:
@@ -125,6 +139,7 @@ class Slabs:
         ]
 
     def close(self) -> None:
+        os.close(self._directory_fd)
         with self._lock:
             held = list(self._open.values())
             self._open.clear()
@@ -133,7 +148,7 @@ class Slabs:
                 os.close(each.fd)
 
     def _file(self, slab: int) -> Path:
-        return self._path / f"slab-{slab:06d}.kvs"
+        return self._directory / f"slab-{slab:06d}.kvs"
 
     @contextlib.contextmanager
     def _descriptor(self, slab: int) -> Iterator[int]:
@@ -177,9 +192,9 @@ class Slabs:
         Not with os.scandir: the stat of its entries keeps the GIL while the disk hangs.
         """
         sizes = {}
-        for name in os.listdir(self._path):
+        for name in os.listdir(self._directory):
             match = _NAME.fullmatch(name)
             if match:
-                found = os.lstat(self._path / name)
+                found = os.lstat(self._directory / name)
                 sizes[int(match[1])] = found.st_size if stat.S_ISREG(found.st_mode) else -1
         return sizes

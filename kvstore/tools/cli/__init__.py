@@ -51,6 +51,7 @@ HEADINGS = {
         "slow": "the last requests that took long, whose they were and why",
         "report": "what the cache gave back, by tier, model, tenant, hour, and why not when it did not",
         "explain": "where a prompt would hit, block by block, and why not",
+        "disks": "the NVMe directories of this node: which disks they are, how they are; accept or forget one",
         "doctor": "whether this machine is fit for the cache, the daemon is well, and what to do where not",
         "fsck": "prove that the books balance; verify and repair stored records",
     },

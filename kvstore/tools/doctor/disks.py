@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from kvstore.daemon.config.config import Nvme
-from kvstore.tools.doctor.disk_speed import NotMeasured, Speed, measure, nameless
-from kvstore.tools.doctor.findings import Case, Finding, Level, nearest_there, user_name
+from kvstore.daemon.disks.filesystem import nearest_there
+from kvstore.daemon.disks.known import Known, NotItself
+from kvstore.tools.doctor.apart import LOOK_S, NoAnswer, apart
+from kvstore.tools.doctor.disk_speed import NotMeasured, Speed, measure
+from kvstore.tools.doctor.findings import Case, Finding, Level, user_name
 from kvstore.units import format_bytes
 from tiers.constants import NVME_HEADROOM_BYTES
 from tiers.dram import pages
 from tiers.errors import DamagedError, OpenError
-from tiers.nvme.device_home import read_marker
+from tiers.nvme.device_home import MARKER, read_marker
 from tiers.nvme.direct import NO_LIMIT_BYTES, free_bytes
 
+MEASURING_S = 120.0  # without a word, where a disk is measured
 DOCTOR_DISK_READ_BYTES_PER_S = 500_000_000  # slower than that is no local NVMe
 
 _MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "beegfs", "glusterfs", "gpfs", "afs")
 
 
+class Facts(msgspec.Struct):
+    """Of one directory: its file system by number, what is free there, what its files have. None of one that was not looked at."""
+
+    device: int = -1
+    free_bytes: int = 0
+    held_bytes: int = 0
+
+
 def disks(case: Case) -> Iterator[Finding]:
-    """Each directory of nvme.directories."""
+    """Each directory of nvme.directories, in a process of its own. What the daemon knows to be sick is not touched."""
     if case.config is None:
         return
     nvme = case.config.nvme
@@ -31,41 +48,95 @@ def disks(case: Case) -> Iterator[Finding]:
         action = "set nvme.directories to one directory on each local disk: most of what comes back comes from there"
         yield Finding("disks", "note", "no NVMe directory is set", action)
         return
+    states = {row["directory"]: row["state"] for row in (case.status or {}).get("disks", ())}
+    facts: dict[Path, Facts] = {}
     for path in nvme.directories:
-        check = f"disk {path}"
-        beside = [other for other in nvme.directories if _device(other) == _device(path)]
-        try:
-            found = list(_looked_at(case, check, path, beside, nvme))
-        except OSError as error:
-            yield Finding(
-                check, "problem", f"{error.filename or path}: {error.strerror}", "look after the disk"
-            )
-            continue
-        well = ", ".join(each.found for each in found if each.level == "ok")
-        yield from [Finding(check, "ok", well)] * bool(well)
-        yield from (each for each in found if each.level != "ok")
-        if path != beside[0]:
-            shared = f"on the same file system as {beside[0]}: they share its speed, and its failures"
-            yield Finding(check, "note", shared, "one directory for each disk is enough")
+        state = states.get(str(path), "ok")
+        if state in _TOUCHED:
+            yield from _apart(case, path, facts)
+        else:
+            action = "what the daemon knows of it stands below; once it is well, this looks at it, too"
+            yield Finding(f"disk {path}", "note", f"not looked at: it is {state}", action)
+    fitted = [path for path in facts if states.get(str(path)) not in ("short", "full")]
+    yield from _together(facts, fitted, nvme)
 
 
-def _device(path: Path) -> int:
-    """That of the file system; -1 where it does not say, which is found out below."""
+_TOUCHED = (
+    "ok",
+    "reading",
+    "short",
+    "full",
+    "not set",
+)  # states in which the daemon uses it, or has nothing to do with it
+
+
+def _apart(case: Case, path: Path, facts: dict[Path, Facts]) -> Iterator[Finding]:
+    check = f"disk {path}"
     try:
-        return nearest_there(path).stat().st_dev
-    except OSError:
-        return -1
+        for said in apart(lambda: _looked_at(case, check, path), MEASURING_S if case.disks else LOOK_S):
+            if "check" in said:
+                yield Finding(**said)
+            else:
+                facts[path] = Facts(**said)
+    except NoAnswer:
+        yield Finding(check, "problem", "does not answer", "look at dmesg, smartctl -a, its mount")
+    except OSError as error:
+        yield Finding(check, "problem", error.strerror or f"{error}", "look after the disk")
 
 
-def _looked_at(case: Case, check: str, path: Path, beside: list[Path], nvme: Nvme) -> Iterator[Finding]:
+def _looked_at(case: Case, check: str, path: Path) -> Iterator[dict[str, Any]]:
+    """In a process of its own: findings, and the facts."""
+    assert case.config is not None
+    nvme = case.config.nvme
     there = nearest_there(path)
-    yield _kind(check, there)
-    yield _usable(check, path, there, is_served=case.status is not None)
-    yield _room(check, beside, nvme)
-    if nvme.direct != "off" and (direct := _direct(check, there)) is not None:
-        yield direct
+    facts = Facts(os.stat(there).st_dev, free_bytes(there), _held(path))
+    found = [_kind(check, there), _usable(case, check, path, there)]
+    free = (
+        "no limit is known"
+        if facts.free_bytes == NO_LIMIT_BYTES
+        else f"{format_bytes(facts.free_bytes)} free"
+    )
+    found.append(Finding(check, "ok", f"{free}, {format_bytes(facts.held_bytes)} are ours"))
+    if nvme.direct != "off" and (direct := _direct(check, path)) is not None:
+        found.append(direct)
+    if case.status is None and (unknown := _recognised(case, check, path)) is not None:
+        found.append(unknown)
+    well = ", ".join(each.found for each in found if each.level == "ok")
+    yield asdict(Finding(check, "ok", well))
+    yield from (asdict(each) for each in found if each.level != "ok")
+    yield msgspec.structs.asdict(facts)
     if case.disks:
-        yield _measured(check, there)
+        yield asdict(_measured(check, there))
+
+
+def _recognised(case: Case, check: str, path: Path) -> Finding | None:
+    """Whether the next start would take it for what it was."""
+    if case.data_dir is None:
+        return None
+    try:
+        Known(case.data_dir / "disks.json", may_write=False).recognise(path)
+    except NotItself as error:
+        why = str(error).removeprefix(f"nvme directory {path}: ")
+        action = f"mount its disk; or kvstore disks --accept {path}, to take what is there now"
+        return Finding(check, "problem", f"{why}; the next start leaves it alone", action)
+    except OpenError:  # said already
+        return None
+    return None
+
+
+def _together(facts: dict[Path, Facts], fitted: list[Path], nvme: Nvme) -> Iterator[Finding]:
+    """What directories of one file system share. fitted: of those it is not known yet whether there is room for them."""
+    by_device: dict[int, list[Path]] = {}
+    for path, fact in facts.items():
+        by_device.setdefault(fact.device, []).append(path)
+    for paths in by_device.values():
+        for path in paths:
+            if path in fitted and (short := _room(path, [facts[each] for each in paths], nvme)) is not None:
+                yield short
+        if len(paths) > 1:
+            others = ", ".join(map(str, paths[1:]))
+            shared = f"on one file system with {others}: they share its speed, and its failures"
+            yield Finding(f"disk {paths[0]}", "note", shared, "one directory for each disk is enough")
 
 
 def _kind(check: str, there: Path) -> Finding:
@@ -79,10 +150,15 @@ def _kind(check: str, there: Path) -> Finding:
     if kind in ("overlay", "aufs"):
         found = f"{said}: the container's own layer, slow and gone with it"
         return Finding(check, "warning", found, "mount a volume of a local disk there")
+    if mount is not None and mount.path == Path("/"):
+        action = (
+            "is its disk mounted? Else name a directory on a disk of its own: what fills / stops everything"
+        )
+        return Finding(check, "note", f"{said}: the root file system", action)
     return Finding(check, "ok", said)
 
 
-def _usable(check: str, path: Path, there: Path, *, is_served: bool) -> Finding:
+def _usable(case: Case, check: str, path: Path, there: Path) -> Finding:
     """Whether a daemon of this user would take it."""
     me = user_name(os.geteuid())
     if there != path:
@@ -94,7 +170,7 @@ def _usable(check: str, path: Path, there: Path, *, is_served: bool) -> Finding:
     if owner.st_mode & 0o022:
         return Finding(check, "problem", "others may write into it: no daemon takes it", f"chmod go-w {path}")
     if os.geteuid() not in (0, owner.st_uid):
-        level: Level = "note" if is_served else "problem"
+        level: Level = "note" if case.status is not None else "problem"
         return Finding(
             check, level, f"belongs to {user_name(owner.st_uid)}, and you are {me}", f"chown {me} {path}"
         )
@@ -107,18 +183,17 @@ def _usable(check: str, path: Path, there: Path, *, is_served: bool) -> Finding:
     return Finding(check, "ok", f"of {user_name(owner.st_uid)}")
 
 
-def _room(check: str, beside: list[Path], nvme: Nvme) -> Finding:
+def _room(path: Path, beside: list[Facts], nvme: Nvme) -> Finding | None:
     """Whether the capacity still fits, beside what others have there. beside: all of ours on this file system."""
-    free = free_bytes(nearest_there(beside[0]))
-    held_bytes = sum(map(_held, beside))
+    free, held_bytes = beside[0].free_bytes, sum(fact.held_bytes for fact in beside)
     left_bytes = held_bytes + free - NVME_HEADROOM_BYTES
-    said = f"{'no limit is known' if free == NO_LIMIT_BYTES else f'{format_bytes(free)} free'}, {format_bytes(held_bytes)} are ours"
-    if nvme.capacity_bytes * len(beside) > left_bytes:
-        times = f" for each of {len(beside)} directories" if len(beside) > 1 else ""
-        found = f"{said}: nvme.capacity_bytes = {format_bytes(nvme.capacity_bytes)}{times} does not fit"
-        action = f"set at most {format_bytes(max(0, left_bytes) // len(beside))}, or make room: a full disk only behaves as full"
-        return Finding(check, "warning", found, action)
-    return Finding(check, "ok", said)
+    if free == NO_LIMIT_BYTES or nvme.capacity_bytes * len(beside) <= left_bytes:
+        return None
+    times = f" for each of {len(beside)} directories" if len(beside) > 1 else ""
+    said = f"{format_bytes(free)} free, {format_bytes(held_bytes)} are ours{' together' if times else ''}"
+    found = f"{said}: nvme.capacity_bytes = {format_bytes(nvme.capacity_bytes)}{times} does not fit"
+    action = f"set at most {format_bytes(max(0, left_bytes) // len(beside))}, or make room: a full disk only behaves as full"
+    return Finding(f"disk {path}", "warning", found, action)
 
 
 def _held(path: Path) -> int:
@@ -132,17 +207,16 @@ def _held(path: Path) -> int:
     return held_bytes
 
 
-def _direct(check: str, there: Path) -> Finding | None:
-    """Asked with a file that has no name, so that nothing is left."""
+def _direct(check: str, path: Path) -> Finding | None:
+    """Asked of a file of ours that is there: nothing is made for it. None where there is none, or none for us."""
     try:
-        fd, direct = nameless(there)
-    except OSError:  # not for us, read-only, full, or no file without a name
-        return None
-    os.close(fd)
-    if direct:
-        return Finding(check, "ok", "O_DIRECT works")
-    found = "no O_DIRECT: bytes go through the page cache, and take its memory"
-    return Finding(check, "warning", found, "use ext4 or xfs")
+        os.close(os.open(path / MARKER, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            return None
+        found = "no O_DIRECT: bytes go through the page cache, and take its memory"
+        return Finding(check, "warning", found, "use ext4 or xfs")
+    return Finding(check, "ok", "O_DIRECT works")
 
 
 def _measured(check: str, there: Path) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,8 +82,3 @@ def read_text(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def nearest_there(path: Path) -> Path:
-    """The path itself, or the nearest directory above it that is there."""
-    return next((place for place in (path, *path.parents) if os.path.lexists(place)), Path("/"))

@@ -11,12 +11,12 @@ from kvstore.daemon.config.config import Dram
 from kvstore.daemon.config.sizing import LARGER_SHM, look_ahead
 from kvstore.daemon.last_run import LastRun
 from kvstore.errors import StartError
-from kvstore.tools.doctor.findings import Case, Finding, read_text
+from kvstore.tools.doctor.findings import Case, Finding, read_text, user_name
 from kvstore.tools.doctor.places import instance_of
-from kvstore.units import format_bytes
+from kvstore.units import format_bytes, plural
 from tiers.constants import MEMORY_HEADROOM_BYTES
 from tiers.dram import memory_limits, pages
-from tiers.dram.arenas_left import find_arenas
+from tiers.dram.arenas_left import Found, find_arenas
 from tiers.errors import OpenError
 
 DOCTOR_SWAP_USED_BYTES = 256 * MIB  # less in use may be anything
@@ -76,7 +76,7 @@ def huge_pages(case: Case) -> Iterator[Finding]:
         yield Finding(
             "huge pages", "warning", found, "mount hugetlbfs writable for the daemon's user, or free them"
         )
-    advice = "mount a tmpfs with huge=always at /run/kvstore/huge, as deploy/kvstore.service does"
+    advice = _huge_advice()
     if case.status is not None:
         kind = case.status["arena"]["pages"]
         if kind != "4 KiB":
@@ -104,6 +104,17 @@ def huge_pages(case: Case) -> Iterator[Finding]:
     yield Finding(
         "huge pages", "note", "the arena is on 4 KiB pages, which cost up to half the speed", advice
     )
+
+
+def _huge_advice() -> str:
+    """How to come to huge pages, as it is here."""
+    place = pages.HUGE_TMPFS
+    if not any(mount.path == place for mount in pages.mounts()):
+        return f"mount a tmpfs with huge=always at {place}, as deploy/kvstore.service does"
+    if os.access(place, os.W_OK | os.X_OK):
+        return f"make room in {place}, or mount it larger"
+    owner, me = user_name(place.stat().st_uid), user_name(os.geteuid())
+    return f"{place} is mounted for {owner}: mount another tmpfs with huge=always for {me}, and name it in dram.directory"
 
 
 def _free_huge_bytes() -> int:
@@ -148,14 +159,17 @@ def arenas(case: Case) -> Iterator[Finding]:
         directories = [*directories, case.config.dram.directory]
     own = instance_of(case.data_dir) if case.data_dir is not None else None
     found = [arena for arena in find_arenas(directories) if arena.state in ("left", "damaged")]
+    by_place: dict[Path, list[Found]] = {}
     for arena in found:
-        held = format_bytes(arena.held_bytes)
         if arena.instance == own:
+            held = format_bytes(arena.held_bytes)
             yield Finding("arena", "ok", f"the last daemon left {held}, which the next one adopts")
-            continue
-        said = f"{held} in {arena.path.parent} are of a daemon that does not run ({arena.state})"
-        yield Finding(
-            "arena", "warning", said, f"is its data directory gone? kvstore arena rm {arena.instance}"
-        )
+        else:
+            by_place.setdefault(arena.path.parent, []).append(arena)
+    for place, others in by_place.items():
+        held = format_bytes(sum(arena.held_bytes for arena in others))
+        said = f"{held} in {place} are of {plural(len(others), 'daemon')} that {'does' if len(others) == 1 else 'do'} not run"
+        one = others[0].instance if len(others) == 1 else "INSTANCE, as kvstore arena ls lists them"
+        yield Finding("arena", "warning", said, f"is its data directory gone? kvstore arena rm {one}")
     if not found:
         yield Finding("arena", "ok", "none is left over")

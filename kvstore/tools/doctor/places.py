@@ -12,8 +12,9 @@ from pathlib import Path
 
 from kvstore.constants import DATA_DIR_MARK_BYTES_MAX
 from kvstore.daemon.data_dir import LOCK, MARK
+from kvstore.daemon.disks.filesystem import nearest_there
 from kvstore.daemon.listening import Listen, parse_listen
-from kvstore.tools.doctor.findings import Case, Finding, Level, is_ours, nearest_there, user_name
+from kvstore.tools.doctor.findings import Case, Finding, Level, is_ours, user_name
 from tiers.reading import Unreadable, read_json
 
 DOCTOR_ANSWER_S = 3.0  # for the port of the web, and for each question to a bucket

@@ -69,7 +69,8 @@ def breakers(status: Status) -> Iterator[Finding]:
     """Disks and buckets that failed or hung, and work again: the daemon's own judgement, from every load and store."""
     for breaker in status["breakers"]:
         if breaker["state"] == "closed" and breaker["trips"]:
-            found = f"opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
+            where = f"{breaker['directory']}: " if breaker["directory"] else ""
+            found = f"{where}opened {plural(breaker['trips'], 'time')}, the last one: {breaker['reason']}"
             yield Finding(f"breaker {breaker['name']}", "note", found, "if it goes on: smartctl -a, dmesg")
     if status["breakers"] and not any(breaker["trips"] for breaker in status["breakers"]):
         yield Finding("breakers", "ok", f"{plural(len(status['breakers']), 'breaker')}, none has ever opened")

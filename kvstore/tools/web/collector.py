@@ -74,7 +74,7 @@ def families(answer: Answer) -> Iterator[Metric]:
     about = {"version": str(live["version"]), "daemon": str(live["instance"])}
     yield InfoMetricFamily("kvstore", METRICS["kvstore_info"].meaning, value=about)
     yield _one("kvstore_uptime_seconds", live["uptime_s"])
-    others = {*live["left_alone"].values(), *live["missing"].values()}
+    others = {*(disk["problem"] for disk in live["disks"]), *live["missing"].values()}
     yield _one("kvstore_healthy", float(others.issuperset(live["health"]["problems"])))
     yield from of_problems(live["problems"], live["now_s"])
     yield _one("kvstore_adopting", float(live["adopting"]))
@@ -159,8 +159,11 @@ def _buckets(bounds_s: Sequence[float], histogram: Mapping[str, Any]) -> list[tu
 
 def _levels(live: Mapping[str, Any]) -> Iterator[Metric]:
     breakers, speeds = live["breakers"], live["speeds"]
-    left_alone = [((name,), float(bool(problem))) for name, problem in live["left_alone"].items()]
-    yield family("kvstore_level_left_alone", left_alone)
+    disks = live["disks"]
+    yield family("kvstore_disk_info", [((d["level"], d["directory"], d["device"]), 1.0) for d in disks])
+    yield family("kvstore_disk_state", [((d["level"], d["directory"], d["state"]), 1.0) for d in disks])
+    for field in ("capacity_bytes", "room_bytes", "used_bytes", "records"):
+        yield family(f"kvstore_disk_{field}", [((d["level"],), d[field]) for d in disks])
     open_ones = [((breaker["name"],), _BREAKER.get(breaker["state"], 1.0)) for breaker in breakers]
     yield family("kvstore_breaker_open", open_ones)
     yield family("kvstore_breaker_trips_total", [((b["name"],), b["trips"]) for b in breakers])

@@ -88,8 +88,14 @@ _TIMES: Final = (
 )  # fmt: skip
 
 _LEVELS: Final = (
-    Metric("kvstore_level_left_alone", "gauge", "", ("level",),
-           "of each NVMe directory: 1 when it could not be opened or read at the start, and is not used before the next one"),
+    Metric("kvstore_disk_info", "gauge", "", ("level", "directory", "device"), "always 1; of each NVMe directory, where it lies"),
+    Metric("kvstore_disk_state", "gauge", "", ("level", "directory", "state"),
+           "always 1; the state that it is in: `ok`, `reading`, `short`, `full`, `off`, or one in which it is not used, or about to be "
+           "lost: docs/cli.md lists them"),
+    Metric("kvstore_disk_capacity_bytes", "gauge", "bytes", ("level",), "as asked for; what it holds never exceeds it"),
+    Metric("kvstore_disk_room_bytes", "gauge", "bytes", ("level",), "of its capacity, what its file system has room for"),
+    Metric("kvstore_disk_used_bytes", "gauge", "bytes", ("level",), "whole slots"),
+    Metric("kvstore_disk_records", "gauge", "", ("level",), "blocks held"),
     Metric("kvstore_breaker_open", "gauge", "", ("breaker",), "0 closed, 0.5 probing, 1 open: the level is not used"),
     Metric("kvstore_breaker_trips_total", "counter", "", ("breaker",), "how often it opened"),
     Metric("kvstore_level_bytes_per_second", "gauge", "bytes per second", ("level",),

@@ -18,7 +18,7 @@ from kvstore.tools.cli.options import add_config_arguments, add_node_arguments
 from kvstore.tools.cli.output import HASH_DIGITS_SHOWN, Figure, is_terminal, present, print_table
 from kvstore.tools.cli.prefixes import ask
 from kvstore.tools.problems import how_it_is, in_lines
-from kvstore.units import format_bytes, format_duration, format_time, percent, plural, printable
+from kvstore.units import NOTHING, format_bytes, format_duration, format_time, percent, plural, printable
 
 if TYPE_CHECKING:
     from kvstore.protocol import answers
@@ -153,6 +153,7 @@ def _print_tiers(report: answers.Status) -> None:
     ]
     columns = ["tier", "capacity", "used", "used %", "records", "handed out", "evicted", "corrupt"]
     print_table("tiers", columns, rows, drop=("corrupt", "evicted", "handed out", "records"))
+    print_disks([disk for disk in report["disks"] if disk["level"]])
     _print_models(report)
     _print_health(report)
 
@@ -173,6 +174,26 @@ def _print_models(report: answers.Status) -> None:
         print_table("models in DRAM", ["name", "revision", "state", "size", "users", "idle"], rows)
 
 
+def print_disks(disks: Sequence[answers.Disk]) -> None:
+    """A row for each NVMe directory; what is wrong stands in lines of its own."""
+    if not disks:
+        return
+    rows = [
+        [
+            disk["level"] or NOTHING,
+            printable(disk["directory"]),
+            printable(disk["file_system"]),
+            disk["state"],
+            disk["records"],
+            format_bytes(disk["used_bytes"]),
+            format_bytes(disk["room_bytes"]),
+        ]
+        for disk in disks
+    ]
+    columns = ["level", "directory", "on", "state", "records", "used", "of"]
+    print_table("NVMe directories", columns, rows, drop=("on", "records"))
+
+
 def _print_health(report: answers.Status) -> None:
     for speed in report["speeds"]:
         if speed["samples"]:
@@ -182,8 +203,9 @@ def _print_health(report: answers.Status) -> None:
     for breaker in report["breakers"]:
         if breaker["trips"]:
             trips = plural(breaker["trips"], "trip")
+            where = f" ({breaker['directory']})" if breaker["directory"] else ""
             print(
-                f"breaker     {breaker['name']}: {breaker['state']}; {trips}, the last one: {breaker['reason']}"
+                f"breaker     {breaker['name']}{where}: {breaker['state']}; {trips}, the last one: {breaker['reason']}"
             )
     print(flush=True)
 

@@ -15,6 +15,8 @@ const tables = {
     "Disks and buckets",
     [
       { title: "level", short: true },
+      { title: "where" },
+      right("used", true),
       { title: "loads", short: true },
       { title: "stores", short: true },
       right("latency"),
@@ -159,19 +161,32 @@ export function showTables(view) {
   events.fill(live.events ? eventFacts(live.events) : null);
 }
 
-function levelRows({ speeds, breakers }) {
+function levelRows({ speeds, breakers, disks }) {
   const left = new Set(breakers);
   const rows = speeds.map((speed) => {
     const its = breakers.filter((breaker) =>
       ["loads", "stores"].some((way) => breaker.name === `${speed.name} ${way}`),
     );
     its.forEach((breaker) => left.delete(breaker));
-    return levelRow(printable(speed.name), its, speed);
+    const disk = disks.find(({ level }) => level === speed.name);
+    return levelRow(printable(speed.name), its, speed, disk);
   });
   return [...rows, ...[...left].map((breaker) => levelRow(printable(breaker.name), [breaker], null))];
 }
 
-function levelRow(level, breakers, speed) {
+/** Where a level lies, and how full it is: of what its file system has room for, where that is less than was asked for. */
+function placeCells(disk) {
+  if (!disk) return [NOTHING, NOTHING];
+  const level = ["ok", "reading"].includes(disk.state) ? "" : ["short", "full"].includes(disk.state) ? "warn" : "bad";
+  const state = level && disk.state !== "off" ? ` (${disk.state})` : "";
+  const title = printable(disk.file_system);
+  return [
+    { text: `${printable(disk.directory)}${state}`, level, title },
+    `${bytes(disk.used_bytes)} of ${bytes(disk.room_bytes)}`,
+  ];
+}
+
+function levelRow(level, breakers, speed, disk) {
   const cell = (way) => {
     const breaker = breakers.find((one) => one.name.endsWith(` ${way}`));
     if (!breaker) return NOTHING;
@@ -184,6 +199,7 @@ function levelRow(level, breakers, speed) {
   const known = speed?.samples > 0;
   return [
     level,
+    ...placeCells(disk),
     cell("loads"),
     cell("stores"),
     known ? latency(speed.latency_s) : NOTHING,

@@ -1,0 +1,1 @@
+"""The NVMe directories of a daemon: who they were, how they are."""
