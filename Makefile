@@ -112,7 +112,8 @@ soak: venv
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/replication/test_mirror_simulation.py tests/replication/test_feed_simulation.py tests/replication/hostile tests/replication/test_audit.py tests/coldstart/test_collecting.py tests/replay/test_replay.py
 	INPUTS=$(INPUTS) $(VENV)/python -m pytest -q -n $(WORKERS) --timeout=0 tests/fuzz
 	SEEDS=$(SEEDS) ROUNDS=$(ROUNDS) $(VENV)/python -m pytest -q --timeout=0 tests/device/test_transfers.py tests/kill/test_kill_loop.py tests/rpc/test_door.py tests/rpc/test_kills.py
-	ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
+	KEEPERS=1 ROUNDS=$(REGION_ROUNDS) PARTITION_S=$(PARTITION_S) $(VENV)/python -m pytest -q -s --timeout=0 \
+		tests/region/test_keepers.py \
 		$(addprefix tests/region/test_,kills.py partition.py mirror_process.py model_mirror_process.py read_through.py verify.py warm.py) \
 		$(addprefix tests/coldstart/test_,preload_command.py model_command.py) $(addprefix tests/kill/test_,models.py model_loads.py)
 	ATTACKS=1 $(VENV)/python -m pytest -q -s --timeout=0 tests/rpc/test_attacks.py
