@@ -20,6 +20,9 @@ NUMBERS_MAX: Final = 1 << 62
 # A head is HEAD_BYTES_MIN long and its number modulo this: a list of heads says how much is new.
 HEAD_NUMBERS: Final = 4096
 
+RETENTION_S: Final = (
+    24 * 3600.0
+)  # of segments that snapshots cover, and of silent writers, by the clock of the store
 CLOCK_SKEW_S: Final = 300.0  # by which the clocks of a deployment differ at most, if nothing else is said
 UPKEEP_INTERVAL_S: Final = 60.0  # between two looks for packs whose life is over
 

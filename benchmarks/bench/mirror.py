@@ -55,7 +55,6 @@ async def measure_mirror(
 async def _announce(source: Objects, packs: Sequence[Pack]) -> None:
     await init_region(source, DEPLOYMENT, "na", time.time)
     writer = FeedWriter(source, "00000000000000aa", time.time, random.Random(1))
-    await writer.open()
     await writer.announce([Announced(pack) for pack in packs])
 
 

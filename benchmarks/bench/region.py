@@ -74,7 +74,6 @@ async def _catch_up(plan: Plan, objects: Objects, home: Path) -> float:
     """Seconds of a daemon that knows nothing until it knows all entries of the feed."""
     chance = random.Random(1)
     writer = FeedWriter(objects, "00000000000000aa", time.time, chance)
-    await writer.open()
     entries = [_entry(number) for number in range(plan.region_entries)]
     for start in range(0, len(entries), plan.region_segment_entries):
         await writer.announce(entries[start : start + plan.region_segment_entries])

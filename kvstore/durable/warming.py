@@ -68,9 +68,9 @@ class Warming:
         self._order_model = order
         self._condition = condition
         self._erased = erased
-        self._writer = node.writer  # by which this daemon is told from others, whatever id its feed has later
+        self._name = node.name
         self._watch = OrderWatch(
-            node.objects, self._writer, self._carry_out, node.mend, clock, is_new, node.problems, node.keeper
+            node.objects, self._name, self._carry_out, node.mend, clock, is_new, node.problems, node.keeper
         )
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class Warming:
 
     async def _restore(self) -> None:
         """Go on counting where an earlier life was."""
-        earlier, traffic = await read_node(self._node.objects, self._writer), self._warmer.traffic
+        earlier, traffic = await read_node(self._node.objects, self._name), self._warmer.traffic
         if earlier is not None and traffic is not None:
             rows, at_s = earlier.asked, earlier.at_s
             await self._ask(lambda: traffic.restore(rows, at_s))
@@ -141,7 +141,7 @@ class Warming:
         """On the engine's thread."""
         warmer = self._warmer
         return Node(
-            writer=self._writer,
+            writer=self._name,
             at_s=self._clock(),
             dram_bytes=warmer.capacity_bytes("dram"),
             nvme_bytes=warmer.capacity_bytes("nvme"),

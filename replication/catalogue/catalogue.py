@@ -9,6 +9,8 @@
            n <namespace>               ─▶ spec (msgpack)      c <namespace>               ─▶ packs, blocks, bytes
            t <kept until> <number>     ─▶ -                m <manifest's name>         ─▶ model (msgpack)
            g <number>                  ─▶ entry of a pack that is gone (msgpack)
+           r <writer>                  ─▶ position of one of which nothing is left
+           s                           ─▶ number of the newest snapshot of which all is known
 
 Models are few, and kept in memory as well. Row "v" says that segments were read by who knows models: a catalogue without it, which
 an older version left, is made anew.
@@ -60,7 +62,7 @@ LOAD_KEYS: Final = 2048  # of the filter, in one slice: about 2 ms
 T = TypeVar("T")
 _ID, _PACK, _KEY, _WRITER, _SPEC, _COUNT, _UNTIL = b"i", b"p", b"k", b"w", b"n", b"c", b"t"
 _MODEL, _FORMAT, _FORMAT_NOW = b"m", b"v", b"2"
-_GONE = b"g"
+_GONE, _RETIRED, _COMPARED = b"g", b"r", b"s"
 _NUMBER_BYTES = 6  # of a pack
 _INDEX_BYTES = 2
 _SPEC_BYTES = 4
@@ -98,7 +100,8 @@ class Counts(msgspec.Struct, array_like=True):
 
 class Catalogue:
     """rows: where it is kept; what is there already is known at once, but for the filter: see `load`.
-    renewals: how often it was begun again. Who works on it for longer than one call looks whether that changed."""
+    retired: by writer of which nothing is left to read, up to which segment all is known. renewals: how often it was begun
+    again. Who works on it for longer than one call looks whether that changed."""
 
     def __init__(self, rows: Rows) -> None:
         """Raises CatalogueDamaged."""
@@ -142,11 +145,9 @@ class Catalogue:
             self._counts.append(_decoded(value, Counts))
         if len(self._counts) != len(self._specs):
             raise CatalogueDamaged("namespaces and their counts do not agree")
-        positions = _all(self._rows, _WRITER)
-        try:
-            self._positions = {key[1:].decode(): int.from_bytes(value, "big") for key, value in positions}
-        except UnicodeDecodeError as error:
-            raise CatalogueDamaged(f"a row of a writer that is none: {error}") from error
+        self._positions, self.retired = _numbers(self._rows, _WRITER), _numbers(self._rows, _RETIRED)
+        [compared] = self._rows.get([_COMPARED])
+        self.compared = int.from_bytes(compared or b"", "big")
         self._is_marked = self._rows.get([_FORMAT]) == [_FORMAT_NOW]
         if self._positions and not self._is_marked:
             raise CatalogueDamaged("it was made by a version that knows no models")
@@ -161,7 +162,7 @@ class Catalogue:
 
     def add(self, segment: Segment) -> None:
         """Learn what a segment says, and that it was read. It must be the next one of its writer, or an old one."""
-        position = self._positions.get(segment.writer, 0)
+        position = self._positions.get(segment.writer, self.retired.get(segment.writer, 0))
         if segment.number <= position:
             return
         assert segment.number == position + 1, "a segment was passed over"
@@ -186,6 +187,27 @@ class Catalogue:
         }
         if ahead:
             self._apply((), ahead)
+
+    def retire(self, writers: Collection[str]) -> None:
+        """There is nothing of these to read any more: their positions are among `retired` from now on."""
+        known = {writer: self._positions[writer] for writer in writers if writer in self._positions}
+        puts = [(_RETIRED + writer.encode(), _position(number)) for writer, number in known.items()]
+        self._rows.write(puts, [_WRITER + writer.encode() for writer in known])
+        self.retired |= known
+        for writer in known:
+            del self._positions[writer]
+
+    def compare(self, snapshot: int) -> None:
+        """All that the snapshot of this number covers is known here."""
+        self._rows.write([(_COMPARED, _position(snapshot))], ())
+        self.compared = snapshot
+
+    def forget_writers(self, writers: Collection[str]) -> None:
+        """Nobody needs to know how far these were."""
+        self._rows.write((), [kind + writer.encode() for writer in writers for kind in (_WRITER, _RETIRED)])
+        for writer in writers:
+            self._positions.pop(writer, None)
+            self.retired.pop(writer, None)
 
     def _apply(
         self,
@@ -214,8 +236,12 @@ class Catalogue:
             )
         puts += self._count_rows(counts)
         for writer, position in positions.items():
-            puts.append((_WRITER + writer.encode(), position.to_bytes(_POSITION_BYTES, "big")))
+            puts.append((_WRITER + writer.encode(), _position(position)))
+        back = self.retired.keys() & positions.keys()
+        deletes += [_RETIRED + writer.encode() for writer in back]
         self._rows.write(chain(puts, ((key, b"") for key in keys)), deletes)
+        for writer in back:
+            del self.retired[writer]
         self._next_number += len(news)
         self._is_marked = True
         self._models |= said
@@ -563,6 +589,18 @@ def _all(rows: Rows, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     while found := rows.scan(start, end, CATALOGUE_CHUNK_PACKS):
         yield from found
         start = found[-1][0] + b"\0"
+
+
+def _numbers(rows: Rows, prefix: bytes) -> dict[str, int]:
+    """By writer."""
+    try:
+        return {key[1:].decode(): int.from_bytes(value, "big") for key, value in _all(rows, prefix)}
+    except UnicodeDecodeError as error:
+        raise CatalogueDamaged(f"a row of a writer that is none: {error}") from error
+
+
+def _position(number: int) -> bytes:
+    return number.to_bytes(_POSITION_BYTES, "big")
 
 
 def _decoded(value: bytes, kind: type[T]) -> T:

@@ -1,7 +1,6 @@
 """Announcing from outside: what is said in a region's feed by whoever has credentials for its bucket, and is no daemon.
 
-All of them write as one writer, a segment each time: feeds grow by what is published, not by who publishes. Two at once find that
-they are (`FeedWriter`): one of them goes on under an id of its own.
+Each is a writer of its own, with one segment, which is retired a day later.
 """
 
 from __future__ import annotations
@@ -9,15 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-import xxhash
-
-from replication.feed.feed import FeedWriter
+from replication.feed.feed import FeedWriter, fresh_writer
 from replication.formats.announced_models import AnnouncedModel
 from replication.formats.region import MARKER
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectMissing
-
-_WRITER = xxhash.xxh3_64_hexdigest(b"kvstore model")
 
 
 async def announce_models(
@@ -25,8 +20,7 @@ async def announce_models(
 ) -> None:
     """Say that these models are in the region, with all of their chunks. When this returns, it is durable. clock: unix seconds.
     Raises ObjectError: not known to be said; saying it again does no harm."""
-    writer = FeedWriter(objects, _WRITER, clock, chance)
-    await writer.open()
+    writer = FeedWriter(objects, fresh_writer(chance), clock, chance)
     await writer.announce((), models)
 
 

@@ -5,13 +5,14 @@
 What must always hold:
 
 * A pack or a model is in the store before it is announced, and an announcement is durable before `announce` returns.
-* The numbers of a writer have no gaps, and no number has two contents. A number that may have been written is
-  tried again with the same bytes until they are read back from the store; nothing else gets that number.
+* A writer is new in each life of its process. Its numbers have no gaps, and no number has two contents. A number that may
+  have been written is tried again with the same bytes until they are read back from the store; nothing else gets that number.
 * A position says: everything up to here was handed out. It never passes what is missing, damaged or not readable now.
 
 Heads are hints: a LIST of them tells who has something new, and their lengths how much. Every FULL_LOOK_EVERY lists
-all writers are asked, whatever their heads say. Where a keeper is, its news tell who has written what, and nobody else lists heads.
-Clocks are never compared.
+all writers are asked, whatever their heads say; those that are silent, which may be thousands of lives that are over, in turn.
+Where a keeper is, its news tell who has written what, and nobody else lists heads. Whoever is silent for a day and covered by
+snapshots is retired (snapshots.py). Clocks are never compared.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from replication.constants import (
     HEAD_NUMBERS,
-    NUMBERS_MAX,
+    RETENTION_S,
     ROTTEN_LOOKS,
     SEGMENT_BYTES_MAX,
     SEGMENT_MODELS_MAX,
@@ -67,14 +68,25 @@ assert LISTED_S < ALIVE_S
 FEED_PAGE_SEGMENTS: Final = 64  # read ahead of the catalogue at most: of all writers together, and of one
 FEED_REQUESTS_MAX: Final = 32  # under way at a time
 FULL_LOOK_EVERY: Final = 64  # looks; heads alone are not trusted
+WRITER_ALIVE_S: Final = 600.0  # who has said nothing for so long is silent
+SILENT_ASKED: Final = (
+    64  # silent writers in one full look, in turn: who cannot write a head may go on writing
+)
+WRITER_SILENT_S: Final = RETENTION_S / 2  # who says something again after so long does so as a new writer
 assert FEED_PAGE_SEGMENTS < HEAD_NUMBERS
 
 log = logging.getLogger("replication.feed")
 
 
+def fresh_writer(chance: random.Random) -> str:
+    """An id that nobody has had. Each life of a process is a writer of its own: so no number is ever given twice, though data
+    directories are copied, and buckets are restored to what they were an hour ago."""
+    return f"{chance.getrandbits(64):016x}"
+
+
 class FeedWriter:
-    """One writer. `id` may change when it is found that somebody else writes under it, too: store it after each
-    announcement. number: of the last segment that is durable. conflicts: how often the id changed."""
+    """One life of a writer. `id` changes where somebody else writes under it, too, and after a long silence. number: of the last
+    segment that is durable. conflicts: how often the id was somebody else's."""
 
     def __init__(
         self,
@@ -84,7 +96,8 @@ class FeedWriter:
         chance: random.Random,
         needs_bell: Callable[[], bool] = lambda: True,
     ) -> None:
-        """clock: unix seconds. chance: draws new ids. needs_bell: whether heads are looked at by nobody who does not hear it."""
+        """writer_id: a fresh one. clock: unix seconds. chance: draws further ids. needs_bell: whether heads are looked at by nobody
+        who does not hear it."""
         assert is_writer(writer_id)
         self.id = writer_id
         self.number = 0
@@ -94,49 +107,9 @@ class FeedWriter:
         self._chance = chance
         self._needs_bell = needs_bell
         self._pending: Segment | None = None  # may be in the store already
+        self._said_at_s = 0.0  # loop's time of the last announcement
         self._head_number = 0  # of the head as it is known to be stored
         self._turn = asyncio.Lock()
-
-    async def open(self) -> None:
-        """Find out where to go on; before anything is announced, again if it failed. Raises ObjectError.
-
-        A writer that was killed between a put and its reading back may have left a damaged last segment. It becomes
-        an empty one: nobody has read it, or, if it was sound once, those who did need it no more.
-        """
-        highest, self._pending = 0, None
-        async for page in self._objects.list(f"{FEED}{self.id}/"):
-            highest = max([highest, *(segment_number(info.name) for info in page)])
-        self.number = highest
-        if highest >= NUMBERS_MAX:
-            self._take_fresh_id(
-                f"{segment_name(self.id, highest)}: nobody comes so far: somebody else put it"
-            )
-        elif highest and await self._is_refused(highest):
-            self._take_fresh_id(f"{segment_name(self.id, highest)}: cannot be read")
-        elif highest and await self._is_damaged(highest):
-            self.number = highest - 1
-            self._pending = Segment(self.id, highest, self._clock(), [])
-            await self._settle()
-        await self._put_head()  # whoever was killed between a segment and its head has not told anybody of it
-
-    async def _is_refused(self, number: int) -> bool:
-        """Whether the store has our last segment and keeps it to itself: then we go on under another name."""
-        try:
-            await self._read(segment_name(self.id, number))
-        except ObjectRefused as error:
-            log.warning("%s", error)
-            return True
-        return False
-
-    async def _is_damaged(self, number: int) -> bool:
-        """Whether what is stored is, not only what was read."""
-        name = segment_name(self.id, number)
-        there = await self._read(name)
-        if there is not None and self._is_segment(there, self.id, number):
-            return False
-        if await self._read(name) != there:
-            raise ObjectUnavailable(f"{self._objects.where}: {name}: reads differ")
-        return True
 
     async def announce(self, entries: Sequence[Announced], models: Sequence[AnnouncedModel] = ()) -> None:
         """Say that these packs, and these models with all of their chunks, are in the store. When this returns, it is durable.
@@ -146,6 +119,10 @@ class FeedWriter:
         """
         async with self._turn:
             said = await self._settle()
+            now_s = asyncio.get_running_loop().time()
+            if self.number and now_s - self._said_at_s > WRITER_SILENT_S:
+                self._take_fresh_id()  # it may be retired by now
+            self._said_at_s = now_s
             for piece in cut([entry for entry in entries if entry.pack.id not in said]):
                 self._pending = Segment(self.id, self.number + 1, self._clock(), piece)
                 await self._settle()
@@ -165,20 +142,20 @@ class FeedWriter:
                 await self._store(self._pending)
                 break
             except WriterConflict as conflict:
-                self._take_fresh_id(conflict)
+                self.conflicts += 1
+                self._take_fresh_id()
+                log.warning("%s; going on as writer %s", conflict, self.id)
         else:
             raise ObjectUnavailable(f"{self._objects.where}: {WRITER_IDS_MAX} ids of writers were taken")
         settled, self._pending = self._pending, None
         self.number = settled.number
         return {entry.pack.id for entry in settled.entries} | {model.id for model in settled.models}
 
-    def _take_fresh_id(self, conflict: WriterConflict | str) -> None:
-        self.id = f"{self._chance.getrandbits(64):016x}"
-        self.conflicts += 1
+    def _take_fresh_id(self) -> None:
+        self.id = fresh_writer(self._chance)
         self.number = self._head_number = 0
         if self._pending is not None:
             self._pending = replace(self._pending, writer=self.id, number=1)
-        log.warning("%s; going on as writer %s", conflict, self.id)
 
     async def _store(self, segment: Segment) -> None:
         """Put these bytes and read them back. An answer of the store is not believed: it may be lost, come
@@ -198,7 +175,7 @@ class FeedWriter:
                 return
             if there is not None and self._is_segment(there, segment.writer, segment.number):
                 raise WriterConflict(
-                    f"{self._objects.where}: {name}: somebody else's segment is there: was a data directory copied?"
+                    f"{self._objects.where}: {name}: somebody else's segment is there: was a running machine copied?"
                 )
             # What is damaged the same way twice is damaged in the store, and nobody has read it yet.
             replace = there is not None and there == await self._read(name)
@@ -268,8 +245,8 @@ class _Answer(NamedTuple):
 class FeedReader:
     """Reads the feeds of all writers. Not for several tasks at a time.
 
-    positions: by writer, the number up to which segments were handed out. writers: that write, as far as is known. gaps: by writer, what is missing
-    now. damaged: segments that could not be read, counted each time; failed: writers that could not be read to their
+    positions: by writer, the number up to which segments were handed out. writers: how many have said something lately. listed: those of whom
+    something is there, when all were looked for last. gaps: by writer, what is missing now. damaged: segments that could not be read, counted each time; failed: writers that could not be read to their
     end. Memory: FEED_PAGE_SEGMENTS segments.
     """
 
@@ -278,7 +255,7 @@ class FeedReader:
         self.positions = dict(positions)
         self.gaps: dict[str, Gap] = {}
         self.reasons: dict[str, str] = {}  # by writer, why there is a gap, or was
-        self.writers = 0
+        self.listed: frozenset[str] = frozenset()
         self.damaged = 0
         self.failed = 0
         self.last_failure = ""
@@ -303,6 +280,9 @@ class FeedReader:
         self._rotten: dict[str, int] = {}  # by writer, looks in a row that found its next segment damaged
         self._read_up_to: dict[str, str] = {}  # the ETag of the head when all that it tells was read
         self._waiting: deque[_Window] = deque()
+        self._follows = False  # what was there before was read
+        self._heard_s: dict[str, float] = {}  # loop's time, by writer that has said something lately
+        self._silent: deque[str] = deque()  # writers that are not asked yet in this round
         self._requests = asyncio.Semaphore(FEED_REQUESTS_MAX)
 
     async def poll(self) -> Page:
@@ -311,6 +291,7 @@ class FeedReader:
         Raises ObjectError when it could not look. What fails afterwards is left for the next look.
         """
         if not self._waiting:
+            self._follows = self.all_read or self._follows
             await self._look()
         windows, budget = [], FEED_PAGE_SEGMENTS
         while self._waiting and budget > 0:
@@ -331,6 +312,12 @@ class FeedReader:
                 if writer in self.gaps and self.gaps[writer].next_number <= number:
                     del self.gaps[writer]
 
+    def drop(self, writers: Iterable[str]) -> None:
+        """They are retired, and all that they said is known."""
+        for writer in writers:
+            self.positions.pop(writer, None)
+            self.gaps.pop(writer, None)
+
     def ask_all(self) -> None:
         """The next look asks all writers."""
         self._asks_all = self._lists = True
@@ -338,6 +325,16 @@ class FeedReader:
     def list_heads(self) -> None:
         """The next look believes no news."""
         self._lists = True
+
+    @property
+    def writers(self) -> int:
+        """How many have said something lately."""
+        return len(self._heard_from(asyncio.get_running_loop().time()))
+
+    def _heard_from(self, now_s: float) -> Set[str]:
+        """Since we began to follow: thousands of dead ones slow nobody down."""
+        self._heard_s = {one: at_s for one, at_s in self._heard_s.items() if now_s - at_s < WRITER_ALIVE_S}
+        return self._heard_s.keys()
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -353,7 +350,7 @@ class FeedReader:
                 self._believe(told)
                 return
         listed_s = passed_s()
-        heads = {}
+        heads = dict[str, tuple[str, int]]()
         modified_s: dict[str, float] = {}
         async for page in self._objects.list(HEADS):
             for info in page:
@@ -365,9 +362,13 @@ class FeedReader:
         if is_full:
             for writer in filter(is_writer, await self._objects.folders(FEED)):
                 heads.setdefault(writer, ("", 0))
+            self.listed = frozenset(heads)
             self._asks_all = False
+        self.listed |= heads.keys()
         self.is_full, self.has_listed, self._lists, self._listed_s = is_full, True, False, listed_s
         trusted = not is_full and now_s - self._looked_at_s < HEAD_TRUST_S
+        silent = heads.keys() - self._heard_from(now_s)
+        asked = heads.keys() - silent | self._next_silent(silent) if is_full else set[str]()
         self._looks += 1
         self._looked_at_s = now_s
         self._heads = heads
@@ -375,7 +376,7 @@ class FeedReader:
         self.all_read = True
         for writer, (e_tag, size_bytes) in heads.items():
             known = self._read_up_to.get(writer)
-            if is_full or known != e_tag:
+            if writer in asked or known != e_tag:
                 new = ahead(size_bytes, self.positions.get(writer, 0))
                 exact = trusted and known is not None and 0 < new <= FEED_PAGE_SEGMENTS
                 self._waiting.append(_Window(writer, new if exact else 1, exact))
@@ -383,7 +384,7 @@ class FeedReader:
     def _believe(self, told: Mapping[str, int]) -> None:
         """Ask those for something new that have it, and those of which something is left."""
         self.is_full, self.has_listed, self.all_read = False, False, True
-        self._alive, self.writers = dict(told), len(told)
+        self._alive = dict(told)
         for writer, number in told.items():
             new = number - self.positions.get(writer, 0)
             if new > 0:
@@ -400,7 +401,12 @@ class FeedReader:
             if modified_s.get(writer, since_s) >= since_s:  # who has no head may write
                 new = ahead(size_bytes, position) if size_bytes else 0
                 self._alive[writer] = position + (new if new < HEAD_NUMBERS // 2 else 0)
-        self.writers = len(self._alive)
+
+    def _next_silent(self, silent: Set[str]) -> set[str]:
+        """Those of them whose turn it is."""
+        if not self._silent:
+            self._silent.extend(silent)
+        return {self._silent.popleft() for _ in range(min(SILENT_ASKED, len(self._silent)))}
 
     async def _ask(self, window: _Window) -> _Answer:
         """The next segments of a writer, as far as they are there and can be read."""
@@ -424,6 +430,8 @@ class FeedReader:
         if segments:
             self.positions[writer] = segments[-1].number
             self.gaps.pop(writer, None)
+            if self._follows:
+                self._heard_s[writer] = asyncio.get_running_loop().time()
         self._note_rot(writer, bool(segments), end)
         if end is True:
             self._unread.discard(writer)

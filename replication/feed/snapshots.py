@@ -12,8 +12,10 @@ What must always hold:
 * Positions are taken over after the last part is. A snapshot that is damaged or half gone is left for the one before.
 * Numbers ascend, chance keeps two that are written at the same time apart: nobody waits for anybody.
 * Nothing is removed that kept snapshots do not cover: a segment only when SNAPSHOTS_KEPT whole ones do and it is older
-  than RETENTION_S by the store's own clock; the last segment of a writer never, as it says where its numbers are, and none
-  behind what its head tells.
+  than RETENTION_S by the store's own clock. A writer that is silent for so long, and covered, is retired: all of it goes, the
+  head first. Of any other one the last segment stays, and what is behind its head.
+* Whoever follows holds himself against each new snapshot, and reads it where it covers more (tail.py). A manifest names a retired
+  writer until as many have as are kept: so who has missed more of them than that reads the newest one.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ import xxhash
 from msgspec import Meta
 
 from replication.catalogue.catalogue import Catalogue
-from replication.constants import MIB, NUMBERS_MAX, SEGMENT_MODELS_MAX
+from replication.constants import MIB, NUMBERS_MAX, RETENTION_S, SEGMENT_MODELS_MAX
 from replication.errors import CatalogueDamaged, Damaged
 from replication.formats.announced import Announced, tabled, untabled, weight_bytes
 from replication.formats.announced_models import AnnouncedModel, heard_models
 from replication.formats.ranges import Count, Id, Number, Positions, UnixS
 from replication.formats.sealed import fetch, seal, unseal
-from replication.formats.segment import FEED, cut, read_head, segment_number
+from replication.formats.segment import FEED, cut, head_name, read_head, segment_number
 from tiers.bucket.objects import ObjectInfo, Objects
-from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectUnavailable
+from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 from tiers.namespace_spec import NamespaceSpec
 from tiers.packs.packs import PACK_HEADER_BYTES_MAX
 from tiers.together import together
@@ -51,7 +53,6 @@ SNAPSHOT_REQUESTS_MAX: Final = 4  # parts in memory at a time
 SNAPSHOT_STORE_ATTEMPTS_MAX: Final = 3  # of a part that does not read back as it was put
 SNAPSHOT_MANIFEST_BYTES_MAX: Final = 16 * MIB  # of 65,536 parts and 100,000 writers
 SNAPSHOTS_KEPT: Final = 3
-RETENTION_S: Final = 24 * 3600.0  # of segments that snapshots cover, by the clock of the store
 DELETE_NAMES_MAX: Final = 1000  # in one call
 assert SNAPSHOT_PART_BYTES + PACK_HEADER_BYTES_MAX < SNAPSHOT_PART_BYTES_MAX
 assert SNAPSHOT_PART_ENTRIES_MAX > SNAPSHOT_PART_BYTES // 96
@@ -83,6 +84,10 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     parts: Annotated[list[Part], Meta(max_length=SNAPSHOT_PARTS_MAX)]
 
     @property
+    def number(self) -> int:
+        return int(self.name[:16], 16)
+
+    @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
@@ -108,6 +113,7 @@ class Retired(NamedTuple):
     snapshots: int
     parts: int
     segments: int
+    writers: int
 
 
 def part_name(snapshot: str, number: int) -> str:
@@ -135,6 +141,13 @@ class Snapshots:
         """Write what this catalogue knows. passed: positions up to which it knows all, too. Cancelled or failed, it leaves parts that
         `retire` finds."""
         positions, renewals = {**catalogue.positions, **(passed or {})}, catalogue.renewals
+        kept = await self.kept()
+        is_young = len(kept) < SNAPSHOTS_KEPT
+        positions |= {
+            writer: number
+            for writer, number in catalogue.retired.items()
+            if is_young or any(writer not in one.positions for one in kept)
+        }
         numbers = [int(name[:16], 16) async for name, _ in self._listed()]
         highest = max((number for number in numbers if number < NUMBERS_MAX), default=0)
         name = f"{highest + 1:016x}-{self._chance.getrandbits(32):08x}"
@@ -170,11 +183,25 @@ class Snapshots:
                 continue
         raise ObjectUnavailable(f"{self._objects.where}: {name}: read back, it is not what was put")
 
+    async def newest_name(self) -> str:
+        """Of the newest snapshot, sound or not; "" if there is none."""
+        names = [name async for name, _ in self._listed()]
+        return names[-1] if names else ""
+
     async def newest(self) -> Manifest | None:
         """The manifest of the newest snapshot that has a sound one."""
         async for manifest in self._newest_first():
             return manifest
         return None
+
+    async def kept(self) -> list[Manifest]:
+        """The manifests of the newest few, the newest first, that have sound ones."""
+        found: list[Manifest] = []
+        async for manifest in self._newest_first():
+            found.append(manifest)
+            if len(found) == SNAPSHOTS_KEPT:
+                break
+        return found
 
     async def read_newest(self, catalogue: Catalogue) -> Manifest | None:
         """Take over the newest snapshot that is whole and can be read; None if there is none. Where the store fails for some
@@ -202,7 +229,7 @@ class Snapshots:
                 if len(kept) == SNAPSHOTS_KEPT:
                     break
         else:
-            return Retired(0, 0, 0)
+            return Retired(0, 0, 0, 0)
         oldest = kept[-1]
         manifests = await self._delete(info.name for info in listed if info.name < MANIFESTS + oldest.name)
         parts = 0
@@ -211,12 +238,14 @@ class Snapshots:
                 async for page in self._objects.list(f"{PARTS}{name}/"):
                     parts += await self._delete(info.name for info in page)
         before_s = max(info.modified_s for info in listed) - RETENTION_S
-        segments = 0
-        for writer, position in oldest.positions.items():
+        segments = writers = 0
+        for writer in await self._objects.folders(FEED):
             covered = min(manifest.positions.get(writer, 0) for manifest in kept)
-            end = min(position, covered, await self._told(writer) + 1)
-            segments += await self._retire_segments(writer, end, before_s)
-        return Retired(manifests, parts, segments)
+            count, is_retired = (
+                await self._retire_writer(writer, covered, before_s) if covered else (0, False)
+            )
+            segments, writers = segments + count, writers + is_retired
+        return Retired(manifests, parts, segments, writers)
 
     async def _told(self, writer: str) -> int:
         """The number that the head of a writer tells. Who is as far believes it, so the next one must be there: later heads
@@ -229,19 +258,43 @@ class Snapshots:
             log.info("%s: segments of writer %s stay: %s", self._objects.where, writer, error)
             return 0
 
-    async def _retire_segments(self, writer: str, position: int, before_s: float) -> int:
-        """Remove a writer's segments before a position. That of the position itself stays."""
-        count = 0
+    async def _retire_writer(self, writer: str, covered: int, before_s: float) -> tuple[int, bool]:
+        """Remove its segments before the one of this number, as far as they are old; all of it, if it is silent. Returns how many, and
+        whether nothing is left."""
+        count, end = 0, min(covered, await self._told(writer) + 1)
         async for page in self._objects.list(f"{FEED}{writer}/"):
             old = [
                 info.name
                 for info in page
-                if 0 < segment_number(info.name) < position and info.modified_s < before_s
+                if info.modified_s < before_s and 0 < segment_number(info.name) < end
             ]
             count += await self._delete(old)
-            if len(old) < len(page):
-                break
-        return count
+            left = page[len(old) :]
+            if left:
+                is_silent = await self._is_silent(writer, left, covered, before_s)
+                return count + (await self._delete(info.name for info in left) if is_silent else 0), is_silent
+        return count, False
+
+    async def _is_silent(
+        self, writer: str, left: Sequence[ObjectInfo], covered: int, before_s: float
+    ) -> bool:
+        """Whether a writer has said nothing for long but what is covered. Its head is gone then: without it nobody takes what is
+        left for all of it."""
+        if any(info.modified_s >= before_s or segment_number(info.name) > covered for info in left):
+            return False
+        async for page in self._objects.list(f"{FEED}{writer}/", left[-1].name):
+            if page:
+                return False
+        try:
+            if (await self._objects.head(head_name(writer))).modified_s >= before_s:
+                return False
+            await self._objects.delete([head_name(writer)])
+        except ObjectMissing:
+            pass
+        except (ObjectDamaged, ObjectRefused) as error:
+            log.info("%s: writer %s stays: %s", self._objects.where, writer, error)
+            return False
+        return True
 
     async def _delete(self, names: Iterable[str]) -> int:
         names = list(names)

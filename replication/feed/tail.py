@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, Protocol
 
 import msgspec
@@ -28,8 +28,9 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import KIB
 from replication.errors import CatalogueDamaged
 from replication.feed.feed import HEAD_TRUST_S, FeedReader, Gap
-from replication.feed.snapshots import Manifest, Snapshots, segments_behind
+from replication.feed.snapshots import SNAPSHOTS_KEPT, Manifest, Snapshots, segments_behind
 from replication.formats.keeping import STUCK, put_stuck, stuck
+from replication.formats.region import MARKER
 from replication.formats.segment import Segment
 from replication.keeper.keeper import Keeper
 from replication.keeper.news_reader import Folders, Source
@@ -43,6 +44,8 @@ POLL_JITTER: Final = 0.2  # share of the interval, up and down
 BACKOFF_S_MIN: Final = 1.0  # after a failed pass; doubles
 BACKOFF_S_MAX: Final = 30.0  # that it answers again is known within a minute
 SNAPSHOT_SEGMENTS_MIN: Final = 1024  # in the tail, before a new one is worth it
+SILENT_WRITERS_MAX: Final = 256  # that are not retired yet; of more a snapshot is written,
+CROWD_INTERVAL_S: Final = 3600.0  # … this far apart
 SNAPSHOT_TRY_PASSES: Final = 8  # in a row that could not read all, before a snapshot is tried
 STUCK_AFTER_S: Final = 20.0  # with a gap; then the keeper is told, and again after as long a pause
 STUCK_SNAPSHOT_S: Final = 300.0  # between two snapshots for those who are stuck
@@ -111,10 +114,12 @@ class Tail:
         self.news: Source | None = keeper or news
         if keeper is not None:
             keeper.news.told = self._hear
-        self._reader = FeedReader(objects, catalogue.positions, self.news)
+        self._reader = FeedReader(objects, _known(catalogue), self.news)
         self._woken = asyncio.Event()
         self._renewals = catalogue.renewals  # of what the reader goes on from
         self._tried = ""  # the snapshot that was read last
+        self._whole = ""  # one that was read to its end, or written: all of it is known
+        self._compared = ""  # one that covers nothing that is not known
         self._is_new = True  # nothing was read since the catalogue was opened or made anew
         self._segments = self._entries = self._damaged_before = 0
         self._unsound, self._unsound_reason = 0, ""
@@ -129,6 +134,7 @@ class Tail:
         self._left_behind: list[Gap] = []  # in the next pass
         self._stuck_there = Folders(self.news, STUCK)
         self._stuck_s = self._helped_s = float("-inf")  # loop's time
+        self._crowd_s = float("-inf")  # loop's time of the last snapshot that was written for silent writers
 
     async def run(self) -> None:
         """Until it is cancelled. Raises nothing that the store or the disk can cause."""
@@ -231,7 +237,7 @@ class Tail:
         if self._catalogue.renewals != self._renewals:
             self._restart()
         await self._catalogue.load()
-        if self._is_new and not self._catalogue.positions:
+        if self._is_new and not (self._catalogue.positions or self._catalogue.compared):
             await self._read_snapshot()
         self._is_new = False
         await self._leave_gaps()
@@ -246,6 +252,8 @@ class Tail:
         if is_stuck and await self._read_snapshot():
             await self._read_feeds()
         await self._tell_if_stuck()
+        if self._reader.has_listed and self._reader.all_read:
+            await self._hold_against_snapshot(self._reader.listed)
         if self._reader.all_read:
             self._read_all_at_s = began_s
             if self._reader.has_listed:  # news are older than they are read
@@ -269,6 +277,32 @@ class Tail:
         except ObjectError as error:
             log.info("%s: the keeper is told of a gap later: %s", self._objects.where, error)
 
+    async def _hold_against_snapshot(self, listed: Set[str]) -> None:
+        """Whatever the newest snapshot covers is known here: what retired writers have said is nowhere else. listed: writers of
+        whom something is there. Where the place does not prove to be the place, nothing follows from what is not there."""
+        catalogue = self._catalogue
+        vanished = catalogue.positions.keys() - listed
+        name = await self._snapshots.newest_name()
+        if not name or (name == self._compared and not vanished):
+            return
+        await self._objects.head(MARKER)
+        newest = await self._snapshots.newest()
+        if newest is None:
+            return
+        known = _known(catalogue)
+        is_behind = any(known.get(writer, 0) < number for writer, number in newest.positions.items())
+        has_missed = newest.number - catalogue.compared > SNAPSHOTS_KEPT
+        if (is_behind or has_missed) and newest.name != self._whole:
+            await self._read_snapshot(newest.name)
+            if newest.name != self._whole:
+                return
+        self._compared = newest.name
+        catalogue.compare(newest.number)
+        catalogue.retire(vanished & newest.positions.keys())
+        gone = (vanished | catalogue.retired.keys()) - newest.positions.keys()
+        catalogue.forget_writers(gone)
+        self._reader.drop(gone)
+
     def _renew(self) -> None:
         """Make the catalogue anew, if nobody else has: whoever finds it damaged may."""
         if self._catalogue.renewals == self._renewals:
@@ -284,8 +318,9 @@ class Tail:
         self._renewals = self._catalogue.renewals
         self._damaged_before += self._reader.damaged
         self._sure_at_s = None
-        self._reader = FeedReader(self._objects, self._catalogue.positions, self.news)
-        self._tried, self._is_new = "", True
+        self._reader = FeedReader(self._objects, _known(self._catalogue), self.news)
+        self._tried = self._whole = self._compared = ""
+        self._is_new = True
         self._left_behind.clear()  # what an audit held against the packs is no more
 
     async def _leave_gaps(self) -> None:
@@ -338,13 +373,14 @@ class Tail:
             self._unsound += segment.unsound
             self._unsound_reason = segment.reason
 
-    async def _read_snapshot(self) -> bool:
-        """Whether there was one that was not read yet."""
+    async def _read_snapshot(self, name: str = "") -> bool:
+        """Whether there was one that was not tried yet, or this one."""
         newest = await self._snapshots.newest()
-        if newest is None or newest.name == self._tried:
+        if newest is None or (newest.name == self._tried and newest.name != name):
             return False
         read = await self._snapshots.read_newest(self._catalogue)
         self._tried = newest.name
+        self._whole = read.name if read is not None else ""
         if self._catalogue.renewals == self._renewals:
             self._reader.jump(self._catalogue.positions)
         if self._listener is not None:
@@ -357,13 +393,21 @@ class Tail:
             return
         try:
             waiting = await self._stuck()
-            if self._since_check < SNAPSHOT_SEGMENTS_MIN and not waiting:
+            is_owed = bool(waiting) or self._is_crowded()
+            if self._since_check < SNAPSHOT_SEGMENTS_MIN and not is_owed:
+                return
+            newest = await self._snapshots.newest()
+            if newest is not None and newest.number != self._catalogue.compared:
+                self._reader.ask_all()  # one that covers less than the one before is never written
+                return
+            if not is_owed and not _is_due(newest, self._catalogue.positions):
+                self._since_check = 0
                 return
             self._since_check = 0
-            if not waiting and not _is_due(await self._snapshots.newest(), self._catalogue.positions):
-                return
+            self._crowd_s = asyncio.get_running_loop().time()
             written = await self._snapshots.write(self._catalogue)
-            self._tried = written.name
+            self._tried = self._whole = self._compared = written.name
+            self._catalogue.compare(written.number)
             await self._keeper.delete(waiting)
             retired = await self._snapshots.retire()
         except ObjectError as error:
@@ -385,6 +429,12 @@ class Tail:
             self._stuck_there.listed()
         return names
 
+    def _is_crowded(self) -> bool:
+        """Whether so many writers are silent that a snapshot is worth it, which lets them be retired."""
+        silent = len(self._reader.listed) - self._reader.writers
+        now_s = asyncio.get_running_loop().time()
+        return silent > SILENT_WRITERS_MAX and now_s - self._crowd_s > CROWD_INTERVAL_S
+
     def _failed(self, failure: str) -> None:
         log.debug("%s: not read: %s", self._objects.where, failure)
         self._failures += 1
@@ -395,6 +445,11 @@ class Tail:
         if self._failures:
             pause_s = max(pause_s, min(BACKOFF_S_MIN * 2.0 ** min(self._failures, 32), BACKOFF_S_MAX))
         return pause_s * self._chance.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
+
+
+def _known(catalogue: Catalogue) -> dict[str, int]:
+    """By writer, retired ones included, where to go on."""
+    return {**catalogue.retired, **catalogue.positions}
 
 
 def _is_due(newest: Manifest | None, positions: Mapping[str, int]) -> bool:

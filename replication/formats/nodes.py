@@ -83,8 +83,8 @@ class NodeErased(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """at_s: unix seconds, when this was written. …_bytes: capacity of the tier. load_bytes_per_s: from the bucket, 0: not known. erased: of
-    the latest tombstones that are in force."""
+    """writer: names the daemon, the same after each start. at_s: unix seconds, when this was written. …_bytes: capacity of the tier.
+    load_bytes_per_s: from the bucket, 0: not known. erased: of the latest tombstones that are in force."""
 
     writer: Word
     at_s: UnixS

@@ -130,15 +130,16 @@ class Mirror:
             for job in jobs.oldest_failing(FAILURES_TOLD - len(failures))
         ]
         lost = [*earlier.lost_packs, *copying.lost_names, *models.lost_names]
-        status = pull.tail.status()
+        status, read = pull.tail.status(), pull.read
+        passed = {one: number for one, number in pull.watermark.positions.items() if one in read}
         return MirrorState(
             source=self._source,
             identity=self._identity,
             rules=self._choice,
             at_s=now_s,
             problem=status.failure if status.failures else _gap(status),
-            watermark=pull.watermark.positions,
-            read=pull.read,
+            watermark=passed,
+            read=read,
             is_sweeping=pull.watermark.is_held,
             pending=len(jobs) + len(models.jobs),
             failed=jobs.failing + models.jobs.failing,

@@ -135,7 +135,7 @@ class Pull:
     @property
     def read(self) -> dict[str, int]:
         """By writer, up to which segment the feed was read."""
-        return self._catalogue.positions
+        return {**self._catalogue.retired, **self._catalogue.positions}
 
     @property
     def complete_s(self) -> float:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-import xxhash
 
 from replication.audit.audit import Audit, Report
 from replication.audit.orphans import Finding, Kind, Terms
@@ -28,7 +27,7 @@ from replication.catalogue.catalogue import Catalogue
 from replication.constants import ORPHAN_GRACE_S, ROTTEN_LOOKS
 from replication.erasure.erasure import Erasure
 from replication.feed.announcing import announce_models
-from replication.feed.feed import FeedWriter
+from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.snapshots import Snapshots
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
@@ -48,7 +47,6 @@ VERIFY_LOOK_S: Final = 0.2  # of a region that is verified from outside: between
 VERIFY_AGAIN_S: Final = 2.0  # before what is not there is asked for again
 LACKING_AGAIN_S: Final = 10.0  # before what was not copied yet is asked for again
 
-_WRITER = xxhash.xxh3_64_hexdigest(b"kvstore region verify")
 Told = Callable[[Finding], None]
 Progress = Callable[[str, int, int], None]
 
@@ -304,8 +302,9 @@ class _Hands:
         outside = self._outside
         if self._repairs:
             if self._writer is None:
-                self._writer = FeedWriter(outside.objects, _WRITER, outside._clock, outside._chance)
-                await self._writer.open()
+                self._writer = FeedWriter(
+                    outside.objects, fresh_writer(outside._chance), outside._clock, outside._chance
+                )
             await self._writer.announce(packs)
         outside.catalogue.add_packs(packs)
 

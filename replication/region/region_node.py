@@ -27,7 +27,7 @@ from replication.constants import CLOCK_SKEW_S, PROBLEM_LASTS_S
 from replication.erasure.erased import Erased
 from replication.erasure.erasure import Erasure
 from replication.errors import CatalogueDamaged
-from replication.feed.feed import FeedWriter
+from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.tail import Tail, TailStatus
 from replication.formats.announced import Announced, lasts_longer
 from replication.formats.announced_models import AnnouncedModel
@@ -70,6 +70,7 @@ class RegionNode(RegionReader):
         keeper: Keeper,
     ) -> None:
         super().__init__(objects, region, catalogue, tail, (erasure.known,), keeper.problems)
+        self.name = writer.id  # of this daemon, the same after each start
         self.codec = ""  # of packs that are put from now on, see tiers/packs/codecs.py
         self._writer = writer
         self._upkeep = upkeep
@@ -102,14 +103,13 @@ class RegionNode(RegionReader):
         """
         marker = await open_region(objects, deployment, region)
         keeper = Keeper(objects, marker, chance, is_mirror)
-        name = xxhash.xxh3_64_hexdigest(instance.encode())
-        writer = FeedWriter(objects, name, clock, chance, lambda: keeper.needs_bell)
-        await writer.open()
+        writer = FeedWriter(objects, fresh_writer(chance), clock, chance, lambda: keeper.needs_bell)
         catalogue = Catalogue.open(catalogue_path, marker.identity)
         tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
         upkeep = Upkeep(objects, catalogue, tail, keeper, skew_s, clock, chance)
         erasure = Erasure(objects, catalogue, clock, erased, tombstones, lambda: keeper.holds, keeper)
         node = cls(objects, marker, catalogue, writer, tail, upkeep, erasure, keeper)
+        node.name = xxhash.xxh3_64_hexdigest(instance.encode())
         audit = Audit(objects, marker, catalogue, erasure, NodeHands(node.announce, keeper), clock)
         node.auditing = Auditing(objects, audit, tail, keeper, skew_s, clock, chance)
         return node
@@ -121,7 +121,7 @@ class RegionNode(RegionReader):
 
     @property
     def writer(self) -> str:
-        """The id under which it writes now."""
+        """The id under which it writes now: another one in each life."""
         return self._writer.id
 
     def mend(self, error: CatalogueDamaged) -> None:

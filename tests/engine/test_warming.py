@@ -378,7 +378,7 @@ def test_a_daemon_carries_out_an_order_and_tells_of_itself(tmp_path: Path) -> No
         assert (told.ended, told.packs, told.done_bytes, told.problem) == (True, 10, 640, "")
         assert region.warmer.order == names[:9:-1]
         [itself] = await read_nodes(region.objects)
-        assert (itself.writer, itself.dram_bytes, itself.nvme_bytes) == (node.writer, 10**9, 0)
+        assert (itself.writer, itself.dram_bytes, itself.nvme_bytes) == (node.name, 10**9, 0)
         region.warmer.fails = {names[3]}
         other = await put_order(region.objects, order_of(region))
         await asyncio.sleep(120)

@@ -74,7 +74,6 @@ async def _make(file: Path, names: Sequence[str]) -> list[str]:
     """A pack for each name, put into na and announced there; the names of their objects."""
     objects = bucket(file, "na")
     writer = FeedWriter(objects, digest(names[0].encode()).hex()[:16], time.time, random.Random())
-    await writer.open()
     packs = []
     for name in names:
         records = [digest(f"{name} {index}".encode()) * (SPEC.record_bytes // 16) for index in range(3)]

@@ -52,7 +52,6 @@ def put(file: Path, *made: Made, region: str = "na", announced: bool = True, kep
 
     async def work(objects: Objects) -> None:
         writer = FeedWriter(objects, WRITER, time.time, random.Random())
-        await writer.open()
         for one in made:
             await objects.put(one.pack.name, one.content)
             if announced:
@@ -191,7 +190,7 @@ def test_wrong_words_are_one_line(tmp_path: Path) -> None:
     not answer in 4."""
     file = regions_file(tmp_path, "na")
     for words, wanted in {
-        ("verify",): "known are na",
+        ("verify",): "arguments are required: NAME",
         ("verify", "eu"): "known are na",
         ("verify", "na", "--against", "na"): "is the region itself",
         ("verify", "na", "--against", "eu"): "known are na",
@@ -200,7 +199,7 @@ def test_wrong_words_are_one_line(tmp_path: Path) -> None:
         ("verify", "na", "--deep", "--sample", "much"): "allowed are",
         ("verify", "na", "--deep", "--bytes-per-s", "1GB"): "GiB",
         ("verify", "na", "--deep", "--bytes-per-s", "0"): "allowed are",
-        ("ls", "--repair"): "is for verify",
+        ("ls", "--repair"): "unrecognized",
     }.items():
         done = kvstore("region", *words, "--regions", file)
         assert done.returncode == 2 and wanted in done.stderr, (words, done)

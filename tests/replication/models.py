@@ -65,4 +65,4 @@ async def put_model(objects: Objects, made: MadeModel) -> None:
 async def publish(objects: Objects, *made: MadeModel, clock: Callable[[], float] = lambda: 1.0) -> None:
     for one in made:
         await put_model(objects, one)
-    await announce_models(objects, [one.announced for one in made], clock, random.Random(0))
+    await announce_models(objects, [one.announced for one in made], clock, random.Random())

@@ -324,7 +324,9 @@ class Witness(MemoryObjects):
         return pack_id in self.gone or self.is_erased(pack_id) or self.is_over(pack_id, self.clock() + SKEW_S)
 
     def highest(self) -> dict[str, int]:
-        return dict(sorted(self.segments))  # the highest of each comes last
+        """Of each writer that is not retired, the number of its last segment."""
+        there = {name[len(FEED) :].partition("/")[0] for name in self.stored if name.startswith(FEED)}
+        return {writer: number for writer, number in sorted(self.segments) if writer in there}
 
     def own(self) -> Iterable[Announced]:
         """What was made here, and is needed still."""
@@ -488,7 +490,7 @@ class Process:
         if self.node is None:
             return "it has not joined"
         catalogue = self.node.catalogue
-        if catalogue.positions != self.bucket.highest():
+        if not self.bucket.highest().items() <= {**catalogue.retired, **catalogue.positions}.items():
             return "it has not read all of the feed"
         ids = {entry.pack.id for chunk in catalogue.chunks() for entry in chunk}
         if any(map(self.bucket.is_erased, ids)):
@@ -607,6 +609,6 @@ class MirrorProcess(Process):
         states = [mirror.state() for mirror in self.mirrors]
         heads = {name: self.around.buckets[name].highest() for name in self.sources}
         for state in states:
-            if state.watermark != heads[state.source] or state.pending:
+            if not heads[state.source].items() <= state.watermark.items() or state.pending:
                 return f"not all is copied: {state}"
         return super().problem(expected) if len(states) == len(self.sources) else "it has not begun"

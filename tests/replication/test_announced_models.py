@@ -70,7 +70,6 @@ def test_what_is_announced_is_read_once() -> None:
     async def main() -> None:
         objects, models = MemoryObjects(), [make_model(f"m{n}").announced for n in range(300)]
         writer = FeedWriter(objects, WRITER, lambda: 1.0, random.Random(0))
-        await writer.open()
         await writer.announce([pack_of([1])], models)
         assert writer.number == 3
         await announce_models(objects, models[:1], lambda: 1.0, random.Random(0))

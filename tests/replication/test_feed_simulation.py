@@ -26,7 +26,7 @@ import pytest
 
 from replication.catalogue.catalogue import Catalogue
 from replication.errors import Damaged
-from replication.feed.feed import FeedWriter
+from replication.feed.feed import FeedWriter, fresh_writer
 from replication.feed.snapshots import MANIFESTS
 from replication.feed.tail import Tail
 from replication.formats.announced import Announced
@@ -57,7 +57,12 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     monkeypatch.setattr("replication.feed.tail.SNAPSHOT_SEGMENTS_MIN", 4)
     monkeypatch.setattr("replication.feed.tail.SEGMENT_COST_BYTES", 5000)
     monkeypatch.setattr("replication.feed.snapshots.SNAPSHOT_PART_BYTES", 3000)
-    monkeypatch.setattr("replication.feed.snapshots.RETENTION_S", 20.0)
+    monkeypatch.setattr("replication.feed.snapshots.RETENTION_S", 180.0)
+    monkeypatch.setattr("replication.feed.feed.WRITER_SILENT_S", 5.0)
+    monkeypatch.setattr("replication.feed.feed.WRITER_ALIVE_S", 30.0)
+    monkeypatch.setattr("replication.feed.tail.SILENT_WRITERS_MAX", 2)
+    monkeypatch.setattr("replication.feed.tail.CROWD_INTERVAL_S", 40.0)
+    monkeypatch.setattr("replication.feed.feed.LISTED_S", 20.0)
     monkeypatch.setattr("replication.catalogue.catalogue.LOAD_KEYS", 20)
     monkeypatch.setattr("replication.feed.feed.FULL_LOOK_EVERY", 8)
     monkeypatch.setattr("replication.feed.feed.FEED_PAGE_SEGMENTS", 8)
@@ -104,7 +109,9 @@ class Witness(MemoryObjects):
         self.segments[writer, number] = segment
 
     def highest(self) -> dict[str, int]:
-        return dict(sorted(self.segments))  # the highest of each comes last
+        """Of each writer that is not retired, the number of its last segment."""
+        there = {name[len(FEED) :].partition("/")[0] for name in self.stored if name.startswith(FEED)}
+        return {writer: number for writer, number in sorted(self.segments) if writer in there}
 
     def announced(self) -> set[bytes]:
         return {one for segment in self.segments.values() for one in ids_of(segment)}
@@ -123,6 +130,11 @@ class WatchedCatalogue(Catalogue):
         self.ids = {entry.pack.id for chunk in self.chunks() for entry in chunk}
         self.ids |= {model.id for model in self.models.values()}
         self.check(self.positions)
+
+    @property
+    def known(self) -> dict[str, int]:
+        """By writer, retired ones included, up to which segment all is known."""
+        return {**self.retired, **self.positions}
 
     def _apply(  # type: ignore[override]  # narrower on purpose
         self, entries: Sequence[Announced], positions: dict[str, int], models: Sequence[AnnouncedModel] = ()
@@ -148,7 +160,7 @@ class WatchedCatalogue(Catalogue):
 
 
 class Daemon:
-    """A process that can be killed: what it keeps is the id on its disk, or the rows."""
+    """A process that can be killed: what it keeps is the rows."""
 
     def __init__(self, world: World, name: int) -> None:
         self.world, self.name = world, name
@@ -176,16 +188,17 @@ class Writing(Daemon):
 
     def __init__(self, world: World, name: int, writer_id: str) -> None:
         super().__init__(world, name)
-        self.stored_id = writer_id
+        self.first_id = writer_id
+        self.lives = 0
         self.conflicts = 0
         self.waiting: list[Announced] = []  # to be announced
         self.models: list[AnnouncedModel] = []  # the same
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()
-        writer = FeedWriter(self.objects, self.stored_id, loop.time, self.chance)
-        while not await self.tried(writer.open()):
-            await asyncio.sleep(1)
+        writer_id = fresh_writer(self.chance) if self.lives else self.first_id
+        writer = FeedWriter(self.objects, writer_id, loop.time, self.chance)
+        self.lives += 1
         self.waiting, self.models = [], []
         while True:
             await asyncio.sleep(self.chance.expovariate(1 / 12))
@@ -201,8 +214,6 @@ class Writing(Daemon):
             self.world.durable |= {pack.pack.id for pack in self.waiting} | {one.id for one in self.models}
             self.waiting, self.models = [], []
             self.conflicts = max(self.conflicts, writer.conflicts)
-            if self.chance.random() < 0.8:
-                self.stored_id = writer.id
 
     def fresh(self) -> list[Announced]:
         """Packs, some of which others make, too."""
@@ -258,8 +269,8 @@ class World:
         self.faults = self.draw_faults()
         self.writers = [Writing(self, n, f"{n:016x}") for n in range(chance.randint(1, 4))]
         if chance.random() < 0.3 and not self.faults.rotten:
-            self.writers.append(Writing(self, 9, self.writers[0].stored_id))  # a copied data directory
-        self.has_clone = len({writer.stored_id for writer in self.writers}) < len(self.writers)
+            self.writers.append(Writing(self, 9, self.writers[0].first_id))  # a copied machine
+        self.has_clone = len({writer.first_id for writer in self.writers}) < len(self.writers)
         self.readers = [Reading(self, n) for n in range(3)]
         self.kill_every_s = chance.choice((20.0, 60.0, 1e9))
 
@@ -326,10 +337,12 @@ class World:
         """What is not yet as it should be."""
         if any(writer.waiting or writer.models for writer in self.writers):
             return "not all is announced"
-        highest = self.store.highest()
+        highest, announced = self.store.highest(), self.store.announced()
         for reader in self.readers:
-            if reader.catalogue is None or reader.catalogue.positions != highest:
+            if reader.catalogue is None or not highest.items() <= reader.catalogue.known.items():
                 return f"reader {reader.name} is not up to date"
+            if not announced <= reader.catalogue.ids:
+                return f"reader {reader.name} does not know all"
         return ""
 
     async def compare(self, daemons: Sequence[Daemon]) -> None:
@@ -343,7 +356,7 @@ class World:
             assert reader.catalogue.ids == announced
             again = WatchedCatalogue(MemoryRows(reader.rows), self.store)
             await again.load()
-            assert again.ids == announced and again.positions == highest
+            assert again.ids == announced and highest.items() <= again.known.items()
             for segment in self.store.segments.values():
                 for entry in segment.entries:
                     header = entry.pack.header

@@ -200,7 +200,6 @@ async def _read_mirrors(objects: Objects) -> bool:
 
 async def _read_feed(objects: Objects) -> bool:
     writer = FeedWriter(objects, W, lambda: 1.0, random.Random(0))
-    await writer.open()
     await writer.announce([pack_of(["a"])])
     reader, found = FeedReader(objects, {}), 0
     for _ in range(3):
@@ -266,21 +265,6 @@ def test_a_segment_that_is_refused_is_a_gap() -> None:
         for _ in range(4):
             await reader.poll()
         assert reader.positions == {W: 3, other: 3} and not reader.gaps
-
-    run(main())
-
-
-def test_a_writer_whose_last_segment_is_refused_goes_on() -> None:
-    """Under another id: nobody can say what the old one has written."""
-
-    async def main() -> None:
-        way = Way()
-        await FeedWriter(way, W, lambda: 1.0, random.Random(0)).announce([pack_of(["a"])])
-        way.bad[segment_name(W, 1)] = ObjectRefused("403")
-        writer = FeedWriter(way, W, lambda: 1.0, random.Random(0))
-        await writer.open()
-        await writer.announce([pack_of(["b"])])
-        assert writer.id != W and (writer.number, writer.conflicts) == (1, 1)
 
     run(main())
 

@@ -101,7 +101,6 @@ async def node_of(objects: CountedObjects, number: int, chance: random.Random) -
     region = await init_region(objects, "acme", "na", clock)
     keeper = Keeper(objects, region, chance)
     writer = FeedWriter(objects, f"{number + 1:016x}", clock, chance, lambda: keeper.needs_bell)
-    await writer.open()
     tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
     upkeep = Upkeep(objects, catalogue, tail, keeper, UPKEEP_INTERVAL_S, clock, chance)
     erasure = Erasure(objects, catalogue, clock, news=keeper)

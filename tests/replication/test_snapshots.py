@@ -80,7 +80,7 @@ def test_no_snapshot_is_no_error() -> None:
     async def main() -> None:
         assert await snapshots(MemoryObjects()).newest() is None
         assert await snapshots(MemoryObjects()).read_newest(empty()) is None
-        assert await snapshots(MemoryObjects()).retire() == (0, 0, 0)
+        assert await snapshots(MemoryObjects()).retire() == (0, 0, 0, 0)
 
     run(main())
 
@@ -250,9 +250,6 @@ def test_what_is_retired_is_covered_and_old() -> None:
             assert await snapshots(region.objects).read_newest(newcomer) is not None
             await region.follow(newcomer, FeedReader(region.objects, newcomer.positions))
             assert ids(newcomer) == ids(region.catalogue) and newcomer.positions == region.catalogue.positions
-        again = FeedWriter(region.objects, W, lambda: 0.0, random.Random(1))
-        await again.open()
-        assert again.number == 80
 
     run(main())
 
@@ -285,7 +282,7 @@ def test_what_follows_on_an_old_head_stays() -> None:
         for round_ in range(SNAPSHOTS_KEPT):
             await snapshots(region.objects, round_).write(region.catalogue)
         await asyncio.sleep(2 * RETENTION_S)
-        region.objects.stored[head_name(W)] = head
+        await region.objects.put(head_name(W), head)
         await region.objects.put(f"{MANIFESTS}0000000000000009-00000000", b"the store's clock goes on")
         assert (await snapshots(region.objects).retire()).segments == told
         late = FeedReader(region.objects, {W: told})
@@ -321,7 +318,7 @@ def test_half_snapshots_count_for_nothing() -> None:
         )
         content = region.objects.stored[lost]
         await region.objects.delete([lost])
-        assert await snapshots(region.objects).retire() == (0, 0, 0)
+        assert await snapshots(region.objects).retire() == (0, 0, 0, 0)
         await region.objects.put(lost, content)
         await snapshots(region.objects, 9).write(region.catalogue)
         retired = await snapshots(region.objects).retire()

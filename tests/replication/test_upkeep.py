@@ -36,7 +36,6 @@ async def node(objects: Objects, number: int) -> RegionNode:
     clock, chance = asyncio.get_running_loop().time, random.Random(number)
     catalogue = Catalogue(MemoryRows())
     writer = FeedWriter(objects, f"{number:016x}", clock, chance)
-    await writer.open()
     region = await init_region(objects, "acme", "na", clock)
     keeper = Keeper(objects, region, chance)
     tail = Tail(objects, catalogue, clock, chance, keeper=keeper)
