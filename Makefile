@@ -25,7 +25,7 @@ INPUTS ?= 100000
 WITHOUT_ENGINES := $(addprefix tests/vllm/,$(addprefix test_,world.py models.py epochs.py live_weights.py queue.py patience.py namespace.py identity.py settings.py) \
 	$(addprefix siblings/test_,siblings.py layout.py) theirs/test_theirs.py)
 
-.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-033 test-nixl trial lint format bench soak clean
+.PHONY: proto grpc-docs docs dist first-hour venv venv-033 vllm-source vllm-source-033 demo demo-regions demo-coldstart test test-fast test-waiting test-engines test-connector test-033 test-nixl trial lint format bench soak clean
 
 venv:
 	@scripts/venv.sh
@@ -51,14 +51,20 @@ demo-coldstart: venv
 	@$(VENV)/python -m examples.coldstart $(if $(SIZE),--size $(SIZE))
 
 # Tests without engines wait for timers more than half of their time, so four run at a time on two cores, and those of vLLM's newest
-# scheduler beside them. Tests that start engines want the cores for themselves: they run after the others, a file on each core.
+# scheduler beside them. Tests that start engines come after the others, a file on each core; the connector's, which need none, fill
+# the time in which engines wait for each other.
 test: venv vllm-source venv-033 vllm-source-033 lint
 	@$(MAKE) --no-print-directory -j2 test-waiting test-033
-	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
-	$(VENV)/python -m pytest -q -n $(WORKERS) --dist loadfile -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
+	@$(MAKE) --no-print-directory -j2 test-engines test-connector
 
 test-waiting:
 	$(VENV)/python -m pytest -q -n $(WAITERS) --dist worksteal -m "not vllm"
+
+test-engines:
+	$(VENV)/python -m pytest -q -n $(WORKERS) --dist loadfile -m vllm $(addprefix --ignore=,$(WITHOUT_ENGINES))
+
+test-connector:
+	$(VENV)/python -m pytest -q -n $(WORKERS) --dist worksteal -m vllm $(WITHOUT_ENGINES)
 
 # The connector under vLLM's newest scheduler: the tests that need no model.
 test-033: venv-033 vllm-source-033
