@@ -233,6 +233,7 @@ def test_a_disk_that_is_not_mounted_at_a_start(machine: Machine) -> None:
     assert [d["state"] for d in before] == ["ok", "gone"]
     second = machine.serve(*words)
     until(lambda: [d["state"] for d in disks(machine, code=1)] == ["ok", "gone"], "it is left alone")
+    until(lambda: "is left alone: is gone" in machine.run("top", "--once").out, "it is one of the problems")
     status = json.loads(machine.run("status", "-o", "json").out)
     (problem,) = status["health"]["problems"]
     assert problem.startswith("nvme1 /mnt/b/kv: is left alone: is gone") and not machine.shell("ls -A /mnt/b")
