@@ -104,11 +104,13 @@ docs: venv
 	@echo "site/index.html; with a search: python3 -m http.server --directory site"
 
 # The same bytes whoever builds it.
-dist: venv
+dist:
+	@[ .cache/venv-dist/ready -nt requirements/build.lock ] || { "$${PYTHON:-python3}" -m venv --clear .cache/venv-dist && \
+		.cache/venv-dist/bin/pip install -q --no-deps -r requirements/build.lock && touch .cache/venv-dist/ready; }
 	@rm -rf dist
-	@$(VENV)/python -m hatchling build -d dist
+	@.cache/venv-dist/bin/python -m hatchling build -d dist
 
-first-hour: dist
+first-hour: venv dist
 	@$(VENV)/python -m benchmarks.first_hour dist/*.whl
 
 bench: venv

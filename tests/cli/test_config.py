@@ -63,6 +63,15 @@ def test_an_unknown_key_in_the_file_is_refused_where_it_stands(tmp_path: Path) -
     assert problems(file) == [f"{file}:3: unknown key dram.capcity_bytes: did you mean dram.capacity_bytes?"]
 
 
+def test_an_unknown_key_of_no_neighbour_lists_what_there_is(tmp_path: Path) -> None:
+    """The keys of its section and of no other; of an unknown section, the sections."""
+    file = write(tmp_path, "[log]\nzzzzzzzz = 1\n[qqqqqqqq]\nwwwwwwww = 1\n")
+    ours, other = problems(file)
+    listed = ours.partition("known are ")[2].split(", ")
+    assert "log.format" in listed and all(key.startswith("log.") for key in listed)
+    assert "log.…" in other and "dram.…" in other and "log.format" not in other
+
+
 def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
     """A table that does not exist is not silently skipped, not even when its keys would be valid."""
     file = write(tmp_path, "[drm]\nprefault = true\n")

@@ -12,7 +12,7 @@ from examples.demo.model import make_model
 from kvstore.client import Client
 from kvstore.tools import cli
 from kvstore.tools.cli import CliError
-from kvstore.tools.cli.chat import chat_tokens
+from kvstore.tools.cli.chat import chat_tokens, place_of_model
 from tests.cli.test_explain import BLOCK_TOKENS, RECORD_BYTES, TOKENS, fields, ids, named
 from tests.running import Daemon, Place, kvstore
 
@@ -149,3 +149,25 @@ def test_a_tokenizer_without_a_template(tmp_path: Path, model: Path) -> None:
         assert error.value.exit_code == 3
     with pytest.raises(CliError, match="needs --tokenizer"):
         chat_tokens(chat, str, None, None)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
+def test_a_model_is_named_as_the_engine_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Its name finds the revision that the cache of Hugging Face calls main; what is not there stays what it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "cache"))
+    cached = tmp_path / "cache" / ("hub" if variable == "HF_HOME" else "") / "models--org--name"
+    for revision in ("old", "new"):
+        (cached / "snapshots" / revision).mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("new\n")
+    assert place_of_model(Path("org/name")) == cached / "snapshots" / "new"
+    assert place_of_model(Path("org/other")) == Path("org/other")
+    with pytest.raises(CliError, match="no model of that name in the cache of Hugging Face") as error:
+        chat_tokens(json.dumps(ASKED), str, Path("org/other"), None)
+    assert error.value.exit_code == 3
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert place_of_model(Path("org/name")) == Path("org/name")

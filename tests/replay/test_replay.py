@@ -323,3 +323,12 @@ def test_a_missing_trace_is_not_found(tmp_path: Path, capsys: pytest.CaptureFixt
     """The exit code of what is not there."""
     assert main(["replay", str(tmp_path / "none.jsonl")]) == 3
     assert "no such file" in capsys.readouterr().err
+
+
+def test_what_is_no_trace_is_a_wrong_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and one line with file and line."""
+    path = tmp_path / "notes.txt"
+    path.write_text("# notes\n")
+    assert main(["replay", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"kvstore: replay: {path}:1: ") and said.count("\n") == 1

@@ -111,9 +111,20 @@ def chosen_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """ "; did you mean X?" or the list of what there is."""
+    """ "; did you mean X?" or the list of what there is: of its section, else of sections."""
     close = difflib.get_close_matches(name, known, 1, NEAREST_NAME_CUTOFF)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {close[0]}?"
+    point = "__" if name.startswith(ENV_PREFIX) else "."
+    section = name.partition(point)[0] + point
+    there = [one for one in known if one.startswith(section)]
+    return f"known are {', '.join(sorted(there or {_head(one, point) for one in known}))}"
+
+
+def _head(key: str, point: str) -> str:
+    """A key at the top, or its section."""
+    head, found, _ = key.partition(point)
+    return f"{head}{found}…" if found else key
 
 
 # -- file --

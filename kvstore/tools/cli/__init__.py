@@ -85,6 +85,15 @@ HEADINGS = {
 COMMANDS = {name: summary for commands in HEADINGS.values() for name, summary in commands.items()}
 
 
+# What the connector does without, and our packages import by themselves (pyproject.toml).
+_NEEDED = frozenset(
+    {
+        *("aiohttp", "cryptography", "obstore", "prometheus_client", "pydantic", "rich", "rocksdict"),
+        *("shtab", "structlog", "uvloop", "zmq", "zstandard"),
+    }
+)
+
+
 class CliError(Exception):
     """Something the user can put right. Printed line by line, without a traceback."""
 
@@ -160,6 +169,15 @@ def _told(words: list[str]) -> int:
         code = _run(words)
     except CliError as error:
         code = _say(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        code = _say(
+            CliError(
+                f"{words[0]}: needs {error.name}, which the connector alone does without: this is its small "
+                "install; pip install kvstore-llm in an environment of its own has the command"
+            )
+        )
     sys.stdout.flush()
     return code
 

@@ -114,11 +114,29 @@ def _read_template(path: Path) -> str:
         raise _wrong(f"--chat-template {error}", NOT_FOUND if error.is_missing else USAGE) from error
 
 
+def place_of_model(path: Path) -> Path:
+    """The directory of a model that is named as `vllm serve` takes it, where the cache of Hugging Face has it; else the path itself."""
+    if path.exists() or path.is_absolute() or len(path.parts) > 2:
+        return path
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{'--'.join(path.parts)}"
+    try:
+        revision = (cached / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return path
+    found = cached / "snapshots" / Path(revision).name
+    return found if found.is_dir() else path
+
+
 def _loaded(path: Path) -> Any:
     """The tokenizer of a directory, with its template. Nothing is downloaded, and no code of a model is run."""
+    path = place_of_model(path)
     directory = path.parent if path.is_file() else path
     if not directory.is_dir():
-        raise _wrong(f"--tokenizer {path}: no such directory", NOT_FOUND)
+        raise _wrong(
+            f"--tokenizer {path}: no such directory, and no model of that name in the cache of Hugging Face",
+            NOT_FOUND,
+        )
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:

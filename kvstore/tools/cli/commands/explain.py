@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.protocol.outcomes import MEANINGS
 from kvstore.tools.cli import NOT_FOUND, USAGE, CliError
+from kvstore.tools.cli.chat import place_of_model
 from kvstore.tools.cli.commands.explain_asking import answered, chosen, explain_prefix
 from kvstore.tools.cli.commands.explain_engines import compare, print_comparison
 from kvstore.tools.cli.options import add_config_arguments, add_node_arguments, is_of_node
@@ -59,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", metavar="IDS", help="token ids in place of a text: 1,2,3 or @FILE or -")
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, or the model's directory"
+        "--tokenizer",
+        type=Path,
+        metavar="MODEL",
+        help="tokenizer.json, the model's directory, or its name where it is in the cache of Hugging Face",
     )
     parser.add_argument(
         "--no-special-tokens", action="store_true", help="do not add what the tokenizer puts around a text"
@@ -192,15 +196,19 @@ def _encoded(text: str, path: Path | None, special: bool) -> list[int]:
             "explain: a text needs --tokenizer (tokenizer.json or the model's directory); or give --tokens 1,2,3",
             exit_code=USAGE,
         )
+    path = place_of_model(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CliError(
+            f"explain: --tokenizer {file}: no such file, and no model of that name in the cache of Hugging Face",
+            exit_code=NOT_FOUND,
+        )
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise CliError(
-            "explain: a text needs the package tokenizers (pip install tokenizers); or give --tokens 1,2,3"
+            "explain: a text needs the package tokenizers (pip install 'kvstore-llm[text]'); or give --tokens 1,2,3"
         ) from error
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise CliError(f"explain: --tokenizer {file}: no such file", exit_code=NOT_FOUND)
     try:
         ids: list[int] = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=special).ids
     except Exception as error:

@@ -15,7 +15,7 @@ one everywhere; optionally input_length, without which --tail drop leaves a requ
 requests go through the daemon's own engine and its own policies; only the bytes and the clock are
 made up. The envelope is the best reference policy of each capacity; belady knows the future, and is
 an approximate bound; infinite never evicts. Exit code 0 when all was computed, whatever the figures
-are.
+are, 2 where a file is no trace, 3 where there is none.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         requests = trace.read(args.trace, drop_tail, assumed)
     except ReplayError as error:
-        raise CliError(f"replay: {error}", exit_code=FAILED) from error
+        raise CliError(f"replay: {error}", exit_code=USAGE) from error
     _say(
         f"{len(requests.prompts)} requests, {requests.block_refs} block references, {requests.unique_blocks} unique blocks"
     )
