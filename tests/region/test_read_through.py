@@ -171,11 +171,13 @@ def test_a_mirror_that_comes_later_copies_nothing_twice(
 
 def test_what_is_erased_is_not_read_through(tmp_path: Path, serve: Serve) -> None:
     """One tenant is erased at home only, one where it was made, a prompt of a third one from its middle on: none of it is
-    read through, by a node that starts afterwards neither; all the rest is."""
+    read through, by a node that starts afterwards neither; all the rest is. Whom no region knows is refused, though one only is asked for."""
     file = deployment(tmp_path)
     tenants = ("home", "there", "middle", "kept")
     produced(tmp_path, serve, file, tenants)
     middle = chain("middle", BLOCKS)[6]
+    said = kvstore("region", "erase", "--yes", "--tenant", "nobody", "--region", "eu", "--regions", file)
+    assert said.returncode == 3 and "tenants are home, kept, middle, there" in said.stderr
     for words in (
         ("--tenant", "home", "--region", "eu"),
         ("--tenant", "there", "--region", "na"),

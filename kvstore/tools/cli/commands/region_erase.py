@@ -10,7 +10,7 @@
   kvstore region erase --cancel TOMBSTONE                   take one back: what nodes have not erased by then stays, and is kept again
 
 On a terminal it says what goes, and asks; elsewhere --yes is required. A tenant or namespace of which neither the regions nor the daemon
-here know anything is refused; --force erases it all the same, and asks no region what it knows.
+here know anything is refused, with --region too: what other regions know may come; --force erases it all the same, and asks none.
 
 A tombstone is put into each bucket. Nodes and mirrors read it within a minute: they drop what it names from their tiers and
 from the bucket, and until its time is over they neither keep nor copy anything that it names. Erasing again erases what came since, and
@@ -165,20 +165,22 @@ def _looked_at(
         found.append(known)
         return {"region": name, "state": "ready", "packs": known.packs, "bytes": known.bytes}, OK
 
-    async def looks() -> list[tuple[dict[str, Any], int]]:
-        return [await look(name) for name in regions]
+    async def looks(names: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
+        return [await look(name) for name in names]
 
-    looked = asyncio.run(looks())
-    code = max(code for _, code in looked)
+    looked = asyncio.run(looks(regions))
+    rows, code = [row for row, _ in looked], max(code for _, code in looked)
+    if not args.force and not any(known.is_known for known in found):  # else from where it is read or copied
+        looked += asyncio.run(looks([name for name in deployment.regions if name not in regions]))
     if not args.force and not any(known.is_known for known in found):
         tenants = sorted({tenant for known in found for tenant in known.tenants if tenant})
         others = f": tenants are {', '.join(tenants[:8])}" if tenants else ""
         away = "".join(f"; {row['region']}: {row['state']}" for row, code in looked if code)
         raise CliError(
             f"{args.called}: {_subject(args)}: nothing of it is known{others}{away} (--force erases it all the same)",
-            exit_code=code or NOT_FOUND,
+            exit_code=max(code for _, code in looked) or NOT_FOUND,
         )
-    return [row for row, _ in looked], code
+    return rows, code
 
 
 def _subject(args: argparse.Namespace) -> str:
