@@ -18,6 +18,7 @@ from kvstore.client import Client
 from kvstore.daemon.data_dir import DATA_DIR_FORMAT
 from kvstore.protocol.frames import PROTOCOL_VERSION
 from tests.running import TIMEOUT_S, Daemon, Place, environment
+from tests.web.asked import until
 from tiers.dram.arena_files import ARENA_VERSION
 from tiers.nvme.device_home import DEVICE_VERSION
 from tiers.packs.packs import PACK_MAGIC
@@ -82,8 +83,12 @@ def test_a_newer_nvme_directory_is_left_alone(stopped: Place, serve: Serve) -> N
     with Client(daemon.socket, attach=False) as client:
         while client.status()["adopting"]:
             pass
+        said = f"this program reads {DEVICE_VERSION}"
+        until(
+            lambda: said in daemon.log(), "it is one of the problems, which are looked for every few seconds"
+        )
     assert daemon.stop() == 0
-    assert daemon.log().count(f"this program reads {DEVICE_VERSION}") == 1
+    assert daemon.log().count(said) == 1
     assert marker.read_bytes() == before
 
 
