@@ -120,6 +120,7 @@ class Tail:
         self._tried = ""  # the snapshot that was read last
         self._whole = ""  # one that was read to its end, or written: all of it is known
         self._compared = ""  # one that covers nothing that is not known
+        self._owes_comparison = False  # with the newest snapshot: since the last full look
         self._is_new = True  # nothing was read since the catalogue was opened or made anew
         self._segments = self._entries = self._damaged_before = 0
         self._unsound, self._unsound_reason = 0, ""
@@ -279,11 +280,16 @@ class Tail:
 
     async def _hold_against_snapshot(self, listed: Set[str]) -> None:
         """Whatever the newest snapshot covers is known here: what retired writers have said is nowhere else. listed: writers of
-        whom something is there. Where the place does not prove to be the place, nothing follows from what is not there."""
+        whom something is there. Where the place does not prove to be the place, nothing follows from what is not there.
+        Other looks than full ones ask for no snapshots, unless a writer has vanished."""
         catalogue = self._catalogue
         vanished = catalogue.positions.keys() - listed
+        self._owes_comparison |= self._reader.is_full
+        if not (self._owes_comparison or vanished):
+            return
         name = await self._snapshots.newest_name()
         if not name or (name == self._compared and not vanished):
+            self._owes_comparison = False
             return
         await self._objects.head(MARKER)
         newest = await self._snapshots.newest()
@@ -296,6 +302,7 @@ class Tail:
             await self._read_snapshot(newest.name)
             if newest.name != self._whole:
                 return
+        self._owes_comparison = False
         self._compared = newest.name
         catalogue.compare(newest.number)
         catalogue.retire(vanished & newest.positions.keys())
