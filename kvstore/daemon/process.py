@@ -73,7 +73,8 @@ class Signals:
     @staticmethod
     def _ignored(number: int) -> Callable[[], None]:
         what = signal.strsignal(number) or "of no name"
-        return lambda: log.warning("signal %d (%s) means nothing here, and is ignored", number, what)
+        said = f"signal {number} ({what}) means nothing here, and is ignored"  # a wording of each: none hides another
+        return lambda: log.warning(said)
 
 
 def begin() -> Signals:

@@ -48,7 +48,7 @@ def trace(tmp_path: Path) -> Path:
         (["ttl", "24h", "--tenant", "\udcff\udcfe"], r"argument tenant: not valid UTF-8: \xff\xfe"),
         (["config", "check", "--set", "region=\udcff"], r"argument set: not valid UTF-8: region=\xff"),
         (["replay", "--policy", "\udcff", "t"], r"argument policy: not valid UTF-8: \xff"),
-        (["config", "\udcff"], r"argument action: invalid choice: '\udcff'"),
+        (["config", "\udcff"], r"argument VERB: invalid choice: '\udcff'"),
         (["\udcff"], r"unknown command \udcff"),
     ],
 )
