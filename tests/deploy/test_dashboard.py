@@ -106,6 +106,7 @@ def prometheus(path: Path, target: str) -> Iterator[str]:
     settings = yaml.safe_load(RULES.with_name("scrape.yml").read_text())
     settings["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     settings["rule_files"] = [str(RULES)]
+    del settings["scrape_configs"][1:]  # no mirror runs here
     settings["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
     (path / "scrape.yml").write_text(json.dumps(settings))
     with socket.create_server(("127.0.0.1", 0)) as free:

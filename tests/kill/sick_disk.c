@@ -39,8 +39,16 @@ static char asked_for(void) {
 
 static void hang(const char *call, const char *path) {
     const char *below = getenv("SICK_BELOW");
-    char text[64], hung[4096];
+    char text[64], hung[4096], real[4096];
     int before = errno;  /* readdir says by it whether it failed */
+    int fd, at;
+    if (sscanf(path, "/proc/self/fd/%d%n", &fd, &at) == 1) {  /* a file below a directory that is open */
+        snprintf(text, sizeof text, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(text, real, sizeof real - 1);
+        snprintf(real + (length > 0 ? length : 0), sizeof real - (length > 0 ? length : 0), "%s", path + at);
+        path = real;
+    }
+    errno = before;
     if (!below || strncmp(path, below, strlen(below))) return;
     while (asked(text, sizeof text) == 'x' && (!text[1] || !strcmp(text + 2, call))) {
         snprintf(hung, sizeof hung, "%s.hung", getenv("SICK_DISK"));

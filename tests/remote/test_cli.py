@@ -246,7 +246,7 @@ def test_files_come_from_the_environment(
 
 def test_which_commands_have_it() -> None:
     """--node is where another node can do it, and nowhere else."""
-    here = {"serve", "web", "grpc", "mirror", "arena", "doctor", "clients", "slow", "prefetch", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
+    here = {"serve", "web", "grpc", "mirror", "arena", "disks", "doctor", "clients", "slow", "prefetch", "record", "replay", "bench", "completion", "version", "help"}  # fmt: skip
     has = {
         command
         for command in COMMANDS
