@@ -76,9 +76,8 @@ class Presence:
 
     def _saw_socket(self, seen: Seen) -> None:
         problem, another = seen
-        if another is not None:
+        if another is not None and self._door.listen_at(another):  # at a stop we have removed it ourselves
             log.warning("socket %s: somebody removed or replaced it; it was made again", self._door.path)
-            self._door.listen_at(another)
         self._saw("socket", problem)
 
 

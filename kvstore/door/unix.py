@@ -174,12 +174,12 @@ class Door:
         SocketPathError."""
         return DoorSocket(self.path, DOOR_BACKLOG)
 
-    def listen_at(self, another: DoorSocket) -> None:
-        """From now on; those who came to the socket before are served. Closes it where the door is closed already."""
+    def listen_at(self, another: DoorSocket) -> bool:
+        """From now on; those who came to the socket before are served. Closes it, and answers False, where the door is closed already."""
         before = self._listener
         if before is None:
             another.close()
-            return
+            return False
         self._accepting.cancel()
         self._accepting.add_done_callback(lambda _: before.socket.close())
         with contextlib.suppress(OSError):
@@ -189,6 +189,7 @@ class Door:
         self._tasks.remove(self._accepting)
         self._accepting = self._lasting(self._accept(another.socket))
         self._tasks.append(self._accepting)
+        return True
 
     async def stop(self) -> None:
         """Close the socket and every connection; their leases go back. Idempotent."""
