@@ -289,8 +289,8 @@ class RegionNode(RegionReader):
                 if spot is None:
                     break
                 parent = longer.get(spot.announced.pack.id, spot.announced)
-                if not lasts_longer(child, parent):
-                    break
+                if not lasts_longer(child, parent) or not self._upkeep.may_renew(parent):
+                    break  # one that may be deleted any moment is put again when it is asked for next
                 child = msgspec.structs.replace(parent, kept_until_s=child.kept_until_s)
                 longer[child.pack.id], header = child, child.pack.header
         return list(longer.values())[::-1]

@@ -282,4 +282,4 @@ def test_sizes_are_capacities_of_a_recording(tmp_path: Path) -> None:
     assert (refused.returncode, "does not say what a block takes" in refused.stderr) == (2, True)
     path.write_text(json.dumps({**line, "block_tokens": 0}))
     refused = kvstore(*words)
-    assert (refused.returncode, "block_tokens" in refused.stderr) == (1, True)
+    assert (refused.returncode, "block_tokens" in refused.stderr) == (2, True)

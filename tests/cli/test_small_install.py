@@ -31,6 +31,8 @@ def ran(commands: list[list[str]]) -> tuple[list[str], list[str]]:
         timeout=TIMEOUT_S,
     )
     codes = [line for line in done.stdout.splitlines() if line.rpartition(" ")[0] in COMMANDS]
+    if len(commands) == 1:
+        return codes, [done.stderr.replace("---\n", "")]  # a thread may write behind it
     return codes, done.stderr.split("---\n")[:-1]
 
 

@@ -19,7 +19,7 @@ from kvstore.tools.rpc.calls import ACCESS
 from tests.rpc.reflecting import Reflecting, reason
 from tests.rpc.serving import Serving, child_of, door_of, resident_bytes, serving, target_of, until
 from tests.rpc.spaces import Space, named
-from tests.running import Place
+from tests.running import TIMEOUT_S, Place
 
 ROUNDS = int(os.environ.get("ROUNDS", "1"))  # `make soak` asks for more
 STREAMS_MAX = 3
@@ -74,6 +74,7 @@ def test_not_serving_comes_before_the_end(node: Serving) -> None:
         assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
         door.terminate()
         assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert door.wait(TIMEOUT_S) == 0  # before it is told once more
 
 
 def test_a_killed_process_comes_back(place: Place) -> None:

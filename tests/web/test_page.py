@@ -175,7 +175,7 @@ def test_a_page_that_is_opened_late_shows_the_last_figures_with_their_age(browse
         page = browser.page(1300, 900, False)
         page.go(url)
         page.wait(
-            "document.body.dataset.state === 'down' && document.querySelectorAll('.plot svg .layer').length > 3"
+            "document.body?.dataset.state === 'down' && document.querySelectorAll('.plot svg .layer').length > 3"
         )
         assert figures(page) == before and "nothing in the last" not in text(page, "#tiles")
         assert "The daemon does not answer" in text(page, "#attention") and "2 h ago" in text(page, "#facts")
