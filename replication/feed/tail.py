@@ -300,7 +300,7 @@ class Tail:
         has_missed = newest.number - catalogue.compared > SNAPSHOTS_KEPT
         if (is_behind or has_missed) and newest.name != self._whole:
             await self._read_snapshot(newest.name)
-            if newest.name != self._whole:
+            if not self._whole:  # an older one will do: whoever is retired is covered by all that are kept
                 return
         self._owes_comparison = False
         self._compared = newest.name

@@ -12,7 +12,7 @@ import pytest
 from replication.catalogue.catalogue import Catalogue
 from replication.constants import RETENTION_S
 from replication.feed.feed import SILENT_ASKED, FeedWriter, fresh_writer
-from replication.feed.snapshots import SNAPSHOTS_KEPT, Retired, Snapshots
+from replication.feed.snapshots import PARTS, SNAPSHOTS_KEPT, Retired, Snapshots
 from replication.feed.tail import SILENT_WRITERS_MAX, Tail
 from replication.formats.region import MARKER
 from replication.formats.segment import (
@@ -216,5 +216,24 @@ def test_thousands_of_dead_writers_slow_nobody_down() -> None:
             await asyncio.sleep(1)
         assert way.requests["get"] <= 2 * SILENT_ASKED
         following.cancel()
+
+    simulate(main)
+
+
+def test_a_newest_snapshot_that_is_damaged_holds_nobody_up() -> None:
+    """A newcomer takes an older one, knows all that retired writers said, and goes on to hold itself against later ones."""
+
+    async def main(region: Region) -> None:
+        early = region.tail()
+        await region.life(3)
+        assert await looked(early) == 3
+        assert (await region.retire(early)).writers == 1
+        newest = await early._snapshots.newest()
+        assert newest is not None
+        await region.objects.delete(
+            [name for name in region.objects.stored if name.startswith(PARTS + newest.name)]
+        )
+        late = region.tail()
+        assert await looked(late) == 3 and late._catalogue.compared == newest.number
 
     simulate(main)

@@ -1,6 +1,6 @@
 """Settings that change while serving: read again (SIGHUP), or set by hand.
 
-    file, environment, flags ─▶ what differs? ─┬▶ can change: applied at once ◀── kvstore set
+    file, environment, flags ─▶ what differs? ─┬▶ can change: applied at once ◀── kvstore config set
                                                ╰▶ cannot: named in the log, in force after a restart
 
 A configuration that is wrong changes nothing.

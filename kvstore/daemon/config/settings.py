@@ -1,6 +1,6 @@
 """The settings in force, where each comes from, and changing one while serving.
 
-    default ◀ file ◀ environment ◀ flags ─▶ in force ◀─ kvstore set: until a restart, or SIGHUP
+    default ◀ file ◀ environment ◀ flags ─▶ in force ◀─ kvstore config set: until a restart, or SIGHUP
                                               │
                     what `kvstore config get` tells ◀╯
 
