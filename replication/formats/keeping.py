@@ -67,7 +67,8 @@ class Term(msgspec.Struct, frozen=True, array_like=True):
 
 class News(msgspec.Struct, frozen=True, array_like=True):
     """Of the holder of a term. beat: counts on. kept_s: for how long it has held the lease. heads: of writers that wrote lately, up to
-    which number; None: not known. folders: a digest of the list of each. listens: heads are looked at every few seconds; else writers ring."""
+    which number; None: not known. folders: a digest of the list of each. listens: heads are looked at every few seconds; else writers ring.
+    is_over: its holder ends, and has given the lease back."""
 
     term: _TermNumber
     holder: Holder
@@ -76,6 +77,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     heads: Positions | None = None
     folders: Annotated[dict[Word, Id], Meta(max_length=64)] = {}
     listens: bool = False
+    is_over: bool = False
 
 
 def term_name(number: int) -> str:

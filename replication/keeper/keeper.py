@@ -13,7 +13,7 @@ What must always hold:
 * It is held (`holds`) for LEASE_S / 2 from the beginning of a beat that was stored, with our term in the list behind it and no
   higher one: who was stopped, asleep or cut off holds nothing when it goes on, before anybody else does. A directory that is
   away shows no term.
-* Who takes the lease from somebody alive waits until that one has noticed.
+* Who takes the lease from somebody alive waits until that one has noticed. Who ends gives it back: it holds nothing before it says so.
 * Every destructive step asks `holds` first. Should two hold all the same: what they do is the same, and done twice does no harm.
 * News that cannot be written cost no lease: then the term itself is replaced at each beat.
 """
@@ -52,6 +52,7 @@ from replication.waits import passed_s, within
 from tiers.bucket.objects import ObjectInfo, Objects
 from tiers.errors import ObjectDamaged, ObjectError, ObjectMissing, ObjectRefused, ObjectUnavailable
 
+RESIGN_S: Final = 1.0  # at an end, for saying so
 LEASE_JITTER_S: Final = 2.0  # a candidate waits for up to so much longer
 HELD_S: Final = LEASE_S / 2  # from the beginning of a beat
 BEAT_INTERVAL_S: Final = 15.0
@@ -127,6 +128,18 @@ class Keeper:
             await within(pause_s * self._chance.uniform(0.9, 1.0), self._woken)
             self._woken.clear()
 
+    async def resign(self) -> None:
+        """This process ends, `run` has ended: whoever would keep need not wait. What cannot be said is seen a little later."""
+        term, held, self._term = self._term, self.holds, None
+        if term is None or not held:
+            return
+        try:
+            async with asyncio.timeout(RESIGN_S):
+                news = News(term.number, self.holder, self._beat + 1, 0, is_over=True)
+                await self._objects.put(NEWS, encode_news(news))
+        except (ObjectError, TimeoutError) as error:
+            log.info("%s: the lease ends by itself: %s", self._objects.where, error)
+
     # -- what is new --
 
     async def refresh(self) -> None:
@@ -165,7 +178,7 @@ class Keeper:
         if latest is not None and not self._may_oust(latest.holder):
             return self._pause_s(now_s)
         highest = await self._highest()
-        is_still = now_s >= self._due_s
+        is_still = now_s >= self._due_s or (highest is not None and highest.number <= self.news.over)
         is_ours = highest is not None and highest.holder.life == self.holder.life
         is_alive = not is_still and not is_ours and (highest is not None or latest is not None)
         if not is_alive or self._may_oust((highest.holder if highest is not None else None) or self.holder):

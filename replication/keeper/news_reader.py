@@ -39,12 +39,12 @@ class Source(Protocol):
 
 class NewsReader:
     """Of one region. latest: None while there are none that can be believed. changed_s: when they changed last, as `passed_s`. term:
-    the highest one that was seen."""
+    the highest one that was seen. over: the highest one that was given back."""
 
     def __init__(self, objects: Objects, problems: Problems) -> None:
         self.latest: News | None = None
         self.changed_s = passed_s()
-        self.term = 0
+        self.term = self.over = 0
         self._objects = objects
         self._problems = problems
         self._e_tag = ""
@@ -82,7 +82,10 @@ class NewsReader:
         if news.term < self.term and passed_s() - self.changed_s < LEASE_S:
             return
         before = self.latest
-        self.latest, self.changed_s, self.term = news, passed_s(), news.term
+        self.latest, self.changed_s, self.term = None if news.is_over else news, passed_s(), news.term
+        if news.is_over:
+            self.over = news.term
+            return
         if before is None or before.heads != news.heads:
             self.told()
 
@@ -97,11 +100,13 @@ class Folders:
         self._listed: list[bytes | None] = []
         self._listed_s = float("-inf")
 
-    def are_due(self) -> bool:
-        """Whether they have to be listed: they have changed, or may have."""
+    def are_due(self, apart_s: float = 0.0) -> bool:
+        """Whether they have to be listed: they have changed, or may have. apart_s: where no news say so, listed so far apart."""
         self._digests = [None if self._news is None else self._news.digest(name) for name in self._names]
-        is_known = None not in self._digests and self._digests == self._listed
-        return not is_known or passed_s() - self._listed_s >= SURE_S
+        age_s = passed_s() - self._listed_s
+        if None in self._digests:
+            return age_s >= apart_s
+        return self._digests != self._listed or age_s >= SURE_S
 
     def listed(self) -> None:
         """All of them were read, since `are_due` was asked."""

@@ -1,6 +1,6 @@
 """The order watch: how a daemon, or a mirror, takes orders of its region, and tells how far it is.
 
-    orders/ ─▶ look, every 15 s ─▶ a new one ─▶ carry out ─▶ ended ─▶ told, and not taken again
+    orders/ ─▶ look, every 2 s ──▶ a new one ─▶ carry out ─▶ ended ─▶ told, and not taken again
                                    │ gone or over: cancelled
                                    └─ Report ─▶ warming/<id>/<who>, every 5 s where there is news
 
@@ -33,10 +33,12 @@ from replication.formats.orders import (
 from replication.keeper.news_reader import Folders, Source
 from replication.problems import Problems
 from replication.tasks import kept_going
+from replication.waits import within
 from tiers.bucket.objects import Objects
 from tiers.errors import ObjectError
 
-ORDERS_INTERVAL_S: Final = 15.0  # between two looks for new ones
+ORDERS_LOOK_S: Final = 2.0  # between two looks at what the news say of them
+ORDERS_INTERVAL_S: Final = 15.0  # between two lists, where there are no news
 ORDER_TELL_S: Final = 5.0  # between two writings of progress, where there is news
 ORDER_HEARTBEAT_S: Final = 20.0  # written even without
 ORDER_RETRY_S: Final = 10.0  # after a bucket or a catalogue that failed
@@ -120,10 +122,10 @@ class OrderWatch:
                     await self._look(tasks)
                 except ObjectError as error:
                     log.debug("%s: orders are looked for later: %s", self._objects.where, error)
-                await asyncio.sleep(ORDERS_INTERVAL_S)
+                await asyncio.sleep(ORDERS_LOOK_S)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        if self._folder.are_due():
+        if self._folder.are_due(ORDERS_INTERVAL_S):
             members = await look_for_orders(self._objects, self._orders, self._problems)
             self._orders = by_key(members)
             if not members.unavailable:
@@ -151,9 +153,11 @@ class OrderWatch:
             return
         log.info("warming", extra={"order": order.id, "to": order.to, "budget_bytes": order.budget_bytes})
         report = Report(self._who, order.made_s, asyncio.get_running_loop().time())
+        ended = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell(order, report))
+            tasks.create_task(self._tell(order, report, ended))
             await self._work(order, report)
+            ended.set()
         log.info("warmed", extra={"order": order.id, "bytes": report.done_bytes, "problem": report.problem})
 
     async def _work(self, order: Order, report: Report) -> None:
@@ -170,7 +174,7 @@ class OrderWatch:
                 report.problem = str(error)
             await asyncio.sleep(ORDER_RETRY_S)
 
-    async def _tell(self, order: Order, report: Report) -> None:
+    async def _tell(self, order: Order, report: Report, ended: asyncio.Event) -> None:
         """Until it has told that the order is done."""
         loop = asyncio.get_running_loop()
         written: Progress | None = None
@@ -185,5 +189,7 @@ class OrderWatch:
                     written, written_at_s = progress, loop.time()
                 except ObjectError as error:
                     log.debug("%s: progress is told later: %s", self._objects.where, error)
-            if written is None or not written.ended:
+            if written is not progress and ended.is_set():
                 await asyncio.sleep(ORDER_TELL_S)
+            elif written is None or not written.ended:
+                await within(ORDER_TELL_S, ended)

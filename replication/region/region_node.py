@@ -124,6 +124,10 @@ class RegionNode(RegionReader):
         """The id under which it writes now: another one in each life."""
         return self._writer.id
 
+    async def stop(self) -> None:
+        await self.keeper.resign()
+        await super().stop()
+
     def mend(self, error: CatalogueDamaged) -> None:
         """Somebody found the catalogue damaged."""
         self._mend(error)

@@ -23,7 +23,7 @@ def test_a_prefix_comes_from_the_bucket(tmp_path: Path, serve: Callable[..., Dae
     place = node(tmp_path, "node-na")
     serve(place, *arguments(place, file, "na"))
     with Client(str(place.socket), timeout_s=5.0) as client:
-        hashes = persist(client)
+        [hashes] = persist(client)
     assert kvstore("clear", "--all", "--yes", "--socket", place.socket).returncode == 0
     with Client(str(place.socket), timeout_s=5.0, attach=False) as client:
         assert not any(client.residency(space_of(client, ""), hashes))

@@ -74,14 +74,16 @@ def files(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
-def persist(client: Client, tenant: str = "", name: object = "prompt", blocks: int = BLOCKS) -> list[bytes]:
-    """A prompt that is asked for twice, and durable then."""
-    before, hashes, space = status(client)["blocks"], chain(name, blocks), space_of(client, tenant)
-    store(client, space, hashes)
-    for _ in range(2):
-        client.lookup([space], hashes, ticket=next(TICKETS), tokens=blocks * BLOCK_TOKENS)
-    until(lambda: status(client)["blocks"] == before + blocks)
-    return hashes
+def persist(client: Client, tenant: str = "", *names: object) -> list[list[bytes]]:
+    """Prompts that are asked for twice, and durable then."""
+    before, space = status(client)["blocks"], space_of(client, tenant)
+    prompts = [chain(name, BLOCKS) for name in names or ["prompt"]]
+    for hashes in prompts:
+        store(client, space, hashes)
+        for _ in range(2):
+            client.lookup([space], hashes, ticket=next(TICKETS), tokens=BLOCKS * BLOCK_TOKENS)
+    until(lambda: status(client)["blocks"] == before + BLOCKS * len(prompts))
+    return prompts
 
 
 @pytest.mark.slow
@@ -104,7 +106,7 @@ def test_a_new_cluster_is_warm_before_it_is_asked(
     place = node(tmp_path, "node-na")
     daemon = serve(place, *arguments(place, file, "na"))
     with Client(str(daemon.socket), timeout_s=5.0) as client:
-        hashes = persist(client)
+        [hashes] = persist(client)
     assert daemon.stop() == 0
     mirror(file)
     until(lambda: warm(file, "eu", "--dry-run")[1]["plan"]["copy_packs"] > 0)
@@ -143,7 +145,7 @@ def test_an_order_outlives_kill_9_and_is_carried_out_once(tmp_path: Path, serve:
     place = node(tmp_path, "one")
     daemon = serve(place, *arguments(place, file, "na", "--set=durable.pack_bytes=256KiB"))
     with Client(str(daemon.socket), timeout_s=5.0) as client:
-        prompts = [persist(client, name=number) for number in range(6)]
+        prompts = persist(client, "", *range(6))
     assert daemon.stop() == 0
     shutil.rmtree(tmp_path / "na" / "nodes")  # it is away for long
     pack = next(path for path in (tmp_path / "na" / "packs").rglob("*") if path.is_file())
@@ -185,8 +187,7 @@ def test_nothing_that_is_held_leaves_for_an_order(tmp_path: Path, serve: Serve) 
     place = node(tmp_path, "one")
     daemon = serve(place, *arguments(place, file, "na"))
     with Client(str(daemon.socket), timeout_s=5.0) as client:
-        for number in range(4):
-            persist(client, "acme", number)
+        persist(client, "acme", *range(4))
     assert daemon.stop() == 0
     shutil.rmtree(tmp_path / "na" / "nodes")  # it is away for long
     place, nvme = node(tmp_path, "two"), tmp_path / "nvme"

@@ -136,6 +136,29 @@ def test_a_mirror_takes_the_lease_from_a_daemon_and_no_daemon_takes_it_back() ->
     run(main())
 
 
+def test_who_ends_gives_the_lease_back() -> None:
+    """A keeper that ends holds nothing from then on, and another one keeps within ten seconds; one that cannot say so is
+    followed within a minute all the same."""
+
+    async def main() -> None:
+        group = Group()
+        for _ in range(4):
+            await group.add()
+        for number in range(3):
+            ending = await group.one(MINUTE_S)
+            way = group.ways[ending]
+            group.kill(ending)
+            way.faults = Faults(failed=1.0) if number == 2 else Faults()
+            await ending.resign()
+            assert not ending.holds
+            if number < 2:
+                assert await group.one(10.0) is not ending
+        await group.add()
+        assert len(await group.watched(MINUTE_S)) == 1
+
+    run(main())
+
+
 def test_who_was_stopped_holds_nothing_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process is stopped while it keeps, as by SIGSTOP or a machine's sleep: another one keeps by the time it goes on, and it
     knows, before it has asked anybody, that it does not any more. Its delete is refused, and it writes no news."""

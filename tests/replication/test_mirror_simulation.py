@@ -94,7 +94,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
         "erasure.erasure.ERASE_INTERVAL_S": 12.0,
         "erasure.erasure.TOMBSTONES_INTERVAL_S": 20.0,
         "audit.auditing.AUDIT_LOOK_S": 3600.0,  # never: audits have their own simulation
-        "region.order_watch.ORDERS_INTERVAL_S": 3600.0,
+        "region.order_watch.ORDERS_LOOK_S": 3600.0,
         "catalogue.catalogue.CATALOGUE_CHUNK_PACKS": 8,
     }.items():
         monkeypatch.setattr(f"replication.{name}", value)
