@@ -91,7 +91,11 @@ class Calls:
         Call("RegionService/CancelWarming"),
     )
     warm_region, verify_region = Call("RegionService/WarmRegion"), Call("RegionService/VerifyRegion")
-    erase_regions = Call("RegionService/EraseRegions")
+    plan_erasure, cancel_erasure = (
+        Call("RegionService/PlanErasure", SLOW_S),
+        Call("RegionService/CancelErasure"),
+    )
+    erase_regions, list_erasures = Call("RegionService/EraseRegions"), Call("RegionService/ListErasures")
 
     report, watch_figures = Call("ReportService/GetReport"), Method("items", calls.watch_figures)
 

@@ -332,6 +332,48 @@ class VerifyRegionResponse(_message.Message):
 Global___VerifyRegionResponse: _TypeAlias = VerifyRegionResponse  # noqa: Y015
 
 @_typing.final
+class PlanErasureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERASURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def erasure(self) -> Global___EraseRegionsRequest:
+        """As EraseRegions is to have it."""
+
+    def __init__(
+        self,
+        *,
+        erasure: Global___EraseRegionsRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanErasureRequest: _TypeAlias = PlanErasureRequest  # noqa: Y015
+
+@_typing.final
+class PlanErasureResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
+    document_json: _builtins.str
+    """What `kvstore region erase --dry-run -o json` prints (docs/cli.md)."""
+    def __init__(
+        self,
+        *,
+        document_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_json", b"document_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanErasureResponse: _TypeAlias = PlanErasureResponse  # noqa: Y015
+
+@_typing.final
 class EraseRegionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -340,12 +382,16 @@ class EraseRegionsRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     REGIONS_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
+    ONLY_KNOWN_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
     """The hash of a prefix's last block, in hex, or a beginning that this node knows; with its namespace."""
     tenant: _builtins.str
     """Everything of this tenant."""
     days: _builtins.int
     """How long nothing of it is kept or copied, at most 3,650 days. 0: 30."""
+    only_known: _builtins.bool
+    """Only if the regions or this node know something of that name: NOT_FOUND, or an operation that fails, if they do not."""
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Digests, 32 hex digits each."""
@@ -353,6 +399,12 @@ class EraseRegionsRequest(_message.Message):
     @_builtins.property
     def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only there. None: everywhere."""
+
+    @_builtins.property
+    def wait(self) -> _duration_pb2.Duration:
+        """Go on until it is gone from the buckets and all nodes, for so long at most, a second to a day; what is left then makes the
+        operation a failed one. Left out: until the buckets have taken it.
+        """
 
     def __init__(
         self,
@@ -362,10 +414,12 @@ class EraseRegionsRequest(_message.Message):
         tenant: _builtins.str = ...,
         regions: _abc.Iterable[_builtins.str] | None = ...,
         days: _builtins.int = ...,
+        only_known: _builtins.bool = ...,
+        wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "namespaces", b"namespaces", "prefix", b"prefix", "regions", b"regions", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "namespaces", b"namespaces", "only_known", b"only_known", "prefix", b"prefix", "regions", b"regions", "tenant", b"tenant", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,3 +444,91 @@ class EraseRegionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EraseRegionsResponse: _TypeAlias = EraseRegionsResponse  # noqa: Y015
+
+@_typing.final
+class ListErasuresRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only of these. None: of all."""
+
+    def __init__(
+        self,
+        *,
+        regions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
+
+@_typing.final
+class ListErasuresResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
+    document_json: _builtins.str
+    """What `kvstore region erase --ls -o json` prints (docs/cli.md)."""
+    def __init__(
+        self,
+        *,
+        document_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_json", b"document_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErasuresResponse: _TypeAlias = ListErasuresResponse  # noqa: Y015
+
+@_typing.final
+class CancelErasureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOMBSTONE_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    tombstone: _builtins.str
+    """As ListErasures names it: 32 hex digits."""
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only there. None: everywhere."""
+
+    def __init__(
+        self,
+        *,
+        tombstone: _builtins.str = ...,
+        regions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions", "tombstone", b"tombstone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelErasureRequest: _TypeAlias = CancelErasureRequest  # noqa: Y015
+
+@_typing.final
+class CancelErasureResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_JSON_FIELD_NUMBER: _builtins.int
+    document_json: _builtins.str
+    """What `kvstore region erase --cancel TOMBSTONE -o json` prints (docs/cli.md)."""
+    def __init__(
+        self,
+        *,
+        document_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_json", b"document_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelErasureResponse: _TypeAlias = CancelErasureResponse  # noqa: Y015

@@ -66,10 +66,25 @@ class RegionServiceStub(object):
                 request_serializer=kvstore_dot_v1_dot_regions__pb2.VerifyRegionRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_regions__pb2.VerifyRegionResponse.FromString,
                 _registered_method=True)
+        self.PlanErasure = channel.unary_unary(
+                '/kvstore.v1.RegionService/PlanErasure',
+                request_serializer=kvstore_dot_v1_dot_regions__pb2.PlanErasureRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_regions__pb2.PlanErasureResponse.FromString,
+                _registered_method=True)
         self.EraseRegions = channel.unary_unary(
                 '/kvstore.v1.RegionService/EraseRegions',
                 request_serializer=kvstore_dot_v1_dot_regions__pb2.EraseRegionsRequest.SerializeToString,
                 response_deserializer=kvstore_dot_v1_dot_regions__pb2.EraseRegionsResponse.FromString,
+                _registered_method=True)
+        self.ListErasures = channel.unary_unary(
+                '/kvstore.v1.RegionService/ListErasures',
+                request_serializer=kvstore_dot_v1_dot_regions__pb2.ListErasuresRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_regions__pb2.ListErasuresResponse.FromString,
+                _registered_method=True)
+        self.CancelErasure = channel.unary_unary(
+                '/kvstore.v1.RegionService/CancelErasure',
+                request_serializer=kvstore_dot_v1_dot_regions__pb2.CancelErasureRequest.SerializeToString,
+                response_deserializer=kvstore_dot_v1_dot_regions__pb2.CancelErasureResponse.FromString,
                 _registered_method=True)
 
 
@@ -122,9 +137,30 @@ class RegionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanErasure(self, request, context):
+        """What erasing would take: what each bucket has of it. It reads the feeds of the regions: give it minutes. Needs: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EraseRegions(self, request, context):
         """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
-        take it, and its document says which: erase again then. Needs: admin.
+        take it, and its document says which: erase again then. Cancelled, it takes nothing back: CancelErasure does. Needs: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListErasures(self, request, context):
+        """What is erased and watched for now, and in which regions. Needs: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelErasure(self, request, context):
+        """Take an erasure back: what nodes have not erased by then stays, and is kept again. Needs: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,10 +199,25 @@ def add_RegionServiceServicer_to_server(servicer, server):
                     request_deserializer=kvstore_dot_v1_dot_regions__pb2.VerifyRegionRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_regions__pb2.VerifyRegionResponse.SerializeToString,
             ),
+            'PlanErasure': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanErasure,
+                    request_deserializer=kvstore_dot_v1_dot_regions__pb2.PlanErasureRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_regions__pb2.PlanErasureResponse.SerializeToString,
+            ),
             'EraseRegions': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseRegions,
                     request_deserializer=kvstore_dot_v1_dot_regions__pb2.EraseRegionsRequest.FromString,
                     response_serializer=kvstore_dot_v1_dot_regions__pb2.EraseRegionsResponse.SerializeToString,
+            ),
+            'ListErasures': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListErasures,
+                    request_deserializer=kvstore_dot_v1_dot_regions__pb2.ListErasuresRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_regions__pb2.ListErasuresResponse.SerializeToString,
+            ),
+            'CancelErasure': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelErasure,
+                    request_deserializer=kvstore_dot_v1_dot_regions__pb2.CancelErasureRequest.FromString,
+                    response_serializer=kvstore_dot_v1_dot_regions__pb2.CancelErasureResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -344,6 +395,33 @@ class RegionService(object):
             _registered_method=True)
 
     @staticmethod
+    def PlanErasure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.RegionService/PlanErasure',
+            kvstore_dot_v1_dot_regions__pb2.PlanErasureRequest.SerializeToString,
+            kvstore_dot_v1_dot_regions__pb2.PlanErasureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def EraseRegions(request,
             target,
             options=(),
@@ -360,6 +438,60 @@ class RegionService(object):
             '/kvstore.v1.RegionService/EraseRegions',
             kvstore_dot_v1_dot_regions__pb2.EraseRegionsRequest.SerializeToString,
             kvstore_dot_v1_dot_regions__pb2.EraseRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListErasures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.RegionService/ListErasures',
+            kvstore_dot_v1_dot_regions__pb2.ListErasuresRequest.SerializeToString,
+            kvstore_dot_v1_dot_regions__pb2.ListErasuresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelErasure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.RegionService/CancelErasure',
+            kvstore_dot_v1_dot_regions__pb2.CancelErasureRequest.SerializeToString,
+            kvstore_dot_v1_dot_regions__pb2.CancelErasureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,10 +51,16 @@ class RegionServiceStub:
     """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
     Needs: admin, for what it may read.
     """
+    PlanErasure: _grpc.UnaryUnaryMultiCallable[_regions_pb2.PlanErasureRequest, _regions_pb2.PlanErasureResponse]
+    """What erasing would take: what each bucket has of it. It reads the feeds of the regions: give it minutes. Needs: admin."""
     EraseRegions: _grpc.UnaryUnaryMultiCallable[_regions_pb2.EraseRegionsRequest, _regions_pb2.EraseRegionsResponse]
     """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
-    take it, and its document says which: erase again then. Needs: admin.
+    take it, and its document says which: erase again then. Cancelled, it takes nothing back: CancelErasure does. Needs: admin.
     """
+    ListErasures: _grpc.UnaryUnaryMultiCallable[_regions_pb2.ListErasuresRequest, _regions_pb2.ListErasuresResponse]
+    """What is erased and watched for now, and in which regions. Needs: admin."""
+    CancelErasure: _grpc.UnaryUnaryMultiCallable[_regions_pb2.CancelErasureRequest, _regions_pb2.CancelErasureResponse]
+    """Take an erasure back: what nodes have not erased by then stays, and is kept again. Needs: admin."""
 
 @_typing.type_check_only
 class RegionServiceAsyncStub(RegionServiceStub):
@@ -79,10 +85,16 @@ class RegionServiceAsyncStub(RegionServiceStub):
     """Whether all that a region's feed names is there and true. What is wrong makes the operation a failed one, with its document.
     Needs: admin, for what it may read.
     """
+    PlanErasure: _aio.UnaryUnaryMultiCallable[_regions_pb2.PlanErasureRequest, _regions_pb2.PlanErasureResponse]  # type: ignore[assignment]
+    """What erasing would take: what each bucket has of it. It reads the feeds of the regions: give it minutes. Needs: admin."""
     EraseRegions: _aio.UnaryUnaryMultiCallable[_regions_pb2.EraseRegionsRequest, _regions_pb2.EraseRegionsResponse]  # type: ignore[assignment]
     """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
-    take it, and its document says which: erase again then. Needs: admin.
+    take it, and its document says which: erase again then. Cancelled, it takes nothing back: CancelErasure does. Needs: admin.
     """
+    ListErasures: _aio.UnaryUnaryMultiCallable[_regions_pb2.ListErasuresRequest, _regions_pb2.ListErasuresResponse]  # type: ignore[assignment]
+    """What is erased and watched for now, and in which regions. Needs: admin."""
+    CancelErasure: _aio.UnaryUnaryMultiCallable[_regions_pb2.CancelErasureRequest, _regions_pb2.CancelErasureResponse]  # type: ignore[assignment]
+    """Take an erasure back: what nodes have not erased by then stays, and is kept again. Needs: admin."""
 
 class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
     """The regions of the deployment, as this node's regions_file names them (docs/regions.md). They hold what is of all tenants: who
@@ -142,13 +154,37 @@ class RegionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def PlanErasure(
+        self,
+        request: _regions_pb2.PlanErasureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_regions_pb2.PlanErasureResponse, _abc.Awaitable[_regions_pb2.PlanErasureResponse]]:
+        """What erasing would take: what each bucket has of it. It reads the feeds of the regions: give it minutes. Needs: admin."""
+
+    @_abc_1.abstractmethod
     def EraseRegions(
         self,
         request: _regions_pb2.EraseRegionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_regions_pb2.EraseRegionsResponse, _abc.Awaitable[_regions_pb2.EraseRegionsResponse]]:
         """Erase what is stored of a prefix, of namespaces or of a tenant, in the buckets and on all nodes. It fails where a bucket did not
-        take it, and its document says which: erase again then. Needs: admin.
+        take it, and its document says which: erase again then. Cancelled, it takes nothing back: CancelErasure does. Needs: admin.
         """
+
+    @_abc_1.abstractmethod
+    def ListErasures(
+        self,
+        request: _regions_pb2.ListErasuresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_regions_pb2.ListErasuresResponse, _abc.Awaitable[_regions_pb2.ListErasuresResponse]]:
+        """What is erased and watched for now, and in which regions. Needs: admin."""
+
+    @_abc_1.abstractmethod
+    def CancelErasure(
+        self,
+        request: _regions_pb2.CancelErasureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_regions_pb2.CancelErasureResponse, _abc.Awaitable[_regions_pb2.CancelErasureResponse]]:
+        """Take an erasure back: what nodes have not erased by then stays, and is kept again. Needs: admin."""
 
 def add_RegionServiceServicer_to_server(servicer: RegionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,6 +27,7 @@ PAIR = {"source": "us", "region": "eu", "state": "ok", "failures": [], "pending"
 VERIFIED = {"bucket": "b", "packs": 1, "bytes": 2, "announced_packs": 1, "models": 0, "announced_models": 0, "missing_models": 0, "whole": True, "repaired": 0, "counts": {}, "ok": True, "findings": []}  # fmt: skip
 MODEL = {"bucket": "b", "model": "m", "revision": "r"}
 PLAN = {"region": "eu", "order": {}, "plan": {"copy_packs": 1, "copy_bytes": 5}, "state": "planned", "daemons": [], "mirrors": []}  # fmt: skip
+ERASED = {"tombstone": "t", "prefix": "", "regions": [{"region": "eu", "state": "ready"}]}
 
 
 class Far(Servicer):
@@ -92,6 +93,9 @@ ASKED: list[tuple[str, str, Any, Any, str]] = [
     ("region ls", "RegionService/ListRegions", regions_pb2.ListRegionsResponse, {"deployment": "d", "regions": [{"region": "eu", "url": "u", "state": "ready"}]}, ""),
     ("report --by minute", "ReportService/GetReport", reports_pb2.GetReportResponse, {"by": {}}, "by_minute: True"),
     ("warm eu --dry-run", "RegionService/PlanWarming", regions_pb2.PlanWarmingResponse, PLAN, "region: eu"),
+    ("region erase --tenant acme --dry-run", "RegionService/PlanErasure", regions_pb2.PlanErasureResponse, {**ERASED, "dry_run": True}, "tenant: acme"),
+    ("region erase --ls --region eu", "RegionService/ListErasures", regions_pb2.ListErasuresResponse, {"tombstones": [], "regions": ERASED["regions"]}, "regions: eu"),
+    (f"region erase --cancel {'ab' * 16}", "RegionService/CancelErasure", regions_pb2.CancelErasureResponse, ERASED, f"tombstone: {'ab' * 16}"),
     ("warm eu --cancel --to nvme", "RegionService/CancelWarming", regions_pb2.CancelWarmingResponse, {"order": {"id": "o"}}, "to: TIER_NVME"),
 ]  # fmt: skip
 
@@ -128,8 +132,8 @@ WORKS: list[tuple[str, str, Any, Any, str, str]] = [
      {"model": "m", "revision": "r", "bytes": 1, "by_source": {"disk": 1024}, "seconds": 0.1}, "model: m", "m@r is in DRAM: 1 KiB"),
     ("region verify eu --deep --sample 1%", "RegionService/VerifyRegion", regions_pb2.VerifyRegionResponse, VERIFIED, "region: eu deep: True share: 0.01", "sound"),
     ("warm eu --model a* --budget 1MiB --for 1h --wait 0", "RegionService/WarmRegion", regions_pb2.WarmRegionResponse, {**PLAN, "state": "not taken"}, "models: a* budget_bytes: 1048576 in_force { seconds: 3600", "no daemon of the region"),
-    ("region erase --yes --tenant acme", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
-     {"tombstone": "t", "prefix": "", "watched_until_s": 1, "regions": [{"region": "eu", "state": "buried"}]}, "tenant: acme", "eu      buried"),
+    ("region erase --yes --tenant acme --force --wait 5s", "RegionService/EraseRegions", regions_pb2.EraseRegionsResponse,
+     {"tombstone": "t", "prefix": "", "watched_until_s": 1, "regions": [{"region": "eu", "state": "buried"}]}, "tenant: acme days: 30 wait { seconds: 5", "eu      buried"),
 ]  # fmt: skip
 
 

@@ -206,8 +206,16 @@ def test_regions(world: World, admin: Reflecting) -> None:
     assert (code, reason) == ("NOT_FOUND", "NOT_FOUND") and "no such order" in message
     failed = ended(admin, admin.call("RegionService/WarmRegion", warming=warming, wait="0s"))
     assert failed["exit_code"] == 3
-    erased = done(admin, admin.call("RegionService/EraseRegions", tenant="nobody", regions=["eu"], days=1))
+    erasure: Any = {"tenant": "nobody", "regions": ["eu"], "days": 1}
+    known = {**erasure, "only_known": True}
+    assert admin.refused("RegionService/PlanErasure", erasure=known)[0] == "NOT_FOUND"
+    planned = document(admin.call("RegionService/PlanErasure", erasure=erasure))
+    assert [(row["state"], row["packs"]) for row in planned["regions"]] == [("ready", 0)]
+    erased = done(admin, admin.call("RegionService/EraseRegions", **erasure))
     assert [row["state"] for row in erased["regions"]] == ["buried"]
+    assert document(admin.call("RegionService/ListErasures")) == asked(world, "region", "erase", "--ls")
+    back = document(admin.call("RegionService/CancelErasure", tombstone=erased["tombstone"]))
+    assert [row["state"] for row in back["regions"]] == ["not there", "taken back"]
 
 
 def test_the_node(world: World, admin: Reflecting) -> None:
@@ -343,6 +351,7 @@ def _comments() -> dict[str, str]:
         ("RegionService/WarmRegion", {"warming": {"region": "na", "tenants": ["-x"]}}),
         ("RegionService/EraseRegions", {}),
         ("RegionService/EraseRegions", {"namespaces": ["3fa2"]}),
+        ("RegionService/CancelErasure", {"tombstone": "../node"}),
         ("NodeService/ChangeSetting", {"key": "log.level", "value": "x" * 10_000}),
     ],
 )

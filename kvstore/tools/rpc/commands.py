@@ -53,7 +53,7 @@ class Commands:
 
 def subject_of(request: Any) -> str:
     """What an operation is about."""
-    of = getattr(request, "warming", request)
+    of = getattr(request, "warming", getattr(request, "erasure", request))
     return next(
         (text for name in ("model", "name", "region", "tenant") if (text := getattr(of, name, ""))), ""
     )

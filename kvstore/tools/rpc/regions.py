@@ -44,21 +44,36 @@ def _verify(request: pb.VerifyRegionRequest) -> list[str]:
     ]
 
 
-def _erase(request: pb.EraseRegionsRequest) -> list[str]:
-    if not all(re.fullmatch("[0-9a-f]{32}", digest) for digest in request.namespaces):
+def _erasure(asked: pb.EraseRegionsRequest) -> list[str]:
+    if not all(map(_is_digest, asked.namespaces)):
         raise BadRequest("namespaces: whole digests are required, 32 hex digits each")
-    if not request.tenant and not request.namespaces:
+    if not asked.tenant and not asked.namespaces:
         raise BadRequest("tenant, namespaces: one of them is required")
-    if not re.fullmatch("([0-9a-fA-F]{4,128})?", request.prefix):
+    if not re.fullmatch("([0-9a-fA-F]{4,128})?", asked.prefix):
         raise BadRequest("prefix: allowed are 4 to 128 hex digits, a block hash or its beginning")
     return [
-        *("region", "erase", "--yes", "--force"),
-        *given("--namespace", *request.namespaces),
-        *given("--tenant", *words_of("tenant", [request.tenant])),
-        *given("--prefix", request.prefix),
-        *given("--region", *words_of("regions", request.regions)),
-        *days(request.days),
+        *("region", "erase", "--yes"),
+        *given("--namespace", *asked.namespaces),
+        *given("--tenant", *words_of("tenant", [asked.tenant])),
+        *given("--prefix", asked.prefix),
+        *_regions(asked),
+        *days(asked.days),
+        *given("--force", not asked.only_known),
     ]
+
+
+def _cancel(request: pb.CancelErasureRequest) -> list[str]:
+    if not _is_digest(request.tombstone):
+        raise BadRequest("tombstone: 32 hex digits are required, as ListErasures has them")
+    return ["region", "erase", f"--cancel={request.tombstone}", *_regions(request)]
+
+
+def _regions(request: pb.EraseRegionsRequest | pb.ListErasuresRequest | pb.CancelErasureRequest) -> list[str]:
+    return given("--region", *words_of("regions", request.regions))
+
+
+def _is_digest(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{32}", text) is not None
 
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["RegionService"]
@@ -69,5 +84,8 @@ WORDS: Final[Mapping[str, Words]] = {
     "WarmRegion": lambda r: [*_warming(r.warming), *given("--wait", span(r, "wait", 0.0, DAY_S))],
     "CancelWarming": lambda r: [*_warming(r.warming), "--cancel"],
     "VerifyRegion": _verify,
-    "EraseRegions": _erase,
+    "PlanErasure": lambda r: [*_erasure(r.erasure), "--dry-run"],
+    "EraseRegions": lambda r: [*_erasure(r), *given("--wait", span(r, "wait", 1.0, DAY_S))],
+    "ListErasures": lambda r: ["region", "erase", "--ls", *_regions(r)],
+    "CancelErasure": _cancel,
 }

@@ -37,7 +37,7 @@ VERBS = Verbs(
         "erase": "erase what is stored of a tenant, a namespace or a prefix, in all regions",
         "reseal": "seal all that was sealed with an older key with the first one",
     },
-    of_nodes={"ls": (), "status": (), "verify": ("repair",), "erase": ("dry_run", "force", "ls", "cancel")},
+    of_nodes={"ls": (), "status": (), "verify": ("repair",), "erase": ()},
 )
 
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 DAYS_MAX = 3650
 WAIT = "5min"  # for nodes and keepers, if nothing else is said
 GONE = "gone"
+READ, BACK, BACK_BEFORE, NOT_THERE = "read", "taken back", "was taken back before", "not there"
+DONE = ("ready", READ, BACK, BACK_BEFORE, NOT_THERE)  # of what another node was asked
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +99,8 @@ def run_verb(args: argparse.Namespace) -> int:
         return _of_tombstones(args)
     tombstone, asks = _tombstone(args, of_node), must_ask(args)
     wait_s = duration(f"{args.called}: --wait", args.wait, 1.0, DAY_S) if args.wait else None
-    if of_node and args.wait:
-        raise CliError(f"{args.called}: --wait: not with --node", exit_code=USAGE)
     if of_node:
-        return _of_node(args, asks)
+        return _of_node(args, asks, wait_s)
     deployment, regions = _regions(args)
     rows: list[dict[str, Any]] = []
     if asks or args.dry_run or not args.force:
@@ -237,15 +237,33 @@ def _show(document: dict[str, Any]) -> None:
     print_table(title, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _of_node(args: argparse.Namespace, asks: bool) -> int:
+def _of_node(args: argparse.Namespace, asks: bool, wait_s: float | None) -> int:
     """In the regions that another node knows."""
-    from kvstore.tools.cli.nodes import run_there
+    from kvstore.tools.cli.nodes import node_of, run_there
 
+    erasure = {
+        "prefix": args.prefix,
+        "namespaces": args.namespace,
+        "tenant": args.tenant,
+        "regions": args.region,
+        "days": math.ceil(args.days),
+        "only_known": not args.force,
+    }
+    if args.dry_run:
+        with node_of(args, args.called) as node:
+            return _presented(args, node.plan_erasure(erasure), _show)
     what = f"This erases {_subject(args)} in the regions that {args.node} knows, and on all their nodes."
     if asks and not agreed(f"{what} It cannot be brought back.", "Erase it?"):
         raise CliError(f"{args.called}: nothing was erased")
-    wanted = (args.prefix, args.namespace, args.tenant, args.region, math.ceil(args.days))
-    return run_there(args, args.called, lambda node: node.erase_regions(*wanted), _show)
+    return run_there(args, args.called, lambda node: node.erase_regions(**erasure, wait=wait_s), _show)
+
+
+def _presented(
+    args: argparse.Namespace, document: dict[str, Any], show: Callable[[dict[str, Any]], object]
+) -> int:
+    """What another node says; the exit code: whether it says so of every region."""
+    present(args, document, show)
+    return OK if all(row["state"] in DONE for row in document["regions"]) else FAILED
 
 
 # -- what is erased --
@@ -257,6 +275,13 @@ def _of_tombstones(args: argparse.Namespace) -> int:
         raise CliError(
             f"{args.called}: --ls and --cancel take no --tenant, --namespace or --prefix", exit_code=USAGE
         )
+    if args.cancel and not re.fullmatch(r"[0-9a-f]{32}", args.cancel):
+        raise CliError(
+            f"{args.called}: --cancel {args.cancel}: a tombstone has 32 hex digits, as --ls shows them",
+            exit_code=USAGE,
+        )
+    if is_of_node(args):
+        return _of_tombstones_there(args)
     deployment, regions = _regions(args)
     if args.cancel:
         return _cancel(args, deployment, regions)
@@ -270,12 +295,22 @@ def _of_tombstones(args: argparse.Namespace) -> int:
                 row = found.setdefault(one.id, _row(one))
                 row["watched_until_s"] = max(row["watched_until_s"], one.watched_until_s)
                 row["regions"].append(objects.where)
-        return "read"
+        return READ
 
     rows, code = _in_each(deployment, regions, read)
     document = {"tombstones": list(found.values()), "regions": rows}
     present(args, document, _show_tombstones)
     return code
+
+
+def _of_tombstones_there(args: argparse.Namespace) -> int:
+    """The same, of the regions that another node knows."""
+    from kvstore.tools.cli.nodes import node_of
+
+    with node_of(args, args.called) as node:
+        if args.cancel:
+            return _presented(args, node.cancel_erasure(args.cancel, args.region), _show)
+        return _presented(args, node.list_erasures(args.region), _show_tombstones)
 
 
 def _row(one: Tombstone) -> dict[str, Any]:
@@ -305,27 +340,21 @@ def _show_tombstones(document: dict[str, Any]) -> None:
     columns = ["tombstone", "tenant", "namespaces", "prefix", "watched until", "in"]
     print_table("erased, and watched for", columns, rows, ("in", "namespaces"))
     for row in document["regions"]:
-        if row["state"] != "read":
+        if row["state"] != READ:
             print(f"{row['region']}: {row['state']}")
 
 
 def _cancel(args: argparse.Namespace, deployment: Deployment, regions: Sequence[str]) -> int:
     from replication.formats.tombstones import take_back
 
-    if not re.fullmatch(r"[0-9a-f]{32}", args.cancel):
-        raise CliError(
-            f"{args.called}: --cancel {args.cancel}: a tombstone has 32 hex digits, as --ls shows them",
-            exit_code=USAGE,
-        )
-
     async def back(objects: Objects) -> str:
         there = await take_back(objects, args.cancel)
         if there is None:
-            return "not there"
-        return "was taken back before" if there.is_taken_back else "taken back"
+            return NOT_THERE
+        return BACK_BEFORE if there.is_taken_back else BACK
 
     rows, code = _in_each(deployment, regions, back)
-    if all(row["state"] == "not there" for row in rows):
+    if all(row["state"] == NOT_THERE for row in rows):
         raise CliError(f"{args.called}: --cancel {args.cancel}: no such tombstone", exit_code=NOT_FOUND)
     present(args, {"tombstone": args.cancel, "prefix": "", "regions": rows}, _show)
     return code
